@@ -2,7 +2,7 @@
 
 The writer offers its planes with Reserve, decode chooses with its answer. gRPC is always there;
 NIXL is chosen when both have it and decode can watch that the writer lives (`process_liveness.py`).
-NIXL's transport, UCX, asks nobody for a credential, so a worker has NIXL only where its settings
+NIXL's transport, UCX, asks for no credential, so a worker has NIXL only if its settings
 name that danger.
 Every obstacle to NIXL, on either side and at any time, is one value: `GrpcOnly`.
 """
@@ -23,7 +23,7 @@ UNLOCKED: tuple[PlaneChoice, ...] = ("nixl-unlocked", "nixl-unlocked-or-grpc")
 
 @dataclass(frozen=True, slots=True)
 class GrpcOnly:
-    """Frames over gRPC, which the receiver copies and can refuse; `why` says shortly why not
+    """Frames over gRPC, which the receiver copies and can refuse; `why` gives in short why not
     NIXL."""
 
     why: str = ""
@@ -41,7 +41,7 @@ class NixlOffer:
 class RankSlabs:
     """The slabs of a worker's ranks: `devices[r]`, and for each kind the address at rank r.
 
-    Slot s lies s times the bytes of a rank's slot behind that address, at every rank.
+    Slot s begins s times the bytes of a rank's slot after that address, at every rank.
     """
 
     devices: tuple[int, ...]

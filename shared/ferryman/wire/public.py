@@ -15,7 +15,7 @@ from ferryman.wire.values import Usage
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
     """Text as it is. With `parse_special` names of control tokens in it become those tokens; with
-    `omit_special` none is put before or behind it."""
+    `omit_special` none is put before or after it."""
 
     text: str
     parse_special: bool = False
@@ -26,8 +26,8 @@ class TextPrompt:
 class ChatTurn:
     """One message of a conversation; `role` is a word the chat template knows.
 
-    `more` is the JSON text of an object, or empty: whatever else a template may read of a message,
-    such as `tool_calls` and `tool_call_id`.
+    `more` is the JSON text of an object, or empty: more fields that a template may read, such as
+    `tool_calls` and `tool_call_id`.
     """
 
     role: str

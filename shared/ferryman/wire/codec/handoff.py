@@ -144,7 +144,7 @@ GRANT = table(
 
 
 def _plane_from_wire(message: decode_pb2.ReserveResponse, wanted: tuple[WantedUnit, ...]) -> Plane:
-    """Raises InvalidRequest for a grant that does not say for each wanted unit where it belongs."""
+    """Raises InvalidRequest for a grant that does not give a place for each wanted unit."""
     if not message.HasField("nixl"):
         return GrpcOnly()
     grant = GRANT.from_wire(message.nixl)
@@ -251,5 +251,5 @@ def hand_off_progress_to_wire(progress: PrefillProgress) -> decode_pb2.HandOffRe
 
 
 def hand_off_progress_from_wire(message: decode_pb2.HandOffResponse) -> PrefillProgress:
-    """Raises InvalidRequest for a message that says nothing."""
+    """Raises InvalidRequest for an empty message."""
     return progress_from_wire(message.progress)

@@ -64,7 +64,7 @@ def chunk_to_wire(chunk: TokenChunk) -> inference_pb2.TokenChunk:
         offset=chunk.offset,
         token_ids=token_ids_to_bytes(chunk.token_ids),
         text=chunk.text,
-        logprobs=[logprobs_to_wire(each) for each in chunk.logprobs],
+        logprobs=[logprobs_to_wire(entry) for entry in chunk.logprobs],
     )
 
 
@@ -73,7 +73,7 @@ def chunk_from_wire(message: inference_pb2.TokenChunk) -> TokenChunk:
         offset=message.offset,
         token_ids=tuple(token_ids_from_bytes(message.token_ids).tolist()),
         text=message.text,
-        logprobs=tuple(logprobs_from_wire(each) for each in message.logprobs),
+        logprobs=tuple(logprobs_from_wire(entry) for entry in message.logprobs),
     )
 
 

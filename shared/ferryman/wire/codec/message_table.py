@@ -33,7 +33,7 @@ def same(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """One field, converted; `name` is its name in the message, where that differs."""
+    """One field, converted; `name` is its name in the message, if that differs."""
 
     to_wire: Callable[[Any], Any]
     from_wire: Callable[[Any], Any]
@@ -120,10 +120,10 @@ def _names(
     value_type: type[Any], places: Mapping[str, At | Within]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The fields without an entry, and the message's names of all fields."""
-    known = [field.name for field in fields(value_type)]
-    if odd := set(places).difference(known):
+    field_names = [field.name for field in fields(value_type)]
+    if odd := set(places).difference(field_names):
         raise TypeError(f"{value_type.__name__} has no {sorted(odd)}")
-    plain = tuple(name for name in known if name not in places)
+    plain = tuple(name for name in field_names if name not in places)
     taken = list(plain)
     for name, place in places.items():
         taken += [place.name or name] if isinstance(place, At) else place.names
@@ -140,15 +140,15 @@ def _writer(
 ) -> Callable[[Any], dict[str, Any]]:
     # Computed once, here: the returned function runs for every message.
     ats = [(n, at.name or n, at.to_wire) for n, at in places.items() if isinstance(at, At)]
-    inner = [(n, each.to_fields) for n, each in places.items() if isinstance(each, Within)]
+    inner = [(n, within.to_fields) for n, within in places.items() if isinstance(within, Within)]
 
     def to_fields(value: Any) -> dict[str, Any]:
-        given = {name: getattr(value, name) for name in plain}
+        message_fields = {name: getattr(value, name) for name in plain}
         for name, wire_name, convert in ats:
-            given[wire_name] = convert(getattr(value, name))
+            message_fields[wire_name] = convert(getattr(value, name))
         for name, spread in inner:
-            given.update(spread(getattr(value, name)))
-        return given
+            message_fields.update(spread(getattr(value, name)))
+        return message_fields
 
     return to_fields
 
@@ -165,12 +165,12 @@ def _reader(
     ]
 
     def from_message(message: Any) -> V:
-        found = {
+        values = {
             name: read(getattr(message, wire_name) if wire_name else message)
             for name, wire_name, read in entries
         }
         for name in plain:
-            found[name] = getattr(message, name)
-        return value_type(**found)
+            values[name] = getattr(message, name)
+        return value_type(**values)
 
     return from_message

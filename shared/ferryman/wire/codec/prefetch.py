@@ -33,18 +33,20 @@ def traffic_to_wire(traffic: Mapping[Tier, Traffic]) -> list[pb.TierTraffic]:
     return [
         pb.TierTraffic(
             tier=tier_to_wire(tier),
-            units=each.num_units,
-            num_bytes=each.num_bytes,
-            micros=round(each.seconds * MICROS),
+            units=amount.num_units,
+            num_bytes=amount.num_bytes,
+            micros=round(amount.seconds * MICROS),
         )
-        for tier, each in traffic.items()
+        for tier, amount in traffic.items()
     ]
 
 
 def traffic_from_wire(messages: Iterable[pb.TierTraffic]) -> dict[Tier, Traffic]:
     return {
-        tier_from_wire(each.tier): Traffic(each.units, each.num_bytes, each.micros / MICROS)
-        for each in messages
+        tier_from_wire(message.tier): Traffic(
+            message.units, message.num_bytes, message.micros / MICROS
+        )
+        for message in messages
     }
 
 

@@ -25,12 +25,10 @@ def pages_from_ranges(
 ) -> dict[Kind, list[int]]:
     """Inverse of `ranges_of`. Raises InvalidRequest for pages outside `num_pages`."""
     pages: dict[Kind, list[int]] = {}
-    for each in ranges:
-        if not each.first_page < each.end_page <= num_pages:
+    for run in ranges:
+        if not run.first_page < run.end_page <= num_pages:
             raise InvalidRequest(
-                f"pages [{each.first_page}, {each.end_page}) are none of {num_pages}", "units"
+                f"pages [{run.first_page}, {run.end_page}) are none of {num_pages}", "units"
             )
-        pages.setdefault(kind_from_wire(each.kind), []).extend(
-            range(each.first_page, each.end_page)
-        )
+        pages.setdefault(kind_from_wire(run.kind), []).extend(range(run.first_page, run.end_page))
     return pages

@@ -94,7 +94,7 @@ def rules_to_wire(rules: TokenRules) -> types_pb2.TokenRules | None:
 
 
 def rules_from_wire(message: types_pb2.TokenRules) -> TokenRules:
-    """InvalidRequest for too many, before copies are made of them, and for what means nothing."""
+    """Raises InvalidRequest for too many, before they are copied, and for meaningless ones."""
     for name, most in _MAX_RULES.items():
         if len(getattr(message, name)) > most:
             raise InvalidRequest(f"{name} has at most {most} entries", name)
@@ -112,7 +112,7 @@ def rules_from_wire(message: types_pb2.TokenRules) -> TokenRules:
 
 def sampling_to_wire(params: SamplingParams) -> types_pb2.SamplingParams:
     """Every field is set, so that the receiver's defaults do not matter; `prompt_logprobs` is set
-    where they are asked for."""
+    if they are asked for."""
     scalars: dict[str, Any] = {name: getattr(params, name) for name in _SCALARS}
     if params.prompt_logprobs is not None:
         scalars["prompt_logprobs"] = params.prompt_logprobs
@@ -130,7 +130,7 @@ def sampling_from_wire(
     message: types_pb2.SamplingParams, defaults: SamplingParams = DEFAULT_SAMPLING
 ) -> SamplingParams:
     """Absent fields are taken from `defaults`; InvalidRequest for values out of range."""
-    given: dict[str, Any] = {
+    present: dict[str, Any] = {
         name: getattr(message, name)
         for name in (*_SCALARS, "prompt_logprobs")
         if message.HasField(name)
@@ -139,10 +139,10 @@ def sampling_from_wire(
     stop = tuple(message.stop) or defaults.stop
     stop_token_ids = tuple(message.stop_token_ids) or defaults.stop_token_ids
     if message.HasField("grammar"):
-        given["grammar"] = GRAMMAR.from_wire(message.grammar)
+        present["grammar"] = GRAMMAR.from_wire(message.grammar)
     if message.HasField("rules"):
-        given["rules"] = rules_from_wire(message.rules)
-    return replace(defaults, stop=stop, stop_token_ids=stop_token_ids, **given)
+        present["rules"] = rules_from_wire(message.rules)
+    return replace(defaults, stop=stop, stop_token_ids=stop_token_ids, **present)
 
 
 def _check_stops(message: types_pb2.SamplingParams) -> None:

@@ -25,7 +25,7 @@ MAX_DURATION_MS = 2**31 - 1  # three weeks
 
 def numbers_of(members: Iterable[E], message_enum: Any, prefix: str) -> dict[E, Any]:
     """The number of each member in a message's enum, whose names begin with a prefix."""
-    return {each: message_enum.Value(f"{prefix}_{each.name}") for each in members}
+    return {member: message_enum.Value(f"{prefix}_{member.name}") for member in members}
 
 
 _KINDS: dict[Kind, types_pb2.Kind] = numbers_of(Kind, types_pb2.Kind, "KIND")

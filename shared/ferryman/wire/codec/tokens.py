@@ -82,7 +82,7 @@ def _logprobs(
 ) -> tuple[Mapping[int, float], ...]:
     if len(message.logprobs) != num_tokens:
         raise InvalidRequest("logprobs has one entry per token", "logprobs")
-    return tuple(logprobs_from_wire(each) for each in message.logprobs)
+    return tuple(logprobs_from_wire(entry) for entry in message.logprobs)
 
 
 def _ending_from_wire(message: decode_pb2.RequestTokens) -> Ending:

@@ -1,4 +1,4 @@
-"""Callers between the services: a token in a call's metadata says the role, the role what it may.
+"""Callers between the services: a token in a call's metadata proves the role that allows the call.
 
 A server knows the tokens' digests, so it cannot speak for another role. Health is open to all:
 container engines ask it. A method without a line in the table is refused to everyone.
@@ -111,7 +111,7 @@ def check_caller(*roles: ClusterRole) -> None:
 class TokenInterceptor(grpc.aio.ServerInterceptor):
     """Ends calls that their caller may not make, before a byte of their message is parsed.
 
-    `refused` is told the method and the reason of each: `Unauthenticated` or `PermissionDenied`.
+    `refused` gets the method and the reason of each: `Unauthenticated` or `PermissionDenied`.
     """
 
     def __init__(self, credentials: RoleCredentials, refused: Refused) -> None:
@@ -128,13 +128,13 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
         if error is None:
             _caller.set(CallingRole(role, method, self._refused))
             return await continuation(handler_call_details)
-        known = method if method in ALLOWED else UNKNOWN  # a stranger makes no label of a metric
-        self._refused(known, error.reason)
+        label = method if method in ALLOWED else UNKNOWN  # a stranger makes no label of a metric
+        self._refused(label, error.reason)
         return _refusing(error)
 
 
 def certificate_check(refused: Refused) -> Check:
-    """Refuses a caller whose certificate is not of the role that its token says.
+    """Refuses a caller whose certificate is not of the role that its token proves.
 
     A token that was read elsewhere is of no use without the certificate, and a certificate of none
     without the token.
@@ -167,7 +167,7 @@ OPEN_SERVER = ServerLocks()
 @dataclass(frozen=True, slots=True)
 class GrpcAccess:
     """A process's way of showing others its role, and of asking theirs. Without `credentials` it
-    shows nothing and asks nobody: an open cluster. With `tls`, too, both ends show certificates."""
+    shows and asks for nothing: an open cluster. With `tls`, too, both ends show certificates."""
 
     credentials: RoleCredentials | None
     tls: TlsSource | None = field(default=None, repr=False)
@@ -179,12 +179,12 @@ class GrpcAccess:
 
     @property
     def security(self) -> ChannelSecurity:
-        """Of its own connections."""
+        """The security of its own connections."""
         return MutualTls(self.tls) if self.tls else PLAINTEXT
 
     @property
     def authorities(self) -> Callable[[], bytes] | None:
-        """Those that certify other servers of the cluster, such as NATS: the newest."""
+        """The newest authorities that certify other servers of the cluster, such as NATS."""
         tls = self.tls
         return (lambda: tls().authorities) if tls else None
 
@@ -203,8 +203,8 @@ OPEN_TO_ALL = GrpcAccess(None)
 
 @dataclass(frozen=True, slots=True)
 class CallingRole:
-    """The caller of a running call, and who is told when one of its orders is refused. `role` is
-    None where nobody has to show a token."""
+    """The caller of a running call, and what is called when one of its orders is refused. `role` is
+    None if no token is required."""
 
     role: ClusterRole | None
     method: str

@@ -66,7 +66,7 @@ CHANNEL_OPTIONS: Options = (
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.use_local_subchannel_pool", 1),
 )
-# One of several addresses by chance, and the others where it does not answer: by default the first
+# One of several addresses by chance, and the others if it does not answer: by default the first
 # one that accepts connections is used, by all clients. https://github.com/grpc/proposal A62.
 _ANY_FIRST = {"loadBalancingConfig": [{"pick_first": {"shuffleAddressList": True}}]}
 ANY_ADDRESS: Options = (("grpc.service_config", json.dumps(_ANY_FIRST)),)
@@ -99,7 +99,7 @@ class Channels:
         return self._channels[address]
 
     def fresh(self, address: str) -> grpc.aio.Channel:
-        """One more channel, which the caller closes: it tells whether an address answers now."""
+        """One more channel, which the caller closes: it shows whether an address answers now."""
         return channel(address, self._access.token, self._access.security)
 
     async def drop(self, address: str) -> None:
@@ -126,7 +126,7 @@ class Channels:
 
 async def is_worker_at(way: grpc.aio.Channel, worker_id: str, seconds: float) -> bool:
     """Whether the process at the other end has this id, which is that of one life: health of
-    another one does not know it. Raises gRPC's errors where nobody answers in time."""
+    another one does not know it. Raises gRPC's errors if no answer comes in time."""
     asked = health_pb2.HealthCheckRequest(service=worker_id)
     stub = health_pb2_grpc.HealthStub(way)
     try:
@@ -146,7 +146,7 @@ class GrpcServer:
     _health: health.HealthServicer
 
     async def drain(self) -> None:
-        """Says NOT_SERVING from now on. Calls are still taken, so that hand-offs can end well."""
+        """Reports NOT_SERVING from now on. Calls are still taken, so that hand-offs end well."""
         await self._health.enter_graceful_shutdown()
 
 
@@ -166,9 +166,9 @@ async def listening(
     """Serve at host:port (port 0: a free one) for the length of the block, with health.
 
     `services` are full names for health, and if it `reflects` for reflection. `worker_id`
-    is a name that health knows besides (`is_worker_at`). Leaving the block
+    is a name that health knows too (`is_worker_at`). Leaving the block
     refuses further calls and gives running ones `grace` seconds. On a public port `max_fields`
-    bounds a message and `max_connections` the connections. `locks` ask callers who they are.
+    bounds a message and `max_connections` the connections. `locks` check the callers.
     ConfigError: port is taken.
     """
     server = grpc.aio.server(

@@ -71,11 +71,11 @@ _BY_CODE: dict[str, type[FerrymanError]] = {
 def failure_of(error: BaseException) -> Failure:
     """Any error as a value. An error that is no FerrymanError is a bug, and its message is
     withheld."""
-    known = _known(error)
-    if known is None:
+    typed = _known(error)
+    if typed is None:
         return Failure("INTERNAL", "Internal", WITHHELD)
-    param = known.param if isinstance(known, errors.InvalidRequest) else ""
-    return Failure(known.code, known.reason, str(known), param, known.retry_after_seconds)
+    param = typed.param if isinstance(typed, errors.InvalidRequest) else ""
+    return Failure(typed.code, typed.reason, str(typed), param, typed.retry_after_seconds)
 
 
 def error_of(failure: Failure) -> FerrymanError:
@@ -100,8 +100,8 @@ def _known(error: BaseException) -> FerrymanError | None:
         case asyncio.CancelledError():
             return errors.Cancelled("the call was cancelled")
         case BaseExceptionGroup():
-            found = (_known(each) for each in error.exceptions)
-            return next((each for each in found if each is not None), None)
+            failures = (_known(inner) for inner in error.exceptions)
+            return next((failure for failure in failures if failure is not None), None)
     return None
 
 

@@ -98,7 +98,7 @@ async def _write(
     frames: AsyncGenerator[decode_pb2.WritePagesRequest, None],
 ) -> decode_pb2.WritePagesResponse:
     async with aclosing(frames):
-        with suppress(asyncio.InvalidStateError):  # decode has ended it; the status says why
+        with suppress(asyncio.InvalidStateError):  # decode has ended it; the status has the reason
             await call.write(decode_pb2.WritePagesRequest(header=header_to_wire(header)))
             async for frame in frames:
                 await call.write(frame)
@@ -107,7 +107,7 @@ async def _write(
 
 
 async def _ask_what_became_of(stub: decode_pb2_grpc.DecodeServiceStub, fence: WriteFence) -> None:
-    """Asks decode why it ended a stream: a write that fails beside it makes gRPC lose that status
+    """Asks decode why it ended a stream: a write that fails meanwhile makes gRPC lose that status
     (https://github.com/grpc/grpc/issues/36066), and a renewal repeats it."""
     request = decode_pb2.RenewRequest(
         reservation_id=fence.reservation_id, epoch=fence.epoch, attempt=fence.attempt

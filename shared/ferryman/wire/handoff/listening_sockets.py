@@ -1,6 +1,6 @@
 """The TCP and UDP sockets at which a process can be reached, according to the kernel.
 
-A library that opens a port need not say which. The difference between two looks does.
+A library that opens a port need not report it. The difference between two looks shows it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ListeningSocket(NamedTuple):
 
 
 def listening_sockets(pid: int) -> frozenset[ListeningSocket]:
-    """The sockets of a process, in its network namespace. Raises OSError where it is gone, or is
+    """The sockets of a process, in its network namespace. Raises OSError if it is gone, or is
     another user's."""
     inodes = _socket_inodes(pid)
     return frozenset(

@@ -39,8 +39,8 @@ class UcxDevice:
 def ucx_device(host: str, environment: Mapping[str, str]) -> UcxDevice | GrpcOnly:
     """The device of the interface that has the address of `host`: its RDMA device if it has one.
 
-    Blocks while a name is looked up. GrpcOnly where no interface of this machine has that address:
-    behind a NAT or a load balancer, or where a name cannot be resolved.
+    Blocks while a name is looked up. GrpcOnly if no interface of this machine has that address:
+    behind a NAT or a load balancer, or if a name cannot be resolved.
     """
     if environment.get(CHOSEN_BY_OPERATOR):
         return UcxDevice("")
@@ -59,8 +59,8 @@ def interface_of(address: Address) -> str:
 
 def _addresses_of(host: str) -> list[Address]:
     with suppress(OSError):
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-        return [ip_address(str(each[4][0]).partition("%")[0]) for each in found]
+        entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        return [ip_address(str(entry[4][0]).partition("%")[0]) for entry in entries]
     return []
 
 

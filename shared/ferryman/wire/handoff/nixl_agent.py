@@ -53,7 +53,7 @@ SENDING_SECONDS = 0.01
 def nixl_agent(
     name: str, regions: Sequence[MemoryRegion], options: NixlOptions = ON_LOOPBACK
 ) -> Iterator[NixlAgent]:
-    """An agent for the length of a `with`. Raises ConfigError where NIXL cannot work."""
+    """An agent for the length of a `with`. Raises ConfigError if NIXL cannot work."""
     agent = NixlAgent(name, regions, options)
     try:
         yield agent
@@ -64,7 +64,7 @@ def nixl_agent(
 class NixlAgent:
     """One agent. Its name is unique in the cluster. Calls come from one event loop.
 
-    Making and closing one takes half a second; use a thread where an event loop must go on.
+    Making and closing one takes half a second; use a thread if an event loop must go on.
     """
 
     def __init__(self, name: str, regions: Sequence[MemoryRegion], options: NixlOptions) -> None:
@@ -235,7 +235,7 @@ class NixlAgent:
         self._listen()
 
     def _hand_over(self) -> None:
-        """Gives the caller that waits what was heard; a caller that left takes nothing along."""
+        """Gives received messages to the caller that waits; one that has left takes none."""
         if self._heard and (wanted := self._wanted):
             self._wanted = None
             if wanted.set_running_or_notify_cancel():

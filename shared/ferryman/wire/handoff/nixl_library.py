@@ -87,9 +87,9 @@ def merged_runs(runs: RunTable) -> RunTable:
     ends = runs[:-1, :2] + runs[:-1, 2:3]
     follows = (ends == runs[1:, :2]).all(axis=1) & (runs[:-1, 3:] == runs[1:, 3:]).all(axis=1)
     firsts = np.flatnonzero(np.concatenate(([True], ~follows)))
-    found = runs[firsts]
-    found[:, 2] = np.add.reduceat(runs[:, 2], firsts)
-    return found
+    merged = runs[firsts]
+    merged[:, 2] = np.add.reduceat(runs[:, 2], firsts)
+    return merged
 
 
 class NixlLibrary:
@@ -110,7 +110,7 @@ class NixlLibrary:
         return bool(self._writes)
 
     def open(self, regions: Sequence[MemoryRegion], options: NixlOptions) -> bytes:
-        """The agent's metadata. Raises ConfigError or Unavailable where NIXL cannot work."""
+        """The agent's metadata. Raises ConfigError or Unavailable if NIXL cannot work."""
         try:
             before = listening_sockets(os.getpid())
             metadata = self._opened(regions, options)
@@ -182,7 +182,11 @@ class NixlLibrary:
         """Reads the notifications. This call also makes the library land others' writes over
         TCP."""
         try:
-            return [one for said in self._agent.get_new_notifs().values() for one in said]
+            return [
+                payload
+                for payloads in self._agent.get_new_notifs().values()
+                for payload in payloads
+            ]
         except Exception:  # a peer that leaves may make it fail; the others still write
             log.debug("nixl look failed agent=%s", self._name, exc_info=True)
             return []
@@ -237,7 +241,7 @@ class _Write:
 
 
 def as_unavailable(error: Exception) -> Exception:
-    """The library's errors have no common base class; the name of their class tells them."""
+    """The library's errors have no common base class; the name of their class identifies them."""
     if isinstance(error, Unavailable | ConfigError):
         return error
     if type(error).__name__.startswith("nixl"):
@@ -268,5 +272,5 @@ def _nixl_api() -> ModuleType:
     speaker.handlers.clear()
     speaker.propagate = True
     speaker.setLevel(logging.WARNING)
-    found: ModuleType = _api
-    return found
+    api: ModuleType = _api
+    return api

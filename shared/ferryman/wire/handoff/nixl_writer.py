@@ -1,7 +1,7 @@
 """Units from prefill to decode by NIXL: written to their slots, then verified there.
 
     writer      units as they become ready → runs by rank → write | digest → UnitsLanded → Sent
-    receiver    UnitsLanded → digests of what lies there; the rest with Commit
+    receiver    UnitsLanded → digests of the bytes there; the rest with Commit
 
 Decode cannot refuse such a write. The writer ends only when all its writes have ended, even after
 an error or a cancel, so that its report "nothing more will be written" is true.
@@ -62,9 +62,9 @@ class GrantMisfit(NotMet):
 class NixlWriter:
     """The writing agent of a process, and the peers it knows.
 
-    It reads slots where they lie, in `slabs`, which `shares` says how to cut for the receiver.
+    It reads slots in place, in `slabs`, and cuts them for the receiver by `shares`.
 
-    A connection on which nothing lands for `stall_seconds`, or longer where parts are large, is
+    A connection on which nothing lands for `stall_seconds`, or longer if parts are large, is
     ended: a lost interface or a stopped peer would otherwise be silent for many minutes.
     """
 
@@ -191,7 +191,7 @@ class _Sending:
         return merged_runs(np.concatenate(tables))
 
     def _tell(self, units: Sequence[OutgoingUnit], landed: asyncio.Future[None]) -> None:
-        """Tells decode, which may verify these units while others are being written."""
+        """Reports these units to decode, which may verify them while others are being written."""
         if landed.exception() is None:
             ranges = ranges_of(unit.unit.name for unit in units)
             self._agent.tell(self._target.peer, landed_to_bytes(self._target.fence, ranges))

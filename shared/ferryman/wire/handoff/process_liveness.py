@@ -1,4 +1,4 @@
-"""Tells whether a process still lives, by a connection that its kernel closes when it ends.
+"""Watches whether a process still lives, by a connection that its kernel closes when it ends.
 
 A timeout does not prove that a process which may write into another's memory is dead: it may be
 stopped, or far away. Its kernel closes its connections when it ends, and not before. So the process
@@ -67,7 +67,7 @@ class LivenessWatch:
         """Returns once the process is known to have ended; never while it may live."""
         if not await _lasts(self.reader):
             return
-        while True:  # the network failed, which tells nothing about the process
+        while True:  # the network failed, which proves nothing about the process
             await asyncio.sleep(AGAIN_SECONDS)
             try:
                 again = await watch_process(self.address, self.who)

@@ -20,7 +20,7 @@ from ferryman.wire.plane_values import RankSlabs
 
 @dataclass(frozen=True, slots=True)
 class _CutSlot:
-    """The runs of slot 0 to slot 0, and how far the next slot lies behind it: here and there."""
+    """The runs of slot 0 to slot 0, and the distance to the next slot: here and there."""
 
     runs: RunTable
     steps: tuple[int, int]

@@ -63,8 +63,10 @@ def sweep_stale_arenas(prefix: str = PREFIX, folder: Path = SHARED_MEMORY) -> tu
 
     Only files with an arena's name that begins with `prefix` are considered.
     """
-    found = [path for path in sorted(folder.glob(PREFIX + "*")) if path.name.startswith(prefix)]
-    return tuple(path for path in found if _NAME.fullmatch(path.name) and _removed_stale(path))
+    candidates = [
+        path for path in sorted(folder.glob(PREFIX + "*")) if path.name.startswith(prefix)
+    ]
+    return tuple(path for path in candidates if _NAME.fullmatch(path.name) and _removed_stale(path))
 
 
 def _removed_stale(path: Path) -> bool:

@@ -54,7 +54,7 @@ OnAttach = Callable[[memoryview], Awaitable[None]]
 class HostCacheOptions:
     """The address of the node's host-cache, and the worker's own identity. A call that takes longer
     than `call_seconds` is a miss; stores beyond `max_stores` at once are dropped. A prefetch may
-    take longer, as long as its caller allows; `prefetch` are its options. `token` says the role."""
+    take longer, as long as its caller allows; `prefetch` has its options. `token` proves a role."""
 
     address: str
     worker_id: str
@@ -86,8 +86,8 @@ class ReleaseNote:
 
 
 def first_of(releases: Sequence[ReleaseNote]) -> Sequence[ReleaseNote]:
-    """As many releases as fit into one message, at least one."""
-    names = accumulate(len(each.corrupt) for each in releases[:MAX_RELEASES])
+    """The first releases that fit into one message, at least one."""
+    names = accumulate(len(note.corrupt) for note in releases[:MAX_RELEASES])
     return releases[: max(1, sum(number <= MAX_CORRUPT_NAMES for number in names))]
 
 
@@ -164,8 +164,8 @@ class HostAttachment:
     async def call(
         self, method: Callable[..., Any], request: object, link: Link, *, patience: float = 0.0
     ) -> Any:
-        """Makes one rpc within `call_seconds`, in addition to the `patience` that the host-cache
-        was told; records a FerrymanError and raises it."""
+        """Makes one rpc within `call_seconds`, in addition to the `patience` that the request
+        names; records a FerrymanError and raises it."""
         try:
             with typed_errors():
                 return await method(request, timeout=patience + self._options.call_seconds)
@@ -239,7 +239,7 @@ class HostAttachment:
             MappedArena, answer.arena_path, answer.arena_bytes, answer.liveness_offset
         )
         await self._on_attach(arena.memory[:])
-        self._releases = [each for each in self._releases if each.epoch == answer.epoch]
+        self._releases = [note for note in self._releases if note.epoch == answer.epoch]
         link = Link(answer.epoch, answer.node_id, answer.lease_ms / 1000, arena)
         self._link = link
         self.num_attaches += 1
@@ -261,11 +261,11 @@ class HostAttachment:
             sent, dropped = first_of(self._releases), dict(self._dropped_chains)
             request = pb.ReleaseRequest(
                 epoch=self._link.epoch,
-                lease_ids=[each.lease_id for each in sent],
+                lease_ids=[note.lease_id for note in sent],
                 corrupt=[
                     pb.UnitName(kind=kind_to_wire(kind), key=key)
-                    for each in sent
-                    for kind, key in each.corrupt
+                    for note in sent
+                    for kind, key in note.corrupt
                 ],
                 dropped_chains=keys_to_bytes(dropped),
             )
@@ -278,7 +278,7 @@ class HostAttachment:
         self._changed.set()
 
     async def close(self) -> None:
-        """Releases leases; if that fails, the file lock tells the host-cache that we are gone."""
+        """Releases leases; if that fails, the file lock shows the host-cache that we are gone."""
         for lease_id, epoch in tuple(self._held.items()):
             self.release(lease_id, epoch)
         if self.link:

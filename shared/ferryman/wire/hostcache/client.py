@@ -238,7 +238,7 @@ class HostCacheClient:
         visible, or None when the store failed or was not tried.
 
         Stores run one after the other, in the order of the calls: a later one may need the pages of
-        an earlier one. Offer whole chains where possible; units that are there already cost
+        an earlier one. Offer whole chains if possible; units that are there already cost
         nothing. Once this has ended, also by an error, no source is read any more.
         """
         if self.attachment.link is None or self._num_waiting >= self._options.max_stores:

@@ -138,14 +138,14 @@ def checked_payload(payload: bytes, max_bytes: int) -> bytes:
 
 def matches(pattern: str, subject: str) -> bool:
     """Whether a subject fits: `*` is any one token, a final `>` any tail of at least one."""
-    wanted, given = pattern.split("."), subject.split(".")
+    wanted, parts = pattern.split("."), subject.split(".")
     if wanted[-1] == ">":
         wanted = wanted[:-1]
-        if len(given) <= len(wanted):
+        if len(parts) <= len(wanted):
             return False
-        given = given[: len(wanted)]
-    return len(wanted) == len(given) and all(
-        want in ("*", have) for want, have in zip(wanted, given, strict=True)
+        parts = parts[: len(wanted)]
+    return len(wanted) == len(parts) and all(
+        want in ("*", have) for want, have in zip(wanted, parts, strict=True)
     )
 
 

@@ -41,9 +41,9 @@ class NatsOptions:
     """The broker's URLs (with commas), the client's name, its login, and the limits of the log.
 
     A broker that asks for no login is shown none; a URL that names a user counts more. Without
-    limits (None) the client leaves the log as it is, whatever its login allows. A worker proves by
-    its `life_secret` that messages come from it. A broker with TLS has a certificate of one of the
-    newest `authorities` (PEM), or (None) of the machine's.
+    limits (None) the client leaves the log as it is, even if its login allows more. A worker proves
+    by its `life_secret` that messages come from it. A broker with TLS has a certificate of one of
+    the newest `authorities` (PEM), or (None) of the machine's.
     """
 
     url: str
@@ -63,7 +63,7 @@ class NatsOptions:
     @property
     def kept_log(self) -> LogLimits | None:
         """The limits of the log that it makes: of our roles routers alone may, and a stranger's
-        name tells nothing."""
+        name shows nothing."""
         return None if self.user in _READERS else self.log
 
     @property
@@ -129,7 +129,7 @@ class BrokerConnection:
         """Closes the connection. Without servers a reconnection ends; when only cancelled, it might
         go on."""
         self.up.clear()
-        # uvloop raises RuntimeError for a transport that the broker has closed. Behind a handshake
+        # uvloop raises RuntimeError for a transport that the broker has closed. After a handshake
         # that failed, the library waits for the end of a connection that never ends.
         with suppress(OSError, RuntimeError, nats.errors.Error):
             async with asyncio.timeout(CLOSE_SECONDS):
@@ -175,7 +175,7 @@ class BrokerConnection:
             self.client.options["tls"], self._believed = context, newest
 
     async def _on_error(self, error: Exception) -> None:
-        # So ends each attempt that fails: the broker may be given a new certificate while away.
+        # Each failed attempt ends so: the broker may be given a new certificate while away.
         self._believe_newest()
         if not self.refusals.take(error):
             log.debug("bus error: %r", error)

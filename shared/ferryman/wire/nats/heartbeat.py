@@ -60,14 +60,14 @@ class ServedState:
         return ResumeShape(self.page_size, self.window_len, frozenset(self.kinds))
 
 
-NO_STATE = ServedState("", 0, "", ())  # of a process that has not heard of any yet
+NO_STATE = ServedState("", 0, "", ())  # of a process that has received none yet
 
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
     """One heartbeat. Seconds are measured by the sender itself, 0 before the first measurement.
 
-    `is_ready` is false while it drains, and at a router that hears of no workers. `max_len` bounds
+    `is_ready` is false while it drains, and at a router that knows of no workers. `max_len` bounds
     prompt and output of one request there; `max_requests` is how many it can hold, running and
     reserved, if that is more than `max_running`; `queue_tokens` is the prefill work
     that waits or runs. `node` is the node id of the host-cache that the worker is attached to, or
@@ -126,7 +126,7 @@ def heartbeat_to_bytes(beat: Heartbeat) -> bytes:
 
 def heartbeat_from_bytes(payload: bytes) -> Heartbeat:
     """Inverse of `heartbeat_to_bytes`. Raises InvalidRequest for a payload of another version, or
-    with a value that is none of its field: whoever hears it calculates with it."""
+    with a value that is none of its field: receivers calculate with it."""
     try:
         raw: dict[str, Any] = json.loads(payload)
         if raw.pop("v") != VERSION:
@@ -145,9 +145,9 @@ def heartbeat_from_bytes(payload: bytes) -> Heartbeat:
 
 
 def _check_values(part: Heartbeat | ServedState) -> None:
-    for each in fields(part):
-        value, types = getattr(part, each.name), _PLAIN.get(str(each.type))
+    for declared in fields(part):
+        value, types = getattr(part, declared.name), _PLAIN.get(str(declared.type))
         is_other = types is not None and type(value) not in types
-        # Not a number is neither.
+        # NaN fails this comparison too.
         if is_other or (isinstance(value, int | float) and not 0 <= value < LIMIT):
-            raise InvalidRequest(f"these bytes are no beat: {each.name} is {value!r:.80}")
+            raise InvalidRequest(f"these bytes are no beat: {declared.name} is {value!r:.80}")

@@ -66,7 +66,7 @@ async def ensure_stream(client: Client, limits: LogLimits) -> None:
 async def read_log(client: Client, pattern: str, max_events: int) -> tuple[RecordedMessage, ...]:
     """The first `max_events` entries on matching subjects; Unavailable when there is no log."""
     streams = client.jetstream(timeout=API_SECONDS)
-    found: list[RecordedMessage] = []
+    messages: list[RecordedMessage] = []
     try:
         entries = await streams.subscribe(
             pattern, stream=STREAM, ordered_consumer=True, deliver_policy=DeliverPolicy.ALL
@@ -76,9 +76,9 @@ async def read_log(client: Client, pattern: str, max_events: int) -> tuple[Recor
             # The broker's answer may overtake entries that it has sent already, so they count too.
             num_sent = consumer.delivered.consumer_seq if consumer.delivered else 0
             num_entries = min(num_sent + (consumer.num_pending or 0), max_events)
-            while len(found) < num_entries:
+            while len(messages) < num_entries:
                 message = await entries.next_msg(API_SECONDS)
-                found.append(_recorded(message))
+                messages.append(_recorded(message))
                 if not message.metadata.num_pending:  # the others have aged out meanwhile
                     break
             # A consumer that is not deleted lives for some seconds, and a stream allows only so
@@ -89,7 +89,7 @@ async def read_log(client: Client, pattern: str, max_events: int) -> tuple[Recor
             await entries.unsubscribe()
     except (nats.errors.Error, TimeoutError) as error:
         raise Unavailable(f"the lifecycle log does not answer: {error}") from error
-    return tuple(found)
+    return tuple(messages)
 
 
 def _recorded(message: Msg) -> RecordedMessage:

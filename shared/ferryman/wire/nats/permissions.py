@@ -1,11 +1,11 @@
-"""Permissions on the broker: the subjects that each role may publish on, and those it may hear.
+"""Permissions on the broker: the subjects that each role may publish on, and those it may read.
 
 All of them are listed here, from the table in docs/protocol.md. The broker refuses everything else:
-orders by anybody but a router, another role's events and beats, other limits for the lifecycle log,
-and its removal by anybody at all.
+orders by any role but a router, another role's events and beats, other limits for the lifecycle
+log, and its removal by any role.
 
 All users are of one account. The system account of nats-server has none: it exports one subject to
-ours, on which routers hear of refused logins.
+ours, on which routers learn of refused logins.
 Source: https://docs.nats.io/running-a-nats-service/configuration/sys_accounts
 """
 
@@ -40,7 +40,7 @@ _READ_LOG = (
     f"$JS.FC.{STREAM}.>",
 )
 _KEEP_LOG = (f"$JS.API.STREAM.CREATE.{STREAM}", f"$JS.API.STREAM.UPDATE.{STREAM}")
-# A worker that does both tells of each part in the name of that part's role.
+# A worker that does both reports each part under that part's role.
 _TOLD_AS = {ClusterRole.BOTH: (ClusterRole.PREFILL, ClusterRole.DECODE)}
 _WORKERS = (ClusterRole.PREFILL, ClusterRole.DECODE, ClusterRole.BOTH)
 
@@ -55,7 +55,7 @@ class BrokerPermissions:
 
 
 def inbox_of(user: str) -> str:
-    """The prefix of the subjects on which a user gets answers: nobody else may hear them."""
+    """The prefix of the subjects on which a user gets answers: no other user may read them."""
     return f"{INBOX}.{user}" if user else INBOX
 
 
@@ -65,21 +65,21 @@ def permissions_of(role: ClusterRole, cluster: str) -> BrokerPermissions:
     if role is ClusterRole.OBSERVER:
         return BrokerPermissions((*_DISCOVERY, *_READ_LOG), (EVERYTHING, inbox), answers=False)
     root = subjects.root
-    life = tuple(f"{root}.life.{told}.*.*.*" for told in _TOLD_AS.get(role, (role,)))
-    own = (*life, f"{root}.worker.{role.value}.*.beat")
+    life = tuple(f"{root}.life.{part}.*.*.*" for part in _TOLD_AS.get(role, (role,)))
+    own_subjects = (*life, f"{root}.worker.{role.value}.*.beat")
     orders = f"{root}.control.*.*"
-    heard = (orders, inbox, *_DISCOVERY)
+    subscribed = (orders, inbox, *_DISCOVERY)
     if role is ClusterRole.ROUTER:
-        told = (*own, orders, *_READ_LOG, *_KEEP_LOG)
+        published = (*own_subjects, orders, *_READ_LOG, *_KEEP_LOG)
         beats_and_more = (subjects.all_beats, subjects.all_cache, REFUSED_LOGINS)
-        return BrokerPermissions(told, (*beats_and_more, *heard), answers=True)
+        return BrokerPermissions(published, (*beats_and_more, *subscribed), answers=True)
     cache = (subjects.all_cache,) if role in _WORKERS else ()
-    return BrokerPermissions((*own, *cache), heard, answers=True)
+    return BrokerPermissions((*own_subjects, *cache), subscribed, answers=True)
 
 
 @dataclass(frozen=True, slots=True)
 class CertificateFiles:
-    """Where a server's certificate and its key are; it reads them again at SIGHUP."""
+    """A server's certificate and its key, which it reads again at SIGHUP."""
 
     certificate: Path
     key: Path
@@ -91,13 +91,12 @@ def broker_config(
     monitor: str | None = None,
     certificate: CertificateFiles | None = None,
 ) -> str:
-    """A configuration file of nats-server that knows these users and nobody else. It has their
-    passwords.
+    """A configuration file of nats-server that knows only these users. It has their passwords.
 
-    `monitor` is the host:port where the server tells everybody its health and its clients'
-    subjects: nowhere, or on a loopback address. With a `certificate` it takes TLS alone.
+    `monitor` is the host:port where the server shows everybody its health and its clients'
+    subjects: None, or a loopback address. With a `certificate` it takes TLS alone.
     """
-    users = [_user(each, permissions_of(each.role, cluster)) for each in credentials]
+    users = [_user(entry, permissions_of(entry.role, cluster)) for entry in credentials]
     refused = {"account": SYSTEM_ACCOUNT, "subject": REFUSED_LOGINS}
     accounts = {
         SYSTEM_ACCOUNT: {"exports": [{"stream": REFUSED_LOGINS, "accounts": [ACCOUNT]}]},

@@ -2,7 +2,7 @@
 
 The broker knows roles, not processes: it lets a worker publish under the id of another one of its
 role. So beats and cache events carry the secret of their sender's life in a header, and a worker's
-id is made from that secret (`ferryman.ids`). Workers may not hear them, so none learns another's
+id is made from that secret (`ferryman.ids`). Workers may not read them, so none learns another's
 secret; routers and observers do.
 """
 
@@ -21,7 +21,7 @@ CheckSender = Callable[[BusMessage, str], None]
 
 
 def proof_for(subject: str, life_secret: str) -> Mapping[str, str]:
-    """The headers to send on a subject: none where nobody asks for a proof."""
+    """The headers to send on a subject: none if no receiver asks for a proof."""
     if not life_secret:
         return {}
     is_asked = matches(ALL_BEATS, subject) or matches(ALL_CACHE, subject)
@@ -29,7 +29,7 @@ def proof_for(subject: str, life_secret: str) -> Mapping[str, str]:
 
 
 def believe_all(message: BusMessage, worker_id: str) -> None:
-    """For an open cluster, where anybody may say anything."""
+    """The check of an open cluster: every message is believed."""
 
 
 def check_sender(message: BusMessage, worker_id: str) -> None:

@@ -1,7 +1,7 @@
 """A start beat: how far a worker that starts is, once a second, on the subject of its heartbeats.
 
 It is no heartbeat: nothing can be sent to the worker yet. Routers wait for a start that advances,
-whoever started the process, and tell refused callers what the cluster is doing.
+as do their starters, and tell refused callers what the cluster is doing.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class StartPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StartBeat:
-    """One start beat. `done` counts bytes of files or compiled loops, of `total` where that is
+    """One start beat. `done` counts bytes of files or compiled loops, of `total` if that is
     known, else 0. `seconds` are those since the process began."""
 
     role: str

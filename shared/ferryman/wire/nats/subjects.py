@@ -27,9 +27,9 @@ _EPOCH = re.compile(r"[1-9][0-9]{0,18}")
 def check_name(text: str, what: str) -> str:
     """The name itself, or InvalidRequest: lower-case letters, digits, underscore, hyphen."""
     if not _NAME.fullmatch(text):
-        shown = text if len(text) <= MAX_NAME_LEN else text[:MAX_NAME_LEN] + "…"
+        excerpt = text if len(text) <= MAX_NAME_LEN else text[:MAX_NAME_LEN] + "…"
         raise InvalidRequest(
-            f"{what} {shown!r} must be 1 to {MAX_NAME_LEN} of a-z, 0-9, _ and -, and begin"
+            f"{what} {excerpt!r} must be 1 to {MAX_NAME_LEN} of a-z, 0-9, _ and -, and begin"
             " with a letter or digit",
             what,
         )

@@ -1,10 +1,10 @@
 """Folders of a bucket as owners in the index: units that a node has stored outlive the node.
 
-    s3://bucket/parent/NAME     the folder of one node; the others beside it are those it can read
+    s3://bucket/parent/NAME     the folder of one node; the others next to it are those it can read
 
 A folder is an owner as a node is. Its epoch is the term of the host-cache that owns it, so what a
 former owner announced is void once the next one has claimed the folder. Its record lasts a day: the
-entries stand while the node is away. It has no address, because nobody answers for it.
+entries stand while the node is away. It has no address, because no process answers for it.
 """
 
 from __future__ import annotations
@@ -57,33 +57,34 @@ class BucketFolder:
 
 def bucket_of_folder(node_id: str) -> str:
     """The bucket's tag in a folder's id; empty for a node's id."""
-    found = _ID.fullmatch(node_id)
-    return found[1] if found else ""
+    match = _ID.fullmatch(node_id)
+    return match[1] if match else ""
 
 
-def folders_beside(own: str, found: Iterable[NodePrefix]) -> list[NodePrefix]:
-    """The folders in the bucket of the folder whose id is `own`, without it, the deepest prefix
-    first."""
-    bucket = bucket_of_folder(own)
-    beside = [
-        each
-        for each in found
-        if bucket and bucket_of_folder(each.node.node_id) == bucket and each.node.node_id != own
+def folders_beside(folder_id: str, prefixes: Iterable[NodePrefix]) -> list[NodePrefix]:
+    """The other folders in the bucket of the folder `folder_id`, the deepest prefix first."""
+    bucket = bucket_of_folder(folder_id)
+    others = [
+        prefix
+        for prefix in prefixes
+        if bucket
+        and bucket_of_folder(prefix.node.node_id) == bucket
+        and prefix.node.node_id != folder_id
     ]
-    return sorted(beside, key=lambda each: (-each.usable_pages, each.node.node_id))
+    return sorted(others, key=lambda prefix: (-prefix.usable_pages, prefix.node.node_id))
 
 
 def with_shared(
-    found: Mapping[str, NodePrefix], living: Iterable[NodeLife]
+    prefixes: Mapping[str, NodePrefix], living: Iterable[NodeLife]
 ) -> dict[str, NodePrefix]:
-    """With `shared_pages`: for every living node that owns a folder, how much of the chain another
+    """Adds `shared_pages`: for every living node that owns a folder, how much of the chain another
     folder of that bucket has. One folder counts alone, because a tier's full pages are closed under
     prefixes: of two folders the deeper one has them all."""
-    result = dict(found)
-    if not any(bucket_of_folder(node_id) for node_id in found):
+    result = dict(prefixes)
+    if not any(bucket_of_folder(node_id) for node_id in prefixes):
         return result
     for node in living:
-        if beside := folders_beside(node.folder, found.values()):
-            mine = found.get(node.node_id, NodePrefix(node, 0, 0))
-            result[node.node_id] = replace(mine, shared_pages=beside[0].usable_pages)
+        if others := folders_beside(node.folder, prefixes.values()):
+            mine = prefixes.get(node.node_id, NodePrefix(node, 0, 0))
+            result[node.node_id] = replace(mine, shared_pages=others[0].usable_pages)
     return result

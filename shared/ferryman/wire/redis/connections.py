@@ -90,7 +90,7 @@ class RenewedTlsConnection(SSLConnection):
     async def connect(self) -> None:
         """Raises redis.exceptions.ConnectionError."""
         if not self.is_connected and (newest := self._authorities()) != self._believed:
-            # The library's own context would believe the machine's authorities besides.
+            # The library's own context would also believe the machine's authorities.
             context = ssl.create_default_context(cadata=newest.decode("ascii"))
             self.ssl_context.context = cast(Any, context)
             self._believed = newest
@@ -98,11 +98,11 @@ class RenewedTlsConnection(SSLConnection):
 
 
 class RefusalCount:
-    """The logins and commands that Redis has refused, of this process and of anybody else: it alone
+    """The logins and commands that Redis has refused, from this process and all others: it alone
     sees strangers, and counts its errors by kind.
 
-    `number` is as it said at the last look, and begins anew with it. `is_told` turns false where a
-    Redis that others set up does not tell this user.
+    `number` is Redis's count at the last look, and restarts with Redis. `is_told` turns false if a
+    Redis that others set up does not answer this user.
     """
 
     def __init__(self, client: Redis) -> None:
@@ -117,5 +117,5 @@ class RefusalCount:
             log.info("the index does not tell whom it refuses: %s", error)
             self.is_told = False
             return
-        told = (errors.get(f"errorstat_{kind}", {}) for kind in REFUSALS)
-        self.number = sum(int(each.get("count", 0)) for each in told)
+        counters = (errors.get(f"errorstat_{kind}", {}) for kind in REFUSALS)
+        self.number = sum(int(counter.get("count", 0)) for counter in counters)

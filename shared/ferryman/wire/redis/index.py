@@ -23,7 +23,7 @@ class NodeLife:
     """One life of one node's host-cache. Announcements of an earlier life are void.
 
     `address` is its gRPC server's, empty while that is not known. `folder` is the node id of the
-    bucket's folder that it owns, empty where it has none; of such a folder its name there (see
+    bucket's folder that it owns, empty if it has none; of such a folder its name there (see
     `bucket_folders`). Neither counts in comparisons.
     """
 
@@ -53,7 +53,7 @@ class IndexedUnit:
 
 @dataclass(frozen=True, slots=True)
 class NodePrefix:
-    """How much of a chain, in pages, a node can make usable: the longest prefix with a resume set.
+    """The part of a chain, in pages, that a node can make usable: the longest with a resume set.
 
     `usable_pages` counts its host and storage tiers together, `host_pages` the host tier alone; the
     first is never less than the second. `shared_pages`: how much another folder of its bucket has.
@@ -94,7 +94,7 @@ class PrefixIndex(Protocol):
     """The interface of both indexes; `tests/wire/test_index.py` tests both."""
 
     async def announce(self, node: NodeLife, ttl_seconds: float) -> bool:
-        """Says that this life is alive, until `ttl_seconds` after the last such call.
+        """Announces that this life is alive, until `ttl_seconds` after the last such call.
 
         False when the index did not have it, or is away: the other announcements may be lost too,
         and must be repeated.
@@ -106,7 +106,7 @@ class PrefixIndex(Protocol):
         ...
 
     async def claim(self, folder: NodeLife, ttl_seconds: float) -> FolderClaim:
-        """As `announce` for the owner of a folder; its epoch is the owner's term.
+        """Announces the owner of a folder, like a node; its epoch is the owner's term.
 
         The claim of a later term stays. NEW also when the index is away.
         """
@@ -128,7 +128,7 @@ class PrefixIndex(Protocol):
     async def usable_pages(
         self, chain: Sequence[PageKey], shape: ResumeShape
     ) -> Mapping[str, NodePrefix]:
-        """By node id: the longest prefix of the chain whose resume set the node holds.
+        """The longest prefix of the chain whose resume set a node holds, by node id.
 
         Nodes without a usable prefix, or not known to live, are left out. A folder of a bucket is
         an owner like a node, without an address.
@@ -147,7 +147,7 @@ class PrefixIndex(Protocol):
     async def stored_units(
         self, node: NodeLife, root: PageKey, units: Sequence[tuple[Kind, PageKey]]
     ) -> Mapping[tuple[Kind, PageKey], IndexedUnit]:
-        """Those of these units that `node` announced of its storage tier."""
+        """The units among these that `node` announced of its storage tier."""
         ...
 
     def statistics(self) -> IndexStatistics: ...

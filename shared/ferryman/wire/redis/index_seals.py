@@ -78,11 +78,11 @@ class IndexSeals:
         """The unit that the entry in this place names. Raises ForgedEntry."""
         try:
             size, digest, generation, tag = entry.split(",")
-            said = _said_of(place, int(size), int(generation))
+            sealed_fields = _said_of(place, int(size), int(generation))
             hashed, sealed = bytes.fromhex(digest), bytes.fromhex(tag)
         except ValueError as error:
             raise ForgedEntry(f"no entry: {error}") from error
-        if not self._entries.verifies(sealed, *said, hashed):
+        if not self._entries.verifies(sealed, *sealed_fields, hashed):
             raise ForgedEntry(f"an entry of {place.owner} without this cluster's tag")
         return IndexedUnit(place.kind, place.key, int(size), hashed, int(generation))
 
@@ -107,17 +107,17 @@ class SealedEntries:
         self, node: NodeLife, unit: tuple[Kind, PageKey], entries: Sequence[str]
     ) -> frozenset[bytes]:
         """The digests that `node` announced for a unit; `entries` are in the order of TIERS."""
-        found: set[bytes] = set()
+        digests: set[bytes] = set()
         for tier, entry in zip(TIERS, entries, strict=True):
             try:
                 if entry != NOTHING:
-                    found.add(self._seals.digest_in(EntryPlace(node.owner, tier, *unit), entry))
+                    digests.add(self._seals.digest_in(EntryPlace(node.owner, tier, *unit), entry))
             except ForgedEntry as error:
                 self._note_forged(error)
-        return frozenset(found)
+        return frozenset(digests)
 
     def stored(self, node: NodeLife, unit: tuple[Kind, PageKey], entry: str) -> IndexedUnit | None:
-        """The unit that `node` announced of its storage; None where it did not."""
+        """The unit that `node` announced of its storage; None if it did not."""
         try:
             place = EntryPlace(node.owner, Tier.STORAGE, *unit)
             return self._seals.unit_in(place, entry) if entry != NOTHING else None
@@ -126,18 +126,22 @@ class SealedEntries:
             return None
 
     def holding(
-        self, told: NodePrefix, chain: Sequence[PageKey], shape: ResumeShape, ends: Sequence[str]
+        self,
+        announced: NodePrefix,
+        chain: Sequence[PageKey],
+        shape: ResumeShape,
+        ends: Sequence[str],
     ) -> dict[str, NodePrefix]:
-        """By node id the prefix that it really announced; less, or nothing, where entries are
+        """The prefix that a node really announced, by its id; less, or nothing, if entries are
         forged. `ends` are the entries at the end of its usable pages, and of its host pages.
 
         Pages before an end need no check: a node that has the last full page of a chain had all.
         """
-        usable, host = chain[: told.usable_pages], chain[: told.host_pages]
-        if not self._has_end(told.node, usable, shape, ends[0], TIERS):
+        usable, host = chain[: announced.usable_pages], chain[: announced.host_pages]
+        if not self._has_end(announced.node, usable, shape, ends[0], TIERS):
             return {}
-        has_host = bool(host) and self._has_end(told.node, host, shape, ends[1], (Tier.HOST,))
-        return {told.node.node_id: told if has_host else replace(told, host_pages=0)}
+        has_host = bool(host) and self._has_end(announced.node, host, shape, ends[1], (Tier.HOST,))
+        return {announced.node.node_id: announced if has_host else replace(announced, host_pages=0)}
 
     def _has_end(
         self,
@@ -152,10 +156,10 @@ class SealedEntries:
         for i, kind in enumerate(sorted(shape.kinds)):
             both = entries[i * len(TIERS) :][: len(TIERS)]
             mine = [
-                each if tier in tiers else NOTHING for tier, each in zip(TIERS, both, strict=True)
+                entry if tier in tiers else NOTHING for tier, entry in zip(TIERS, both, strict=True)
             ]
-            found = self.digests(node, (kind, chain[-1]), mine)
-            if not found and _is_needed(kind, shape, len(chain)):
+            digests = self.digests(node, (kind, chain[-1]), mine)
+            if not digests and _is_needed(kind, shape, len(chain)):
                 return False
         return True
 
@@ -173,8 +177,8 @@ def _is_needed(kind: Kind, shape: ResumeShape, depth: int) -> bool:
 
 
 def _said_by(node: NodeLife) -> tuple[bytes, ...]:
-    said = node.owner.encode(), node.address.encode()
-    return (*said, node.folder.encode()) if node.folder else said
+    sealed_fields = node.owner.encode(), node.address.encode()
+    return (*sealed_fields, node.folder.encode()) if node.folder else sealed_fields
 
 
 def _said_of(place: EntryPlace, num_bytes: int, generation: int) -> tuple[bytes, ...]:

@@ -16,9 +16,9 @@ KEYS = "~fm:*"
 _CONNECTION = "+ping +hello +auth +client|setname +select"
 _SCRIPTS = "+eval +evalsha +script|load"
 _READ = "+get +mget +hget +hmget +hkeys +scard +smembers +smismember"
-# A lookup removes what earlier lives of a node said, and can add nothing.
+# A lookup removes entries of a node's earlier lives, and can add nothing.
 _LOOKUP = f"{_READ} +hdel +srem +del {_SCRIPTS}"
-_ROUTER = f"{_LOOKUP} +info"  # it counts whom Redis refuses
+_ROUTER = f"{_LOOKUP} +info"  # it counts Redis's refusals
 _HOST_CACHE = f"{_LOOKUP} +set +hset +sadd +expire"
 _OBSERVER = "+@read -@dangerous -@scripting +info"
 _RULES = {
@@ -29,13 +29,13 @@ _RULES = {
 
 
 def index_acl(credentials: Iterable[RoleCredentials]) -> str:
-    """An ACL file with a user for each role that uses the index, and for nobody else. It has
-    digests of the passwords, not the passwords."""
+    """An ACL file with a user for each role that uses the index, and no other. It has digests of
+    the passwords, not the passwords."""
     users = [
-        f"user {each.redis.user} reset on #{_digest(each.redis)} {KEYS} resetchannels -@all"
-        f" {_CONNECTION} {_RULES[each.role]}"
-        for each in credentials
-        if each.role in _RULES
+        f"user {entry.redis.user} reset on #{_digest(entry.redis)} {KEYS} resetchannels -@all"
+        f" {_CONNECTION} {_RULES[entry.role]}"
+        for entry in credentials
+        if entry.role in _RULES
     ]
     return "\n".join(["user default reset off", *users]) + "\n"
 

@@ -136,7 +136,7 @@ class RedisIndex:
                 await self._write_waiting()
 
     async def keep_counting_refusals(self) -> None:
-        """Asks Redis now and then whom it has refused; until cancelled, or until it does not tell
+        """Asks Redis now and then for its refusals; until cancelled, or until it refuses to answer
         this user."""
         while self._refusals.is_told:
             await self._here.wait()
@@ -144,44 +144,44 @@ class RedisIndex:
             await asyncio.sleep(COUNT_SECONDS)
 
     async def announce(self, node: NodeLife, ttl_seconds: float) -> bool:
-        known: list[object] = []
+        earlier: list[object] = []
 
         async def beat() -> None:
             life, ttl_ms = self._seals.record_of(node), round(ttl_seconds * 1000)
             async with self._client.pipeline(transaction=False) as pipe:
                 pipe.sadd(NODES, node.node_id)
                 pipe.set(_node_key(node.node_id), life, px=ttl_ms, get=True)
-                known.append((await pipe.execute())[1])
+                earlier.append((await pipe.execute())[1])
 
         self._living_until = float("-inf")
         if await self._succeeds(beat, WRITE_SECONDS):
             await self._write_waiting()
-        return bool(known) and known[0] is not None
+        return bool(earlier) and earlier[0] is not None
 
     async def claim(self, folder: NodeLife, ttl_seconds: float) -> FolderClaim:
-        """Two owners that claim at once: the former's claim ends at the latter's next one."""
-        said: list[FolderClaim] = []
+        """If two owners claim at once, the earlier claim ends at the later owner's next one."""
+        claims: list[FolderClaim] = []
 
         async def ask() -> None:
             key, ttl_ms = _node_key(folder.node_id), round(ttl_seconds * 1000)
             there = self._found.node(folder.node_id, await self._client.get(key))
             if there and there.epoch > folder.epoch:
-                said.append(FolderClaim.SUPERSEDED)
+                claims.append(FolderClaim.SUPERSEDED)
                 return
             async with self._client.pipeline(transaction=False) as pipe:
                 pipe.sadd(NODES, folder.node_id)
                 pipe.set(key, self._seals.record_of(folder), px=ttl_ms)
                 await pipe.execute()
-            said.append(FolderClaim.KNOWN if there == folder else FolderClaim.NEW)
+            claims.append(FolderClaim.KNOWN if there == folder else FolderClaim.NEW)
 
         self._living_until = float("-inf")
         await self._succeeds(ask, WRITE_SECONDS)
-        return said[0] if said else FolderClaim.NEW
+        return claims[0] if claims else FolderClaim.NEW
 
     async def withdraw(self, node: NodeLife) -> None:
         async def leave() -> None:
-            said = await self._client.get(_node_key(node.node_id))
-            if self._found.node(node.node_id, said) == node:
+            record = await self._client.get(_node_key(node.node_id))
+            if self._found.node(node.node_id, record) == node:
                 await self._client.delete(_node_key(node.node_id))
 
         self._living_until = float("-inf")
@@ -211,7 +211,7 @@ class RedisIndex:
         if not chain:
             return {}
 
-        found: dict[str, NodePrefix] = {}
+        prefixes: dict[str, NodePrefix] = {}
         living: dict[str, NodeLife] = {}
 
         async def ask() -> None:
@@ -221,61 +221,61 @@ class RedisIndex:
             arguments = [packed, str(shape.page_size), str(shape.window_len), kinds]
             for node in living.values():
                 arguments += [node.node_id, str(node.epoch)]
-            said = await self._longest(keys=[_chain_key(chain[0])], args=arguments)
-            for at in range(0, len(said), 5):
-                node_id, usable, host, *ends = said[at : at + 5]
+            reply = await self._longest(keys=[_chain_key(chain[0])], args=arguments)
+            for at in range(0, len(reply), 5):
+                node_id, usable, host, *ends = reply[at : at + 5]
                 holding = NodePrefix(living[str(node_id)], int(usable), int(host))
-                found.update(self._found.holding(holding, chain, shape, ends))
+                prefixes.update(self._found.holding(holding, chain, shape, ends))
 
         async with self._lookups:
             was_here = await self._succeeds(ask, self._lookup_seconds)
         if not was_here:
             self._num_misses_away += 1
             return {}
-        self._num_hits += bool(found)
-        self._num_misses += not found
-        return with_shared(found, living.values())
+        self._num_hits += bool(prefixes)
+        self._num_misses += not prefixes
+        return with_shared(prefixes, living.values())
 
     async def digests(
         self, node: NodeLife, root: PageKey, units: Sequence[tuple[Kind, PageKey]]
     ) -> Mapping[tuple[Kind, PageKey], frozenset[bytes]]:
-        told = await self._entries(node, root, units)
-        found = {unit: self._found.digests(node, unit, entries) for unit, entries in told}
-        return {unit: digests for unit, digests in found.items() if digests}
+        announced = await self._entries(node, root, units)
+        by_unit = {unit: self._found.digests(node, unit, entries) for unit, entries in announced}
+        return {unit: digests for unit, digests in by_unit.items() if digests}
 
     async def stored_units(
         self, node: NodeLife, root: PageKey, units: Sequence[tuple[Kind, PageKey]]
     ) -> Mapping[tuple[Kind, PageKey], IndexedUnit]:
-        told = await self._entries(node, root, units)
-        found = {unit: self._found.stored(node, unit, stored) for unit, (_, stored) in told}
-        return {unit: each for unit, each in found.items() if each}
+        announced = await self._entries(node, root, units)
+        by_unit = {unit: self._found.stored(node, unit, stored) for unit, (_, stored) in announced}
+        return {unit: indexed for unit, indexed in by_unit.items() if indexed}
 
     async def _entries(
         self, node: NodeLife, root: PageKey, units: Sequence[tuple[Kind, PageKey]]
     ) -> list[tuple[tuple[Kind, PageKey], tuple[str, str]]]:
         """Units with the entries that `node` wrote, in the order of TIERS."""
-        told: list[tuple[tuple[Kind, PageKey], tuple[str, str]]] = []
+        pairs: list[tuple[tuple[Kind, PageKey], tuple[str, str]]] = []
         for at in range(0, len(units), MAX_DIGESTS):
             some = units[at : at + MAX_DIGESTS]
-            said = await self._some_entries(node, root, some)
-            told += zip(some, zip(said[::2], said[1::2], strict=True), strict=False)
-        return told
+            reply = await self._some_entries(node, root, some)
+            pairs += zip(some, zip(reply[::2], reply[1::2], strict=True), strict=False)
+        return pairs
 
     async def _some_entries(
         self, node: NodeLife, root: PageKey, units: Sequence[tuple[Kind, PageKey]]
     ) -> list[str]:
-        """Two for each unit; none where the index is away."""
+        """Two for each unit; none if the index is away."""
         arguments = [node.owner]
         for kind, key in units:
             arguments += [key.hex(), kind.value]
-        said: list[str] = []
+        reply: list[str] = []
 
         async def ask() -> None:
-            said.extend(await self._digests(keys=[_chain_key(root)], args=arguments))
+            reply.extend(await self._digests(keys=[_chain_key(root)], args=arguments))
 
         async with self._lookups:
             await self._succeeds(ask, self._lookup_seconds)
-        return said
+        return reply
 
     def statistics(self) -> IndexStatistics:
         return IndexStatistics(
@@ -295,8 +295,8 @@ class RedisIndex:
         if self._clock() >= self._living_until:
             nodes = sorted(str(node) for node in await self._client.smembers(NODES))
             lives = await self._client.mget([_node_key(node) for node in nodes]) if nodes else []
-            told = [self._found.node(*pair) for pair in zip(nodes, lives, strict=True)]
-            self._living = {life.node_id: life for life in told if life}
+            parsed = [self._found.node(*pair) for pair in zip(nodes, lives, strict=True)]
+            self._living = {life.node_id: life for life in parsed if life}
             self._living_until = self._clock() + LIVING_SECONDS
         return self._living
 
