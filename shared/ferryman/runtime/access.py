@@ -1,4 +1,4 @@
-"""How a process shows others of its cluster who it is: from its settings to files of secrets.
+"""A process proves its role to others of its cluster: from its settings to files of secrets.
 
 The files themselves are in `ferryman.security`, which knows no settings.
 """
@@ -19,8 +19,7 @@ log = logging.getLogger(__name__)
 
 
 def access_of(settings: AccessSettings, role: str) -> GrpcAccess:
-    """How a process of this role shows others who it is. Raises ConfigError for a file that is not
-    its own."""
+    """The proof of its role that a process has. Raises ConfigError for a file of another role."""
     return GrpcAccess(given_credentials(settings, role), given_tls(settings, role))
 
 
@@ -44,7 +43,7 @@ def given_credentials(access: AccessSettings, role: str) -> RoleCredentials | No
 def given_tls(access: AccessSettings, name: str) -> TlsFolder | None:
     """The certificate of `name` for a process with these settings; None without TLS.
 
-    Raises ConfigError like `TlsFolder`, and without credentials: a certificate alone says a role
+    Raises ConfigError like `TlsFolder`, and without credentials: a certificate alone names a role
     that no one would check.
     """
     if not access.tls_dir:

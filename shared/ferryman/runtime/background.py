@@ -32,7 +32,7 @@ class Background:
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         if self._is_ending:
-            # Started by one that was cancelled: nobody is left to end it.
+            # Started by a task that was cancelled: no caller is left to end it.
             task.cancel()
         return task
 

@@ -1,4 +1,4 @@
-"""Certificates for containers, beside the credentials of each reader.
+"""Certificates for containers, in the folder of each reader's credentials.
 
 <folder>/authority          ca.crt and ca.key with all that they signed: for the maker alone
 <folder>/READER/ca.crt      the authorities that are trusted, for every reader
@@ -35,7 +35,7 @@ def write_certificate_folders(
     folder: Path, hosts: Sequence[str], now: datetime
 ) -> CertificateFiles:
     """Makes all certificates anew for these names and addresses, valid for DAYS from `now`, under
-    the authority that is kept, and says where those of NATS are. Raises ConfigError."""
+    the authority that is kept, and returns the paths of those of NATS. Raises ConfigError."""
     authority = private_folder(folder / AUTHORITY)
     write_certificates(authority, certificate_specs(hosts), DAYS, now, new_ca=False)
     for reader in READERS:

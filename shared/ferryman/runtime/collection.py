@@ -1,4 +1,4 @@
-"""When a service looks for cyclic garbage: not while it imports, and never in what its start made.
+"""A service looks for cyclic garbage not while it imports, and never in what its start made.
 
 A full collection walks every object that Python tracks, 300,000 of them in a worker, and holds the
 event loop and all threads of Python for 170 ms. Modules, settings and pools live as long as the

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 log = logging.getLogger(__name__)
 
-# Files that a process needs besides its clients' connections.
+# Files that a process needs in addition to its clients' connections.
 SPARE_FILES = 256
 LOG_SECONDS = 1.0
 

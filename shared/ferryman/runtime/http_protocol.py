@@ -55,8 +55,8 @@ class AnswerDate:
 class BoundedProtocol(HttpToolsProtocol):
     """One connection of the server with this `table`, whose answers have this `date`."""
 
-    def __init__(self, table: ConnectionTable, date: AnswerDate, **given: Any) -> None:
-        super().__init__(**given)
+    def __init__(self, table: ConnectionTable, date: AnswerDate, **options: Any) -> None:
+        super().__init__(**options)
         self._table, self._limits, self._date = table, table.limits, date
         # Clients decide how often uvicorn warns about their input, so warnings are rate-limited.
         self.logger = _RareWarnings(self.logger, table)  # type: ignore[assignment]

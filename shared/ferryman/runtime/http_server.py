@@ -97,7 +97,7 @@ def _config(app: ASGIApp, grace_seconds: float, table: ConnectionTable) -> uvico
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without signal handlers, which `life` installs; an event tells when it is ready."""
+    """uvicorn without signal handlers, which `life` installs; an event is set when it is ready."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -137,12 +137,12 @@ class _TlsServer(_Server):
         self.servers = [
             await loop.create_server(
                 self._protocol,
-                sock=each,
+                sock=sock,
                 backlog=_BACKLOG,
                 ssl=self._tls,
                 ssl_handshake_timeout=self._handshake_seconds,
             )
-            for each in sockets or ()
+            for sock in sockets or ()
         ]
         self.started = True
         self.ready.set()
@@ -180,7 +180,7 @@ def _endpoint(
         except FerrymanError as error:
             body = json_answer({"error": str(error)}).body
             return Response(body, error.http_status, SHOW_A_TOKEN, "application/json")
-        said = ask()
-        return Response(said.body, said.status, media_type=said.content_type)
+        reply = ask()
+        return Response(reply.body, reply.status, media_type=reply.content_type)
 
     return answer

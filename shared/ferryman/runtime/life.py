@@ -1,4 +1,4 @@
-"""The life of a service process: start, announce it, serve until told to stop, drain, end.
+"""The life of a service process: start, announce it, serve until a stop is ordered, drain, end.
 
 The first SIGTERM or SIGINT sets the stopping event, and the service drains; while it is still
 loading it ends there and then. A later signal of the same kind ends the process at once. It must
@@ -37,7 +37,7 @@ Serve = Callable[[asyncio.Event], Awaitable[None]]
 ONE_WISH_SECONDS = 0.3
 EXIT_FAILED = 1
 EXIT_MISCONFIGURED = 2
-# So long before a drain is cut off, the log says what it waits for.
+# Seconds before a drain is cut off at which the log names what it waits for.
 NAMED_SECONDS = 0.5
 
 
@@ -45,7 +45,7 @@ def run_service(serve: Serve, *, drain_seconds: float = 30.0) -> NoReturn:
     """Runs `serve(stopping)` and exits with its status.
 
     Once stopping is set, `serve` has `drain_seconds` to return. Then it is cancelled, and the exit
-    status says that the drain was incomplete.
+    status shows that the drain was incomplete.
     """
     with exit_on_config_errors(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         drained = runner.run(_serve_until_stopped(serve, drain_seconds))
@@ -68,7 +68,7 @@ def exit_on_config_errors() -> Iterator[None]:
 
 @asynccontextmanager
 async def alongside(*jobs: Coroutine[Any, Any, object]) -> AsyncIterator[None]:
-    """Runs jobs beside the body: a failed job cancels the body, and the body's end cancels the
+    """Runs jobs during the body: a failed job cancels the body, and the body's end cancels the
     jobs.
 
     Errors are raised as an ExceptionGroup, which includes the body's own.
@@ -81,7 +81,7 @@ async def alongside(*jobs: Coroutine[Any, Any, object]) -> AsyncIterator[None]:
 
 
 async def run_unless_stopped(work: Callable[[], T], stopping: asyncio.Event) -> T:
-    """The result of `work`, which runs in a thread while the loop hears signals.
+    """The result of `work`, which runs in a thread while the loop handles signals.
 
     If `stopping` is set first, the process ends at once with status 0. Raises what `work` raises.
     """
@@ -124,7 +124,7 @@ def announce_ready(role: str, worker_id: str, address: str, epoch: int, **more: 
 
 
 def announce_loading(role: str, **progress: object) -> None:
-    """Writes one line of JSON to stdout for the parent process, which waits while it hears more."""
+    """Writes one line of JSON to stdout for the parent process, which waits while lines come."""
     sys.stdout.write(json.dumps({"event": "loading", "role": role, **progress}) + "\n")
     sys.stdout.flush()
 
@@ -173,7 +173,7 @@ def _lines_of(awaited: object) -> Iterator[str]:
         elif inspect.isasyncgen(awaited):
             code, frame, inner = awaited.ag_code, awaited.ag_frame, awaited.ag_await
         else:
-            # A step of an asynchronous generator does not tell of which one; the collector knows.
+            # A step of an asynchronous generator does not name its generator; the collector knows.
             awaited = next(filter(inspect.isasyncgen, gc.get_referents(awaited)), None)
             continue
         yield f"{code.co_qualname}:{frame.f_lineno if frame is not None else '?'}"

@@ -91,9 +91,9 @@ class Membership:
             subject = self.subjects.parse(message.subject)
             assert isinstance(subject, ControlSubject), "only control subjects are answered"
             if subject.verb not in orders:
-                known = ", ".join(orders)
+                verbs = ", ".join(orders)
                 raise InvalidRequest(
-                    f"no order is called {subject.verb!r} here; this {self.role} knows {known}",
+                    f"no order is called {subject.verb!r} here; this {self.role} knows {verbs}",
                     "verb",
                 )
             return orders[subject.verb](message.payload)

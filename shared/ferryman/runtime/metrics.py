@@ -66,7 +66,7 @@ class Metrics:
 
 
 def refused_calls(metrics: Metrics) -> Callable[[str, str], None]:
-    """A count of gRPC calls that were refused, told by method and reason."""
+    """A count of gRPC calls that were refused, by method and reason."""
     counter = metrics.counter("refused_calls", "gRPC calls refused", ["method", "reason"])
     return lambda method, reason: counter.labels(method, reason).inc()
 

@@ -1,8 +1,8 @@
 """Readers of a process's metrics: in a locked cluster those who show an observer's token.
 
-Metrics are numbers, but they tell how large a cluster is, how busy, and what fails in it. Tools for
+Metrics are numbers, but they show how large a cluster is, how busy, and what fails in it. Tools for
 them show a token with every scrape (`authorization: Bearer …`, RFC 6750, 2.1). Health stays open:
-container engines ask for it, and it says no more than whether the process serves.
+container engines ask for it, and it shows no more than whether the process serves.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class MetricsGuard:
         self._refused = metrics.counter("refused_reads", text, ["path", "reason"])
 
     def may_read(self, authorizations: Sequence[str]) -> bool:
-        """Whether these headers suffice, for an answer that says more to those who may."""
+        """Whether these headers suffice, for an answer with more details."""
         return self._access.refusal(authorizations) is None
 
     def check(self, path: str, authorizations: Sequence[str]) -> None:

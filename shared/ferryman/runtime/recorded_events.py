@@ -2,7 +2,7 @@
 
 The broker lets a role publish on subjects of that role alone, and reads no payload. So an event
 counts if its payload names the role, the worker, the request and the event of its subject: then
-somebody with that role's login published it. The log cannot tell which process of the role it was.
+a process with that role's login published it. The log does not show which one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def credible_event(subject: str, payload: bytes, subjects: Subjects) -> Lifecycl
     """The event; None for what is no event, or was published on a subject that is not its own."""
     try:
         event = decode_event(payload)
-        own = subjects.life(event.role, event.worker_id, event.request_id, event.name)
+        expected = subjects.life(event.role, event.worker_id, event.request_id, event.name)
     except (ValueError, InvalidRequest):
         return None
-    return event if subject == own else None
+    return event if subject == expected else None

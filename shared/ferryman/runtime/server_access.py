@@ -15,7 +15,7 @@ from ferryman.wire.redis.permissions import index_acl
 
 @dataclass(frozen=True, slots=True)
 class ServerAccess:
-    """Where the files are: a configuration of nats-server, and an ACL file of Redis."""
+    """The paths of a configuration of nats-server and an ACL file of Redis."""
 
     nats_config: Path
     redis_acl: Path

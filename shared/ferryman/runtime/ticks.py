@@ -1,9 +1,9 @@
-"""When what a process does every second is done: all of it at once.
+"""Ticks: all jobs that a process does every second are done at once.
 
 An idle process costs what it costs to wake it: its caches are cold, and a heartbeat alone takes
-longer than beside another job. So jobs of one period go by the clock of the machine, and wake the
+longer than after another job. So jobs of one period go by the clock of the machine, and wake the
 process together, and the broker once for the processes of a machine. Machines began at different
-times, so a router still hears of many workers evenly.
+times, so a router still receives many workers' heartbeats evenly.
 """
 
 from __future__ import annotations
