@@ -59,7 +59,7 @@ class CertificateSpec:
 
 def certificate_specs(hosts: Sequence[str]) -> tuple[CertificateSpec, ...]:
     """One for each role and server. Servers have `hosts` and the names of this machine. Services
-    have neither: with them a worker could take the place of the door, NATS or Redis.
+    have neither: with them a worker could pretend to be a router, NATS or Redis.
 
     Raises ConfigError for a host that is neither a name nor an address.
     """
@@ -68,9 +68,9 @@ def certificate_specs(hosts: Sequence[str]) -> tuple[CertificateSpec, ...]:
     reached = tuple(dict.fromkeys((*LOCAL_HOSTS, *hosts)))
     services = [role.value for role in ClusterRole if role is not ClusterRole.OBSERVER]
     return (
-        *(CertificateSpec(one, (SERVICE_NAME,), (_SERVER, _CLIENT)) for one in services),
+        *(CertificateSpec(service, (SERVICE_NAME,), (_SERVER, _CLIENT)) for service in services),
         CertificateSpec(ClusterRole.OBSERVER.value, (), (_CLIENT,)),
-        *(CertificateSpec(one, reached, (_SERVER,)) for one in SERVERS),
+        *(CertificateSpec(server, reached, (_SERVER,)) for server in SERVERS),
     )
 
 
@@ -79,14 +79,14 @@ def write_certificates(
 ) -> None:
     """Makes or replaces all certificates in an existing folder, valid for `days` from `now`.
 
-    The authority in the folder signs them, or a new one where there is none or `new_ca` asks for
+    The authority in the folder signs them, or a new one if there is none or `new_ca` asks for
     it; then earlier ones stay trusted until they expire. Raises ConfigError when the folder cannot
     be used.
     """
     trusted = _trusted(folder / AUTHORITIES, now)
     authority = _authority(folder, trusted, now, is_new=new_ca or not trusted)
     if authority.certificate not in trusted:
-        # Trusted first, used then: a reader between the two refuses nobody.
+        # Trusted first, then used: a reader between the two refuses no process.
         trusted = [authority.certificate, *trusted]
         write_private_text(folder / AUTHORITIES, "".join(map(_pem, trusted)), READABLE)
         write_private_text(folder / AUTHORITY_KEY, _key_pem(authority.key))
@@ -103,10 +103,10 @@ def _trusted(path: Path, now: datetime) -> list[x509.Certificate]:
     if not path.exists():
         return []
     try:
-        found = x509.load_pem_x509_certificates(path.read_bytes())
+        authorities = x509.load_pem_x509_certificates(path.read_bytes())
     except (OSError, ValueError):
         raise ConfigError(f"authorities {path}: they cannot be read") from None
-    return [one for one in found if one.not_valid_after_utc > now]
+    return [authority for authority in authorities if authority.not_valid_after_utc > now]
 
 
 def _authority(
@@ -185,7 +185,8 @@ def _builder(
 
 
 def _key_usage(*, signs: bool) -> x509.KeyUsage:
-    """Of a process, which signs handshakes, or else of an authority, which signs certificates."""
+    """The usage for a process, which signs handshakes, or for an authority, which signs
+    certificates."""
     return x509.KeyUsage(
         digital_signature=signs,
         key_cert_sign=not signs,

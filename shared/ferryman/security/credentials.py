@@ -1,7 +1,7 @@
 """The secrets by which processes of each role show who they are, all made from the cluster key.
 
 Each secret is HKDF-SHA256 (RFC 5869) of the key, bound to a role and a use. So a restart makes the
-same ones, and nobody gets from one of them to another or to the key. A process is given those of
+same ones, and none of them leads to another or to the key. A process is given those of
 its own role alone; of other roles' gRPC tokens it knows digests, enough to recognise a token that
 it is shown and useless for showing one. `repr` leaves all secrets out.
 """
@@ -55,12 +55,12 @@ class RoleCredentials:
 
     def role_of(self, token: str) -> ClusterRole | None:
         """The role whose gRPC token this is, of this cluster; None for any other text."""
-        digest, found = token_digest(token), None
-        # All are compared, each in constant time: the answer's time says nothing of them.
-        for role, known in self.token_digests.items():
-            if hmac.compare_digest(digest, known):
-                found = role
-        return found
+        digest, matching = token_digest(token), None
+        # All are compared, each in constant time: the answer's time reveals nothing of them.
+        for role, role_digest in self.token_digests.items():
+            if hmac.compare_digest(digest, role_digest):
+                matching = role
+        return matching
 
 
 def credentials_of(key: ClusterKey, role: ClusterRole) -> RoleCredentials:
@@ -70,7 +70,7 @@ def credentials_of(key: ClusterKey, role: ClusterRole) -> RoleCredentials:
         nats=Login(role.value, _secret(key, role, "nats")),
         redis=Login(role.value, _secret(key, role, "redis")),
         grpc_token=_secret(key, role, "grpc"),
-        token_digests={each: token_digest(_secret(key, each, "grpc")) for each in ClusterRole},
+        token_digests={other: token_digest(_secret(key, other, "grpc")) for other in ClusterRole},
     )
 
 

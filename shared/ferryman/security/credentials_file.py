@@ -39,7 +39,7 @@ def write_credentials(path: Path, credentials: RoleCredentials) -> None:
 
 
 def write_all_credentials(folder: Path, key: ClusterKey) -> Mapping[ClusterRole, Path]:
-    """Writes the file of every role into an existing folder, and says where they are."""
+    """Writes the file of every role into an existing folder; returns their paths."""
     paths = {role: folder / f"{role.value}.json" for role in ClusterRole}
     for role, path in paths.items():
         write_credentials(path, credentials_of(key, role))
@@ -47,7 +47,7 @@ def write_all_credentials(folder: Path, key: ClusterKey) -> Mapping[ClusterRole,
 
 
 def private_folder(path: Path) -> Path:
-    """The folder, made for its owner alone where it is missing. Raises ConfigError."""
+    """The folder, made for its owner alone if it is missing. Raises ConfigError."""
     try:
         path.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
     except OSError as error:
@@ -71,21 +71,21 @@ def write_private_text(path: Path, text: str, mode: int = PRIVATE) -> None:
         raise ConfigError(f"{path}: {error.strerror}") from None
 
 
-def _from_json(said: Mapping[str, Any]) -> RoleCredentials:
-    digests = {ClusterRole(role): _text(digest) for role, digest in said["token_digests"].items()}
+def _from_json(raw: Mapping[str, Any]) -> RoleCredentials:
+    digests = {ClusterRole(role): _text(digest) for role, digest in raw["token_digests"].items()}
     if set(digests) != set(ClusterRole):
         raise ValueError("a digest for every role")
     return RoleCredentials(
-        role=ClusterRole(said["role"]),
-        nats=_login(said["nats"]),
-        redis=_login(said["redis"]),
-        grpc_token=_text(said["grpc_token"]),
+        role=ClusterRole(raw["role"]),
+        nats=_login(raw["nats"]),
+        redis=_login(raw["redis"]),
+        grpc_token=_text(raw["grpc_token"]),
         token_digests=digests,
     )
 
 
-def _login(said: Mapping[str, Any]) -> Login:
-    return Login(_text(said["user"]), _text(said["password"]))
+def _login(raw: Mapping[str, Any]) -> Login:
+    return Login(_text(raw["user"]), _text(raw["password"]))
 
 
 def _text(value: object) -> str:

@@ -63,14 +63,14 @@ def make_key_file(path: Path) -> None:
         _keep(path, ClusterKey(secrets.token_bytes(SECRET_BYTES)))
 
 
-def take_key(path: Path, given: ClusterKey) -> None:
-    """Writes a key that somebody chose, unless the file has it already.
+def take_key(path: Path, key: ClusterKey) -> None:
+    """Writes a key that the operator chose, unless the file has it already.
 
     Raises ConfigError if the file has another key: what is stored under that one would be lost.
     """
     if not path.exists():
-        _keep(path, given)
-    if read_key_file(path) != given:
+        _keep(path, key)
+    if read_key_file(path) != key:
         raise ConfigError(
             f"cluster key {path}: it is not the one that was given; remove the old one first, and"
             " what is stored under it is lost"

@@ -138,9 +138,9 @@ class _Connection:
 
     def begin(self, method: str, make: Callable[[grpc.aio.Channel], Any]) -> Callable[..., Any]:
         """The method of this channel, made by `make` when it is first called."""
-        if (known := self._methods.get(method)) is None:
-            known = self._methods[method] = make(self.channel)
-        return known
+        if (call := self._methods.get(method)) is None:
+            call = self._methods[method] = make(self.channel)
+        return call
 
 
 class RenewedChannel:

@@ -29,7 +29,7 @@ AUTHORITIES = "ca.crt"
 DOOR = "door"  # of the router, for clients
 NATS = "nats"
 MAX_FILE_BYTES = 256 << 10
-# A group may read a key, as in secrets of Kubernetes; nobody else may, and only the owner writes.
+# A group may read a key, as in secrets of Kubernetes; others may not, and only the owner writes.
 REFUSED_MODE = stat.S_IWGRP | stat.S_IRWXO
 # Time enough for people to notice; `ferryman certs` makes them for a year.
 EARLY_WARNING = timedelta(days=7)
@@ -50,8 +50,8 @@ class TlsFolder:
     """The certificate of `name` in a folder; calling it gives the newest one.
 
     Files that change are read again when they are next asked for. Those that cannot be used, such
-    as a certificate without its key, change nothing: an error in the log tells of them, the earlier
-    ones stay in use, and after RETRY they are read once more. A warning tells, once, of a
+    as a certificate without its key, change nothing: an error in the log names them, the earlier
+    ones stay in use, and after RETRY they are read once more. A warning is logged, once, in a
     certificate's last days. Raises ConfigError when the first ones cannot be used.
     """
 
@@ -133,10 +133,10 @@ def _certificates(what: str, path: Path, text: bytes) -> list[x509.Certificate]:
 def _stamp(path: Path) -> tuple[int, int, int]:
     """Changes with the file; zeros for one that is not there."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return 0, 0, 0
-    return found.st_mtime_ns, found.st_ino, found.st_size
+    return status.st_mtime_ns, status.st_ino, status.st_size
 
 
 def _text(what: str, path: Path, refused_mode: int = 0) -> bytes:
@@ -160,7 +160,7 @@ def server_context(
     source: Callable[[], TlsMaterial], refused: Callable[[], None] = _uncounted
 ) -> ssl.SSLContext:
     """For a server of this process that asks its clients for no certificate. Each handshake uses
-    the newest certificate. `refused` is told of each that fails, by
+    the newest certificate. `refused` is called for each that fails, by
     whichever end; a client that hangs up without a word is not noticed."""
     made: dict[TlsMaterial, ssl.SSLContext] = {}
 
@@ -181,7 +181,7 @@ def server_context(
 
 
 def _noting(refused: Callable[[], None]) -> type[ssl.SSLObject]:
-    """Neither uvicorn nor the event loop tells of a handshake that fails."""
+    """Neither uvicorn nor the event loop reports a handshake that fails."""
 
     class NotedHandshake(ssl.SSLObject):
         def do_handshake(self) -> None:
