@@ -30,7 +30,7 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class MachineResources:
-    """The resources that a cluster on this machine may share; `limited_by` says who limits RAM."""
+    """The resources that a cluster on this machine may share; `limited_by`: what limits RAM."""
 
     free_bytes: int
     limited_by: str
@@ -65,8 +65,8 @@ def free_memory(root: Path = Path("/")) -> FreeMemory:
 
 
 def _meminfo(text: str) -> int:
-    found = re.search(r"^MemAvailable:\s+(\d+) kB$", text, re.MULTILINE)
-    return int(found[1]) << 10 if found else _UNLIMITED
+    match = re.search(r"^MemAvailable:\s+(\d+) kB$", text, re.MULTILINE)
+    return int(match[1]) << 10 if match else _UNLIMITED
 
 
 def _group_limits(root: Path) -> Iterator[FreeMemory]:

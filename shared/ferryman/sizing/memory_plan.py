@@ -1,6 +1,6 @@
 """The plan of a machine's memory: number formats, devices and pools of all workers that share it.
 
-Everything here is told before a weight is read: from the model's config, the headers of its
+Everything here is computed before a weight is read: from the model's config, the headers of its
 tensors, and the machine as it is. A worker holds
 
     weights    as its loader keeps them, once for each rank
@@ -43,13 +43,12 @@ from ferryman.sizing.worker_size import (
 # The part of free memory that is taken without being asked for; the rest is for the page cache,
 # for what other programs take later, and for what is wrong with the figures here.
 SHARE = 0.8
-# Requests at once, where nobody says how many: the most that leave room for a context of so many
+# Requests at once, if their number is not given: the most that leave room for a context of so many
 # tokens, or for the model's own.
 ROWS = (32, 16, 8, 4, 2, 1)
 WANTED_CONTEXT = 32_768
-# Tokens of a prefill step; fewer where bfloat16 is emulated, so that a step does not stand in the
-# way of others for long; more on a card, where a step of 512 tokens reads all experts for few
-# tokens each.
+# Tokens of a prefill step; fewer if bfloat16 is emulated, so that a step does not block others for
+# long; more on a card, where a step of 512 tokens reads all experts for few tokens each.
 CHUNK_TOKENS = 512
 EMULATED_CHUNK_TOKENS = 128
 CARD_CHUNK_TOKENS = 2048
@@ -145,7 +144,7 @@ class MemoryPlanner:
         return all(card.has_bfloat16 for card in self.machine.cards)
 
     def _chunked(self, group: WorkerGroup) -> WorkerGroup:
-        """With its tokens of a step, if nobody says how many; the dtype is known."""
+        """The group with its tokens of a step, if they are not given; the dtype is known."""
         options = group.options
         if options.chunk_tokens:
             return group
@@ -159,12 +158,12 @@ class MemoryPlanner:
         return EMULATED_CHUNK_TOKENS if is_emulated else CHUNK_TOKENS
 
     def _with_best_rows(self, groups: Sequence[WorkerGroup]) -> tuple[WorkerPlan, ...]:
-        """The workers, with the most requests at once that leave room for long contexts where
-        nobody says how many; else with the longest contexts. Raises ConfigError when not even one
-        request at once fits."""
+        """The workers. If the requests at once are not given, they are the most that leave room
+        for long contexts, or else those with the longest contexts. Raises ConfigError when not even
+        one request at once fits."""
         if all(group.options.max_running for group in groups):
             return self._fitted(groups)
-        found: list[tuple[WorkerPlan, ...]] = []
+        candidates: list[tuple[WorkerPlan, ...]] = []
         refused: ConfigError | None = None
         for rows in ROWS:
             try:
@@ -172,13 +171,13 @@ class MemoryPlanner:
             except ConfigError as error:
                 refused = error
                 continue
-            if all(each.max_len >= min(each.model_len, WANTED_CONTEXT) for each in workers):
+            if all(worker.max_len >= min(worker.model_len, WANTED_CONTEXT) for worker in workers):
                 return workers
-            found.append(workers)
-        if not found:
+            candidates.append(workers)
+        if not candidates:
             assert refused is not None, "there are rows to try"
             raise refused
-        return max(found, key=lambda workers: min(each.max_len for each in workers))
+        return max(candidates, key=lambda workers: min(worker.max_len for worker in workers))
 
     # Sizes.
 
@@ -186,37 +185,37 @@ class MemoryPlanner:
         """The workers with their memory. Raises ConfigError when the least does not fit."""
         config = self.config(groups[0].options)
         sized = [WorkerSize.of(group, config, self.weights_of(group.options)) for group in groups]
-        given = {id(each): each.options.memory_bytes for each in sized}
-        for place in dict.fromkeys(place for each in sized for place in each.places):
-            for each, num_bytes in self._shared(place, sized):
-                known = given[id(each)]
-                given[id(each)] = min(known, num_bytes) if known else num_bytes
-        return tuple(each.planned(given[id(each)]) for each in sized)
+        budgets = {id(size): size.options.memory_bytes for size in sized}
+        for place in dict.fromkeys(place for size in sized for place in size.places):
+            for size, num_bytes in self._shared(place, sized):
+                earlier = budgets[id(size)]
+                budgets[id(size)] = min(earlier, num_bytes) if earlier else num_bytes
+        return tuple(size.planned(budgets[id(size)]) for size in sized)
 
     def _shared(self, place: str, sized: Sequence[WorkerSize]) -> Iterator[tuple[WorkerSize, int]]:
         """The bytes of state for each worker with ranks at `place`, as far as this place decides.
 
         Raises ConfigError when the least does not fit there.
         """
-        here = [(each, each.part_at(place)) for each in sized if place in each.places]
-        fixed = sum(each.count * each.fixed_bytes * part for each, part in here)
+        here = [(size, size.part_at(place)) for size in sized if place in size.places]
+        fixed = sum(size.count * size.fixed_bytes * part for size, part in here)
         fixed += self.reserved if place == CPU else 0
         whole, limited_by = self._limit(place)
-        least = fixed + sum(each.count * each.demand.least * part for each, part in here)
+        least = fixed + sum(size.count * size.demand.least * part for size, part in here)
         if least > whole:
             raise ConfigError(_does_not_fit(place, here, int(least), whole, limited_by))
         # A share of the free memory, unless the least needs more of it.
         budget = whole if self.memory else max(int(whole * SHARE), int(least))
-        every = [(each, part) for each, part in here for _ in range(each.count)]
+        every = [(size, part) for size, part in here for _ in range(size.count)]
         parts = share_memory(
             budget - int(fixed),
             [StateDemand(int(e.demand.least * p), int(e.demand.useful * p)) for e, p in every],
         )
-        for (each, part), num_bytes in zip(every, parts, strict=True):
-            yield each, max(each.demand.least, int(num_bytes / part))
+        for (size, part), num_bytes in zip(every, parts, strict=True):
+            yield size, max(size.demand.least, int(num_bytes / part))
 
     def _limit(self, place: str) -> tuple[int, str]:
-        """The bytes that workers may take there, and who says so."""
+        """The bytes that workers may take there, and what limits them."""
         if place == CPU:
             free, limited_by = self.machine.free_bytes, self.machine.limited_by
         else:
@@ -234,7 +233,7 @@ class MemoryPlanner:
         on_cpu = options.device == CPU
         key = (options.dtype, options.quantize, on_cpu, options.tp_size, options.lora)
         if key not in self._weights:
-            counted = [(weight_bytes, each) for each in (self.model, self.draft) if each]
+            counted = [(weight_bytes, files) for files in (self.model, self.draft) if files]
             if options.draft == MTP:
                 counted.append((mtp_bytes, self.model))
             loaded_as = LoadOptions(
@@ -269,7 +268,7 @@ class MemoryPlanner:
             chosen = [self._chunked(_with_dtype(group, named)) for group in groups]
             for rows in (asked, *(n for n in ROWS if n < asked)):
                 try:
-                    workers = self._with_best_rows([_with_rows(each, rows) for each in chosen])
+                    workers = self._with_best_rows([_with_rows(group, rows) for group in chosen])
                 except ConfigError:
                     continue
                 words = [f"--dtype {named}"] if named != dtypes[0] else []
@@ -301,11 +300,11 @@ def _does_not_fit(
     place: str, here: Sequence[tuple[WorkerSize, float]], least: int, whole: int, limited_by: str
 ) -> str:
     parts = [
-        f"{each.count} × {each.group.role or 'worker'}: "
-        f"{size_text(int(each.weight_bytes * part))} of weights, "
-        f"{size_text(int(each.demand.least * part))} of state at least, "
-        f"{size_text(int(each.step_bytes * part))} for steps"
-        for each, part in here
+        f"{size.count} × {size.group.role or 'worker'}: "
+        f"{size_text(int(size.weight_bytes * part))} of weights, "
+        f"{size_text(int(size.demand.least * part))} of state at least, "
+        f"{size_text(int(size.step_bytes * part))} for steps"
+        for size, part in here
     ]
     return (
         f"the model does not fit on {place} in {here[0][0].options.dtype}: it needs "

@@ -19,12 +19,12 @@ from ferryman.schedule.step_sizes import RECORDING_BYTES
 from ferryman.settings.engine import EngineOptions
 
 CPU = "cpu"
-# A context that a worker should hold at least once, if nobody says how large its pools are.
+# A context that a worker should hold at least once, if the size of its pools is not given.
 LEAST_CONTEXT = 4096
 # An interpreter with torch and compiled loops; on a card the context of its driver.
 PROCESS_BYTES = 220 << 20
 CARD_BYTES = 600 << 20
-# A graph's launches in one layer, as the driver keeps them. Nobody has measured it yet.
+# A graph's launches in one layer, as the driver keeps them. It is not measured yet.
 GRAPH_LAYER_BYTES = 64 << 10
 # Kinds whose pages a step names, at most.
 PAGED_KINDS = 2
@@ -47,19 +47,19 @@ class ModelFiles:
 
 
 def model_files(folder: Path) -> ModelFiles:
-    """Those of a folder. Reads headers only; raises ConfigError as `open_checkpoint` does."""
+    """The files of a folder. Reads headers only; raises ConfigError as `open_checkpoint` does."""
     return ModelFiles(folder, open_checkpoint(folder).tensors)
 
 
 def stored_dtype(model: ModelFiles) -> str:
-    """The dtype that a checkpoint says it is in, or else the one of most of its bytes."""
+    """The dtype that a checkpoint declares, or else the one of most of its bytes."""
     raw = read_fields(model.folder / "config.json").raw
     inner = raw.get("text_config")
     for fields in (raw, inner if isinstance(inner, dict) else {}):
         for name in ("dtype", "torch_dtype"):
-            said = str(fields.get(name, "")).removeprefix("torch.")
-            if said in _DTYPE_NAMES.values():
-                return said
+            named = str(fields.get(name, "")).removeprefix("torch.")
+            if named in _DTYPE_NAMES.values():
+                return named
     sizes: dict[str, int] = {}
     for tensor in model.tensors.values():
         dtype = _DTYPE_NAMES.get(tensor.dtype, "bfloat16")
@@ -95,7 +95,7 @@ class WorkerPlan:
 
     @property
     def weights_name(self) -> str:
-        """For people: `weights`, or `int8 weights` where those of linear layers become int8."""
+        """For people: `weights`, or `int8 weights` if those of linear layers become int8."""
         quantize = self.options.quantize
         return "weights" if quantize == AS_STORED else f"{quantize} weights"
 
@@ -190,7 +190,7 @@ class WorkerSize:
 
 
 def _demand(options: EngineOptions, sized: StateManifest, model_len: int) -> StateDemand:
-    """The bytes of the pools of one worker; a size that somebody gave is the least and the most."""
+    """The bytes of the pools of one worker; a given size is the least and the most."""
     if options.memory_bytes:
         return StateDemand(options.memory_bytes, options.memory_bytes)
     concurrency, step = options.concurrency, options.chunk_tokens
@@ -203,7 +203,7 @@ def _demand(options: EngineOptions, sized: StateManifest, model_len: int) -> Sta
 
 
 def step_bytes(config: ModelConfig, options: EngineOptions) -> int:
-    """The bytes of one rank beside weights and state: the process, and its largest step's tensors.
+    """The bytes of one rank except weights and state: the process, and its largest step's tensors.
 
     A step holds a few tensors of [tokens, hidden_dim], and logits of its rows in 32 bits with as
     much again twice for the draw.
@@ -233,7 +233,7 @@ def opened_bytes(config: ModelConfig, options: EngineOptions) -> int:
     context = min(config.trunk.max_positions, LEAST_CONTEXT)
     pages = rows * -(-context // options.page_size)
     ranks = options.tp_size
-    shapes = [each.shard(ranks) for each in attentions(config)]
+    shapes = [shape.shard(ranks) for shape in attentions(config)]
     numbers = max(shape.kv_heads * shape.head_dim for shape in shapes)
     return 2 * pages * options.page_size * numbers * _ITEM_BYTES[options.dtype]
 
@@ -251,7 +251,7 @@ def replay_bytes(config: ModelConfig, options: EngineOptions) -> int:
         return RECORDING_BYTES if options.tp_size == 1 else 0
     item = 8 if options.dtype == "float64" else 4
     logits = sizes.max_tokens * config.trunk.vocab_size * item
-    each = list(sizes.each())
-    integers = 8 * sum(size.num_tokens * (size.pages * PAGED_KINDS + 4) for size in each)
-    launches: int = len(each) * len(config.states) * GRAPH_LAYER_BYTES
+    step_sizes = list(sizes.each())
+    integers = 8 * sum(size.num_tokens * (size.pages * PAGED_KINDS + 4) for size in step_sizes)
+    launches: int = len(step_sizes) * len(config.states) * GRAPH_LAYER_BYTES
     return logits + integers + launches
