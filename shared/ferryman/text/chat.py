@@ -35,7 +35,7 @@ _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 class ChatTemplate:
     """One compiled template and the special tokens it may name (`bos_token`, `eos_token`, ...).
 
-    `tool_source` is the template for requests with tools, where a model has one of its own.
+    `tool_source` is the template for requests with tools, if a model has one of its own.
     """
 
     __slots__ = ("_special", "_template", "_tool_template", "source", "tool_source")
@@ -62,11 +62,11 @@ class ChatTemplate:
         left out, and its reasoning has all names that templates read it by. Raises InvalidRequest
         when the template refuses the messages or grows past `max_chars`.
         """
-        given = {**_DEFAULTS, **variables, **self._special, "messages": _readable(messages)}
-        template = self._tool_template if given["tools"] is not None else self._template
+        values = {**_DEFAULTS, **variables, **self._special, "messages": _readable(messages)}
+        template = self._tool_template if values["tools"] is not None else self._template
         rendered, num_chars = [], 0
         try:
-            for part in template.generate(given):
+            for part in template.generate(values):
                 num_chars += len(part)
                 if num_chars > max_chars:
                     raise InvalidRequest("the rendered chat is too long", "messages")
@@ -93,17 +93,17 @@ _REFUSALS = (
 def _readable(messages: Iterable[Message]) -> list[dict[str, Any]]:
     """The messages as templates expect them."""
     return [
-        _with_reasoning({name: value for name, value in one.items() if value is not None})
-        for one in messages
+        _with_reasoning({name: value for name, value in message.items() if value is not None})
+        for message in messages
     ]
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
     """Qwen's templates read `reasoning_content`, gpt-oss's read `thinking`."""
-    given = [message[name] for name in _REASONING_NAMES if name in message]
-    if not given:
+    reasonings = [message[name] for name in _REASONING_NAMES if name in message]
+    if not reasonings:
         return message
-    return {"thinking": given[0], **message, "reasoning_content": given[0]}
+    return {"thinking": reasonings[0], **message, "reasoning_content": reasonings[0]}
 
 
 class GenerationBlock(Extension):

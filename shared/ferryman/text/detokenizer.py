@@ -81,8 +81,8 @@ class WindowDetokenizer:
         return after[len(before) :]
 
     def _window(self) -> tuple[str, str]:
-        shown = self._decode(self._token_ids[self._start : self._shown])
-        return shown, self._decode(self._token_ids[self._start :])
+        visible = self._decode(self._token_ids[self._start : self._shown])
+        return visible, self._decode(self._token_ids[self._start :])
 
     def _forget(self) -> None:
         """Keeps the list as short as its window, for a text of any length."""

@@ -63,8 +63,8 @@ def _byte_rule(decoder: Mapping[str, Any] | None) -> Callable[[str], bytes] | No
     steps = [step["type"] for step in decoder["decoders"]]
     if steps == ["ByteLevel"]:
         return _byte_level
-    known = {"Replace", "ByteFallback", "Fuse", "Strip"}
-    if "ByteFallback" in steps and set(steps) <= known and _replaces_only_underline(decoder):
+    supported = {"Replace", "ByteFallback", "Fuse", "Strip"}
+    if "ByteFallback" in steps and set(steps) <= supported and _replaces_only_underline(decoder):
         return _byte_fallback
     return None
 
@@ -77,8 +77,8 @@ def _replaces_only_underline(decoder: Mapping[str, Any]) -> bool:
 
 
 def _byte_fallback(token: str) -> bytes:
-    found = _BYTE_TOKEN.fullmatch(token)
-    return bytes([int(found[1], 16)]) if found else token.replace("▁", " ").encode()
+    match = _BYTE_TOKEN.fullmatch(token)
+    return bytes([int(match[1], 16)]) if match else token.replace("▁", " ").encode()
 
 
 def _byte_level(token: str) -> bytes:

@@ -37,9 +37,9 @@ class StopStrings:
         if not self._stops:
             return Released(text)
         held = self._held + text
-        found = self._earliest(held)
-        if found is not None:
-            at, stop = found
+        hit = self._earliest(held)
+        if hit is not None:
+            at, stop = hit
             self._held = ""
             return Released(held[:at], stop)
         keep = self._possible_start(held)
@@ -53,8 +53,8 @@ class StopStrings:
 
     def _earliest(self, text: str) -> tuple[int, str] | None:
         """The match that is complete first; among those, the one that begins first."""
-        found = [(text.find(stop), stop) for stop in self._stops]
-        whole = [(at + len(stop), at, stop) for at, stop in found if at >= 0]
+        starts = [(text.find(stop), stop) for stop in self._stops]
+        whole = [(at + len(stop), at, stop) for at, stop in starts if at >= 0]
         if not whole:
             return None
         _, at, stop = min(whole)

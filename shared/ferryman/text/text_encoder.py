@@ -35,11 +35,11 @@ class TextEncoder:
         self.honouring, self._plain = _loaded(source), _loaded(source)
         self._plain.encode_special_tokens = True
         self.max_token_bytes = max_token_bytes(description)
-        special = [one for one in description.get("added_tokens") or () if one["special"]]
+        special = [token for token in description.get("added_tokens") or () if token["special"]]
         unknown = description["model"].get("unk_token")
-        self.names = tuple(sorted((one["content"] for one in special), key=len, reverse=True))
+        self.names = tuple(sorted((token["content"] for token in special), key=len, reverse=True))
         self._control_ids = np.array(
-            [one["id"] for one in special if one["content"] != unknown], dtype="<u4"
+            [token["id"] for token in special if token["content"] != unknown], dtype="<u4"
         )
         alternatives = "|".join(re.escape(name) for name in self.names)
         self._runs = re.compile(f"(?:{alternatives})+")
@@ -81,7 +81,7 @@ class TextEncoder:
         honoured = self._batch(
             self.honouring, [piece for piece, is_plain in pieces if not is_plain]
         )
-        found = [
+        encoded = [
             _token_ids([next(honoured)], max_tokens, param)
             if not is_plain
             else self.encode(
@@ -89,7 +89,7 @@ class TextEncoder:
             )
             for piece, is_plain in pieces
         ]
-        token_ids = np.concatenate(found) if found else np.empty(0, dtype="<u4")
+        token_ids = np.concatenate(encoded) if encoded else np.empty(0, dtype="<u4")
         _check_count(len(token_ids), max_tokens, param)
         return as_token_ids(token_ids)
 
@@ -124,17 +124,17 @@ class TextEncoder:
         return int(self._plain.num_special_tokens_to_add(False)) if add_special_tokens else 0
 
     def _spelt(self, text: str, *, add_special_tokens: bool, param: str) -> TokenIds:
-        """Encodes each name in pieces, where plain encoding too yields the control token."""
+        """Encodes each name in pieces, if plain encoding too yields the control token."""
         cuts = [0, *(at for run in self._runs.finditer(text) for at in _inside(run, self.names))]
         pieces = [text[begin:end] for begin, end in zip(cuts, [*cuts[1:], len(text)], strict=True)]
-        found = _token_ids(list(self._batch(self._plain, pieces)), None, param)
-        if self._num_control(found):
+        token_ids = _token_ids(list(self._batch(self._plain, pieces)), None, param)
+        if self._num_control(token_ids):
             message = "the text has a control token that this vocabulary cannot write as text"
             raise InvalidRequest(message, param)
         if not add_special_tokens:
-            return found
+            return token_ids
         (empty,) = self._plain.encode_batch_fast([""])
-        return as_token_ids(np.concatenate([np.array(empty.ids, dtype="<u4"), found]))
+        return as_token_ids(np.concatenate([np.array(empty.ids, dtype="<u4"), token_ids]))
 
     def _batch(self, encoder: Any, texts: list[str]) -> Iterator[Any]:
         return iter(encoder.encode_batch_fast(texts, add_special_tokens=False))

@@ -24,10 +24,10 @@ def max_token_bytes(description: Mapping[str, Any]) -> int | None:
     if shrinks is None or not _keeps_all(description.get("pre_tokenizer")):
         return None
     if not _writes_every_byte(description) or any(
-        each["lstrip"] or each["rstrip"] for each in added
+        token["lstrip"] or token["rstrip"] for token in added
     ):
         return None
-    names = [*model["vocab"], *(each["content"] for each in added)]
+    names = [*model["vocab"], *(token["content"] for token in added)]
     # In UTF-8 a name is at least as long as the text it stands for: a byte may be written as two.
     return shrinks * max(len(name.encode()) for name in names)
 
@@ -46,7 +46,9 @@ def _writes_every_byte(description: Mapping[str, Any]) -> bool:
 def _uses(step: Mapping[str, Any] | None, kind: str) -> bool:
     if step is None:
         return False
-    return step["type"] == kind or any(_uses(one, kind) for one in step.get("pretokenizers", ()))
+    return step["type"] == kind or any(
+        _uses(inner, kind) for inner in step.get("pretokenizers", ())
+    )
 
 
 def _keeps_all(step: Mapping[str, Any] | None) -> bool:
@@ -55,7 +57,7 @@ def _keeps_all(step: Mapping[str, Any] | None) -> bool:
         return step is None or bool(step.get("behavior") != "Removed")
     if step["type"] == "Split":
         return bool(step["behavior"] != "Removed")
-    return step["type"] == "Sequence" and all(_keeps_all(one) for one in step["pretokenizers"])
+    return step["type"] == "Sequence" and all(_keeps_all(inner) for inner in step["pretokenizers"])
 
 
 def _normalizer_shrinks(step: Mapping[str, Any] | None) -> int | None:
@@ -69,8 +71,8 @@ def _normalizer_shrinks(step: Mapping[str, Any] | None) -> int | None:
             return 1 if len(new.encode()) >= len(old.encode()) else None
         case {"type": "Sequence", "normalizers": list(steps)}:
             product = 1
-            for one in steps:
-                factor = _normalizer_shrinks(one)
+            for inner in steps:
+                factor = _normalizer_shrinks(inner)
                 if factor is None:
                     return None
                 product *= factor

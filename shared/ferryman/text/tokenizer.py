@@ -131,11 +131,11 @@ class Tokenizer:
         return piece or (self.encoder.id_to_token(token_id) or "").encode()
 
     def detokenizer(
-        self, context: Sequence[int] = (), shown: frozenset[str] = NO_TOKENS
+        self, context: Sequence[int] = (), visible: frozenset[str] = NO_TOKENS
     ) -> Detokenizer:
         """A new detokenizer for text that follows `context`, the last tokens of the prompt. The
-        control tokens named in `shown` are part of the text."""
-        names = {self.encoder.token_to_id(name): name for name in shown & self.control_tokens}
+        control tokens named in `visible` are part of the text."""
+        names = {self.encoder.token_to_id(name): name for name in visible & self.control_tokens}
         if self.pieces is not None:
             pieces = {token_id: name.encode() for token_id, name in names.items()}
             return ByteDetokenizer(ShownPieces(self.pieces, pieces) if pieces else self.pieces)
@@ -151,8 +151,8 @@ class Tokenizer:
     def _control_ids(self) -> frozenset[int]:
         return frozenset(map(self.encoder.token_to_id, self.control_tokens))
 
-    def _decode_showing(self, shown: frozenset[int], token_ids: Sequence[int]) -> str:
-        left_out = self._control_ids - shown
+    def _decode_showing(self, visible: frozenset[int], token_ids: Sequence[int]) -> str:
+        left_out = self._control_ids - visible
         kept = [token_id for token_id in token_ids if token_id not in left_out]
         return self.decode(kept, skip_special_tokens=False)
 
@@ -182,8 +182,8 @@ def _words(value: Any) -> Iterator[str]:
         for pair in value.items():
             yield from _words(pair)
     elif isinstance(value, list | tuple):
-        for one in value:
-            yield from _words(one)
+        for element in value:
+            yield from _words(element)
 
 
 def _mapped(value: Any, change: Callable[[str], str]) -> Any:
@@ -193,7 +193,7 @@ def _mapped(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, Mapping):
         return {change(name): _mapped(inner, change) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_mapped(one, change) for one in value]
+        return [_mapped(element, change) for element in value]
     return value
 
 
@@ -215,13 +215,13 @@ def _read_json_if_there(path: Path) -> dict[str, Any]:
 
 def _eos_token_ids(folder: Path, config: Mapping[str, Any], encoder: Any) -> frozenset[int]:
     """All ids that any file of the folder names as an end: generation config, config, tokenizer."""
-    found: set[int] = set()
+    token_ids: set[int] = set()
     for name in ("generation_config.json", "config.json"):
         value = _read_json_if_there(folder / name).get("eos_token_id")
-        found.update(value if isinstance(value, list) else [value] if value is not None else [])
+        token_ids.update(value if isinstance(value, list) else [value] if value is not None else [])
     token = _token_name(config.get("eos_token"))
     token_id = encoder.token_to_id(token) if token else None
-    return frozenset(found if token_id is None else {*found, token_id})
+    return frozenset(token_ids if token_id is None else {*token_ids, token_id})
 
 
 def _token_name(value: object) -> str | None:
@@ -250,17 +250,17 @@ def _template_sources(folder: Path, config: Mapping[str, Any]) -> dict[str, str]
         case str(source):
             return {"default": source}
         case [*named]:
-            return {str(one["name"]): str(one["template"]) for one in named}
+            return {str(entry["name"]): str(entry["template"]) for entry in named}
     return {}
 
 
 def _special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """The special tokens that a template may name; the tokenizer's config has the last word."""
     more = config.get("extra_special_tokens")
-    given = {
+    entries = {
         **_read_json_if_there(folder / "special_tokens_map.json"),
         **(more if isinstance(more, Mapping) else {}),
         **{name: config[name] for name in _SPECIAL_NAMES if config.get(name) is not None},
     }
-    named = {name: _token_name(value) for name, value in given.items()}
+    named = {name: _token_name(value) for name, value in entries.items()}
     return {name: token for name, token in named.items() if token}

@@ -50,7 +50,7 @@ class _CallFields:
 
 
 def call_object(sink: DeltaSink) -> Grammar[None]:
-    """An object whose opening brace was read. Nothing behind its end is read.
+    """An object whose opening brace was read. Nothing after its end is read.
 
     Fields that are neither name nor arguments are passed over. The arguments are an object, null,
     or a string that holds an object.
@@ -98,12 +98,12 @@ def _object_text(text: str) -> str:
         raise Malformed from None
     if not isinstance(value, dict):
         raise Malformed
-    shown = json.dumps(value, ensure_ascii=False)
-    return shown if is_text(shown) else json.dumps(value)
+    raw = json.dumps(value, ensure_ascii=False)
+    return raw if is_text(raw) else json.dumps(value)
 
 
 def call_list(sink: DeltaSink) -> Grammar[None]:
-    """A list of calls whose opening bracket was read. Nothing behind its end is read."""
+    """A list of calls whose opening bracket was read. Nothing after its end is read."""
     character = yield from skip_space()
     while character != "]":
         if character != "{":
@@ -117,7 +117,7 @@ def call_list(sink: DeltaSink) -> Grammar[None]:
 
 
 def marked_call_list(sink: DeltaSink, mark: str) -> Grammar[None]:
-    """A list of calls behind `mark`; what is none becomes content."""
+    """A list of calls after `mark`; other text becomes content."""
     yield from attempt(sink, mark, _list_behind_space(sink))
 
 

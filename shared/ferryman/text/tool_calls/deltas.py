@@ -16,7 +16,7 @@ class ContentDelta:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningDelta:
-    """Text that the model says to itself."""
+    """Text of the model's thoughts."""
 
     text: str
 
@@ -57,12 +57,12 @@ class DeltaSink:
 
     def content(self, text: str) -> None:
         self.num_taken += 1
-        said = text.rstrip()
-        if not said:
+        trimmed = text.rstrip()
+        if not trimmed:
             self._space += text
             return
         whole = text.lstrip() if self._last is _Last.MARKED else self._space + text
-        end = len(whole) - len(text) + len(said)
+        end = len(whole) - len(text) + len(trimmed)
         self._deltas.append(ContentDelta(whole[:end]))
         self._space, self._last = whole[end:], _Last.CONTENT
 
@@ -76,20 +76,20 @@ class DeltaSink:
         self.num_calls += 1
 
     def arguments(self, text: str) -> None:
-        """Of the call that began last."""
+        """Arguments of the call that began last."""
         self._mark()
         self._deltas.append(ArgumentsDelta(self.num_calls - 1, text))
 
     def end(self) -> None:
-        """The text is over: white space behind content was part of it."""
+        """Ends the text: white space after content was part of it."""
         if self._space and self._last is not _Last.MARKED:
             self._deltas.append(ContentDelta(self._space))
         self._space = ""
 
     def drain(self) -> tuple[OutputDelta, ...]:
         """The deltas since the last call; neighbours of one kind are joined."""
-        found, self._deltas = joined(self._deltas), []
-        return found
+        deltas, self._deltas = joined(self._deltas), []
+        return deltas
 
     def _mark(self) -> None:
         self.num_taken += 1
@@ -98,15 +98,15 @@ class DeltaSink:
 
 def joined(deltas: Iterable[OutputDelta]) -> tuple[OutputDelta, ...]:
     """The same deltas, those of one kind that follow one another as one."""
-    found: list[OutputDelta] = []
+    merged: list[OutputDelta] = []
     for delta in deltas:
-        match found[-1:], delta:
+        match merged[-1:], delta:
             case [ContentDelta(before)], ContentDelta(text):
-                found[-1] = ContentDelta(before + text)
+                merged[-1] = ContentDelta(before + text)
             case [ReasoningDelta(before)], ReasoningDelta(text):
-                found[-1] = ReasoningDelta(before + text)
+                merged[-1] = ReasoningDelta(before + text)
             case [ArgumentsDelta(index, before)], ArgumentsDelta(_, text):
-                found[-1] = ArgumentsDelta(index, before + text)
+                merged[-1] = ArgumentsDelta(index, before + text)
             case _:
-                found.append(delta)
-    return tuple(found)
+                merged.append(delta)
+    return tuple(merged)

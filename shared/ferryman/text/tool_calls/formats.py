@@ -148,7 +148,8 @@ class OutputSyntax:
 
     @classmethod
     def chosen(cls, tools: str, reasoning: str, chat_template: str) -> OutputSyntax:
-        """By name; `auto` looks into the chat template. Raises ConfigError for unknown names."""
+        """The formats by name; `auto` looks into the chat template. Raises ConfigError for unknown
+        names."""
         tools = TOOL_ALIASES.get(tools, tools)
         return cls(
             _choice("--tool-parser", tools, TOOL_FORMATS, chat_template),
@@ -157,8 +158,8 @@ class OutputSyntax:
 
     def special(self, use: ToolUse) -> frozenset[str]:
         """The control tokens that have to be in the text of an answer."""
-        shown = self.reasoning.special if self.reasoning else NO_TOKENS
-        return shown | (
+        names = self.reasoning.special if self.reasoning else NO_TOKENS
+        return names | (
             self.tools.special if self.tools and isinstance(use, FreeTools) else NO_TOKENS
         )
 
@@ -198,12 +199,16 @@ def _is_forced(use: ToolUse) -> bool:
 F = TypeVar("F", ToolFormat, ReasoningFormat)
 
 
-def _choice(flag: str, name: str, known: Mapping[str, F], chat_template: str) -> F | None:
+def _choice(flag: str, name: str, formats: Mapping[str, F], chat_template: str) -> F | None:
     if name == NONE:
         return None
     if name != AUTO:
-        if name not in known:
-            raise ConfigError(f"{flag} {name}: it should be one of auto, none, {', '.join(known)}")
-        return known[name]
-    signed = (one for one in known.values() if any(sign in chat_template for sign in one.signs))
+        if name not in formats:
+            raise ConfigError(
+                f"{flag} {name}: it should be one of auto, none, {', '.join(formats)}"
+            )
+        return formats[name]
+    signed = (
+        form for form in formats.values() if any(sign in chat_template for sign in form.signs)
+    )
     return next(signed, None)

@@ -109,7 +109,7 @@ def expect(text: str, character: str | None = None) -> Grammar[None]:
 
 
 def attempt(sink: DeltaSink, taken: str, inner: Grammar[T]) -> Grammar[T | None]:
-    """Runs a grammar behind the mark `taken`. Where the text is not as it expects, the part that
+    """Runs a grammar after the mark `taken`. If the text is not as it expects, the part that
     went into no call becomes content, and the result is None."""
     pending, num_taken, character = [taken], sink.num_taken, ""
     try:
@@ -124,7 +124,7 @@ def attempt(sink: DeltaSink, taken: str, inner: Grammar[T]) -> Grammar[T | None]
         result: T = over.value
         return result
     except Malformed:
-        # The character that told it may have ended a number, which was taken then.
+        # The character that showed it may have ended a number, which was taken then.
         for piece in pending if sink.num_taken == num_taken else [character]:
             sink.content(piece)
         return None

@@ -61,7 +61,7 @@ def _required_list(sink: DeltaSink) -> Grammar[None]:
 
 
 def granite(sink: DeltaSink) -> Grammar[None]:
-    """Text, and lists of calls behind marks."""
+    """Text, and lists of calls after marks."""
     while mark := (yield from text_until(sink.content, GRANITE_MARKS)):
         yield from marked_call_list(sink, mark)
 
@@ -129,7 +129,7 @@ def _llama_calls(sink: DeltaSink) -> Grammar[None]:
 
 
 def mistral(sink: DeltaSink) -> Grammar[None]:
-    """Text, and calls behind marks."""
+    """Text, and calls after marks."""
     while (yield from text_until(sink.content, (MISTRAL_BEGIN,))):
         yield from attempt(sink, MISTRAL_BEGIN, _mistral_calls(sink))
 

@@ -15,7 +15,7 @@ _HEX = frozenset("0123456789abcdefABCDEF")
 
 
 def json_value(first: str, emit: Emit, depth: int = 0) -> Grammar[str]:
-    """A value that begins with `first`; returns the first character behind it that is no space.
+    """A value that begins with `first`; returns the first character after it that is no space.
     Raises Malformed for what is no JSON, and for values nested deeper than 64."""
     if first == "{":
         yield from json_object(emit, depth)
@@ -31,7 +31,7 @@ def json_value(first: str, emit: Emit, depth: int = 0) -> Grammar[str]:
 
 
 def json_object(emit: Emit, depth: int = 0) -> Grammar[None]:
-    """An object whose opening brace was read. Nothing behind its end is read."""
+    """An object whose opening brace was read. Nothing after its end is read."""
     if depth >= MAX_DEPTH:
         raise Malformed
     emit("{")

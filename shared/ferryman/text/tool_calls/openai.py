@@ -57,10 +57,10 @@ def _header(first: str) -> Grammar[str]:
 
 def _function(header: str) -> str:
     """The function that a message is for; empty when it is for none."""
-    found = _RECIPIENT.search(header)
-    if found is None or not found[1].startswith(_FUNCTIONS):
+    match = _RECIPIENT.search(header)
+    if match is None or not match[1].startswith(_FUNCTIONS):
         return ""
-    return found[1].removeprefix(_FUNCTIONS)
+    return match[1].removeprefix(_FUNCTIONS)
 
 
 def _emit(sink: DeltaSink, header: str) -> Emit:

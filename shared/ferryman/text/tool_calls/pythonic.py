@@ -66,7 +66,7 @@ def _calls(sink: DeltaSink) -> Grammar[None]:
             depth += 1
         elif character in "])}":
             depth -= 1
-    # All of them, before the first is told.
+    # All of them are read before the first is passed on.
     for name, arguments in list(_read("".join(text))):
         sink.begin_call(name)
         sink.arguments(arguments)
@@ -87,9 +87,9 @@ def _read(text: str) -> Iterator[tuple[str, str]]:
 def _read_call(call: ast.expr) -> tuple[str, str]:
     if not isinstance(call, ast.Call) or call.args or any(k.arg is None for k in call.keywords):
         raise Malformed
-    given = {str(keyword.arg): _literal_value(keyword.value) for keyword in call.keywords}
+    arguments = {str(keyword.arg): _literal_value(keyword.value) for keyword in call.keywords}
     # Escapes of half characters stay escapes.
-    return ast.unparse(call.func), json.dumps(given, allow_nan=False)
+    return ast.unparse(call.func), json.dumps(arguments, allow_nan=False)
 
 
 def _literal_value(node: ast.expr) -> Any:

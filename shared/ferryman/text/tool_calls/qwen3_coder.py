@@ -2,7 +2,7 @@
 
 <tool_call><function=name><parameter=key>value</parameter></function></tool_call>
 
-A value is text; the schema of the tool says whether it stands for something else.
+A value is text; the schema of the tool decides whether it means something else.
 """
 
 from __future__ import annotations
@@ -76,11 +76,11 @@ def _value(text: str, schema: object) -> str:
     for read in (json.loads, ast.literal_eval):
         try:
             value = read(text.strip())
-            shown = json.dumps(value, allow_nan=False)
+            encoded = json.dumps(value, allow_nan=False)
         except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
             continue
         if not kinds or _name_of(value) & kinds:
-            return shown
+            return encoded
     return json.dumps(text, ensure_ascii=False)
 
 
@@ -93,8 +93,8 @@ def _kinds(schema: object) -> set[str]:
     if isinstance(named, list):
         kinds = {kind for kind in named if isinstance(kind, str)}
     for choices in (schema.get("anyOf"), schema.get("oneOf")):
-        for one in choices if isinstance(choices, list) else ():
-            kinds |= _kinds(one)
+        for choice in choices if isinstance(choices, list) else ():
+            kinds |= _kinds(choice)
     return kinds
 
 

@@ -1,4 +1,4 @@
-"""Thoughts between marks at the beginning of an answer, and the answer behind them.
+"""Thoughts between marks at the beginning of an answer, and the answer after them.
 
 A template may have put the first mark into the prompt: then the answer begins with a thought.
 """
@@ -53,7 +53,7 @@ def _thought(sink: DeltaSink, marks: ThoughtMarks, rest: Grammar[None]) -> Gramm
 
 def _opening(marks: ThoughtMarks) -> Grammar[str]:
     """A mark that begins a thought, white space before it left out; or the text that is none, up
-    to the character that tells."""
+    to the character that decides."""
     held = ""
     while character := (yield):
         held += character

@@ -31,8 +31,8 @@ class ByteVocabulary:
     special: Mapping[str, int]
 
     def description(self) -> dict[str, Any]:
-        """As in `tokenizer.json`. Raises ValueError if a special token has an ordinary one's name
-        or id, or a byte has no token."""
+        """The form of `tokenizer.json`. Raises ValueError if a special token has an ordinary one's
+        name or id, or a byte has no token."""
         vocab = {_spelt(token): token_id for token, token_id in self.ids.items()}
         missing = [byte for byte in range(256) if bytes([byte]) not in self.ids]
         if missing:
@@ -101,18 +101,18 @@ def added_token(
 
 def read_tiktoken(text: bytes) -> dict[bytes, int]:
     """Ranks by bytes, in their order. Raises ValueError for lines that are not of the format."""
-    found: dict[bytes, int] = {}
+    ranks: dict[bytes, int] = {}
     for number, line in enumerate(text.splitlines(), 1):
         match line.split():
             case []:
                 continue
             case [token, rank] if rank.isdigit():
-                found[_decoded(token)] = int(rank)
+                ranks[_decoded(token)] = int(rank)
             case _:
                 raise ValueError(f"line {number} is no token and rank")
-    if len(set(found.values())) < len(found):
+    if len(set(ranks.values())) < len(ranks):
         raise ValueError("two tokens have one rank")
-    return dict(sorted(found.items(), key=lambda item: item[1]))
+    return dict(sorted(ranks.items(), key=lambda item: item[1]))
 
 
 def read_tekken(raw: Mapping[str, Any]) -> ByteVocabulary:
@@ -121,18 +121,18 @@ def read_tekken(raw: Mapping[str, Any]) -> ByteVocabulary:
     num_special = int(config["default_num_special_tokens"])
     num_ordinary = int(config["default_vocab_size"]) - num_special
     # The file holds more than the model's vocabulary; those of higher rank are not used.
-    kept = sorted(raw["vocab"], key=lambda one: int(one["rank"]))[:num_ordinary]
-    ids = {_decoded(one["token_bytes"]): int(one["rank"]) + num_special for one in kept}
+    kept = sorted(raw["vocab"], key=lambda entry: int(entry["rank"]))[:num_ordinary]
+    ids = {_decoded(entry["token_bytes"]): int(entry["rank"]) + num_special for entry in kept}
     special = {f"<SPECIAL_{rank}>": rank for rank in range(num_special)}
     listed = raw.get("special_tokens") or [
         {"rank": rank, "token_str": name} for rank, name in enumerate(_FIRST_TEKKEN)
     ]
-    for one in listed:
-        rank = int(one["rank"])
+    for entry in listed:
+        rank = int(entry["rank"])
         if not 0 <= rank < num_special:
-            raise ValueError(f"special token {one['token_str']!r} has rank {rank}")
+            raise ValueError(f"special token {entry['token_str']!r} has rank {rank}")
         del special[f"<SPECIAL_{rank}>"]
-        special[str(one["token_str"])] = rank
+        special[str(entry["token_str"])] = rank
     return ByteVocabulary(ids, str(config["pattern"]), special)
 
 
@@ -162,10 +162,10 @@ _FIRST_TEKKEN = (
 
 
 def _decoded(token: str | bytes) -> bytes:
-    found = base64.b64decode(token, validate=True)
-    if not 0 < len(found) <= MAX_TOKEN_BYTES:
-        raise ValueError(f"a token has {len(found)} bytes")
-    return found
+    token_bytes = base64.b64decode(token, validate=True)
+    if not 0 < len(token_bytes) <= MAX_TOKEN_BYTES:
+        raise ValueError(f"a token has {len(token_bytes)} bytes")
+    return token_bytes
 
 
 def _spelt(token: bytes) -> str:

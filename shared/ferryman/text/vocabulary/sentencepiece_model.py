@@ -62,7 +62,7 @@ class PieceModel:
     adds_prefix: bool
 
     def description(self) -> dict[str, Any]:
-        """As in `tokenizer.json`."""
+        """The form of `tokenizer.json`."""
         strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] * self.adds_prefix
         steps = [_replaced(SPACE, " "), {"type": "ByteFallback"}, {"type": "Fuse"}, *strip]
         return {

@@ -44,8 +44,8 @@ PATTERNS = {
     "Llama3Tokenizer": _THREE_DIGITS,
     "PreTrainedTokenizerFast": _THREE_DIGITS,
 }
-"""How a text is divided, by the name in `tokenizer_class` (Qwen, Kimi K2, Llama 3): files of ranks
-do not say it."""
+"""Patterns that divide a text, by `tokenizer_class` (Qwen, Kimi K2, Llama 3): files of ranks have
+none."""
 
 
 def read_vocabulary(folder: Path, config: Mapping[str, Any]) -> tuple[Path, Description]:
@@ -66,10 +66,10 @@ def read_vocabulary(folder: Path, config: Mapping[str, Any]) -> tuple[Path, Desc
 
 
 def _from_json(content: bytes, config: Mapping[str, Any]) -> Description:
-    found = json.loads(content)
-    if not isinstance(found, dict):
+    description = json.loads(content)
+    if not isinstance(description, dict):
         raise ValueError("it must hold a JSON object")
-    return found
+    return description
 
 
 def _from_tekken(content: bytes, config: Mapping[str, Any]) -> Description:
@@ -86,7 +86,7 @@ def _from_ranks(content: bytes, config: Mapping[str, Any]) -> Description:
         )
     ids = read_tiktoken(content)
     added = _added(config)
-    special = {one["content"]: one["id"] for one in added if one["special"]}
+    special = {token["content"]: token["id"] for token in added if token["special"]}
     description = ByteVocabulary(ids, pattern, special).description()
     return _beginning(_with(description, added), config)
 
@@ -111,26 +111,26 @@ _READERS: Mapping[str, Callable[[bytes, Mapping[str, Any]], Description]] = {
 
 def _added(config: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The added tokens of a tokenizer's config, by id."""
-    found = config.get("added_tokens_decoder") or {}
+    tokens = config.get("added_tokens_decoder") or {}
     return sorted(
         (
-            {**added_token("", int(token_id), special=False), **one, "id": int(token_id)}
-            for token_id, one in found.items()
+            {**added_token("", int(token_id), special=False), **token, "id": int(token_id)}
+            for token_id, token in tokens.items()
         ),
-        key=lambda one: int(one["id"]),
+        key=lambda token: int(token["id"]),
     )
 
 
 def _with(description: Description, added: list[dict[str, Any]]) -> Description:
     """The description with more added tokens; those of the config replace its own."""
-    own = {one["id"]: one for one in description["added_tokens"]}
-    tokens = {**own, **{one["id"]: one for one in added}}
+    by_id = {token["id"]: token for token in description["added_tokens"]}
+    tokens = {**by_id, **{token["id"]: token for token in added}}
     return {**description, "added_tokens": [tokens[token_id] for token_id in sorted(tokens)]}
 
 
 def _beginning(description: Description, config: Mapping[str, Any]) -> Description:
     """The description with the tokens that every text gets at its beginning and end."""
-    ids = {one["content"]: one["id"] for one in description["added_tokens"]}
+    ids = {token["content"]: token["id"] for token in description["added_tokens"]}
     before, after = (
         _name(config.get(f"{end}_token"), default) if config.get(f"add_{end}_token") else None
         for end, default in (("bos", "<s>"), ("eos", "</s>"))
