@@ -1,4 +1,4 @@
-"""Grammars at a door: compiled beside the event loop, or refused before anything is computed."""
+"""Grammars at a door: compiled in a thread, or refused before anything is computed."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class BackgroundCompiler:
         """
         if grammar is None:
             return None
-        known = self._compiler.known(grammar)
-        return known if known is not None else await self._compiled(grammar, within)
+        cached = self._compiler.known(grammar)
+        return cached if cached is not None else await self._compiled(grammar, within)
 
     async def _compiled(self, grammar: OutputGrammar, within: float) -> CompiledGrammar:
         if self._num_waiting >= self._max_waiting:

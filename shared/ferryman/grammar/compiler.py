@@ -1,4 +1,4 @@
-"""Grammars compiled within limits, and kept while somebody uses them or lately did.
+"""Grammars compiled within limits, and kept while they are in use or were used lately.
 
 The text of a caller is hostile until the contrary is shown. Its size was bounded when it was read;
 what it may unfold to is bounded here, at compiling and at each mask. Router and workers compile
@@ -89,15 +89,15 @@ class CompiledGrammar:
 
 
 def _complaint(matcher: LLMatcher) -> str:
-    said = matcher.get_error().split("<non-verbose")[0].strip()[:MAX_SAID]
-    return NO_BEGINNING if said == _NO_BEGINNING else said
+    message = matcher.get_error().split("<non-verbose")[0].strip()[:MAX_SAID]
+    return NO_BEGINNING if message == _NO_BEGINNING else message
 
 
 class GrammarCompiler:
     """The grammars of one model, by their text.
 
     `read` gives the model's vocabulary, once, when the first grammar comes. A grammar stays while
-    somebody holds it, and the last `MAX_KEPT` stay anyway.
+    it is referenced, and the last `MAX_KEPT` stay anyway.
     """
 
     def __init__(self, read: Callable[[], GrammarVocabulary], max_kept: int = MAX_KEPT) -> None:
@@ -109,7 +109,7 @@ class GrammarCompiler:
 
     @classmethod
     def for_folder(cls, folder: Path, num_logits: int) -> GrammarCompiler:
-        """Of a model folder, whose tokenizer is read when it is needed."""
+        """The compiler for a model folder, whose tokenizer is read when it is needed."""
 
         def read() -> GrammarVocabulary:
             try:
@@ -123,7 +123,7 @@ class GrammarCompiler:
 
     @classmethod
     def for_tokenizer(cls, tokenizer: Tokenizer, num_logits: int) -> GrammarCompiler:
-        """Of a tokenizer that is loaded already."""
+        """The compiler for a tokenizer that is loaded already."""
         return cls(lambda: GrammarVocabulary.of(tokenizer, num_logits))
 
     def warm_up(self) -> None:
@@ -143,11 +143,11 @@ class GrammarCompiler:
 
     def compiled(self, grammar: OutputGrammar) -> CompiledGrammar:
         """May take a second, and lets other threads run meanwhile. Raises InvalidRequest."""
-        found = self.known(grammar)
-        if found is None:
-            found = CompiledGrammar(grammar, self.vocabulary)
-        self._keep(grammar, found)
-        return found
+        compiled = self.known(grammar)
+        if compiled is None:
+            compiled = CompiledGrammar(grammar, self.vocabulary)
+        self._keep(grammar, compiled)
+        return compiled
 
     def known(self, grammar: OutputGrammar) -> CompiledGrammar | None:
         """At once: None when it is not compiled here."""
@@ -172,12 +172,12 @@ def _source(grammar: OutputGrammar) -> str:
 
 
 def _translated(grammar: OutputGrammar) -> str:
-    """Every kind is said to be what it is: nothing is guessed."""
+    """The grammar in the library's form: each kind is named, so that nothing is guessed."""
     match grammar.kind:
         case GrammarKind.JSON_SCHEMA:
             return LLMatcher.grammar_from_json_schema(grammar.text, overrides=JSON_STYLE)
         case GrammarKind.REGEX:
-            # In ASCII: a caller that says a digit does not mean those of all scripts.
+            # In ASCII: by a digit a caller does not mean the digits of all scripts.
             return LLMatcher.grammar_from_regex(regex_to_lark(grammar.text, "dws"))
         case GrammarKind.CHOICE:
             schema = {"lark_grammar": _choice(json.loads(grammar.text))}
@@ -195,6 +195,6 @@ def _lark(text: str) -> str:
         return text
     try:
         return str(any_to_lark(text))
-    except Exception as error:  # the converter raises whatever it stumbles over
+    except Exception as error:  # the converter raises errors of any type
         message = f"the grammar is no GBNF: {str(error)[:MAX_SAID]}"
         raise InvalidRequest(message, GrammarKind.GRAMMAR) from None

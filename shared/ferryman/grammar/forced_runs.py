@@ -19,7 +19,7 @@ from ferryman.schedule.request import Request
 
 @dataclass(frozen=True, slots=True)
 class ForcedRunDrafting:
-    """`others` propose where nothing is forced, and for requests without a grammar."""
+    """`others` propose if nothing is forced, and for requests without a grammar."""
 
     others: Drafting
     grammars: GrammarCompiler

@@ -1,7 +1,7 @@
 """The place of one output in its grammar: which tokens may come next.
 
-A place is a function of the output's tokens alone, so nothing of it is ever handed over: whoever
-needs it replays the tokens. Retraction, migration and drafts that were rejected are all the same
+A place is a function of the output's tokens alone, so nothing of it is ever handed over: its user
+replays the tokens. Retraction, migration and drafts that were rejected are all the same
 thing here, namely other tokens than those before.
 """
 
@@ -34,9 +34,9 @@ class MaskSizeDiffers(RuntimeError):
 class GrammarMatcher:
     """Follows one output. Used by one thread at a time.
 
-    An output is over behind its first end token, and outside the grammar behind a token that the
-    grammar does not allow there, as a draft may be. No draw behind either is kept, so no token is
-    offered there: a draw that were kept after all would be an error and not a wrong output.
+    An output is over after its first end token, and outside the grammar after a token that the
+    grammar does not allow there, as a draft may be. No draw after either is kept, so no token is
+    offered there: if a draw were kept after all, it would be an error and not a wrong output.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class GrammarMatcher:
         vocabulary: GrammarVocabulary,
         lock: threading.RLock,
     ) -> None:
-        """`start` and what `compiled` returns stand before the first token. Copies of `start` share
+        """`start` and the result of `compiled` are before the first token. Copies of `start` share
         a lexer, which learns as it reads: `lock` lets one of them use it at a time."""
         self._start, self._compiled, self._lock = start, compiled, lock
         self._vocabulary = vocabulary
@@ -57,12 +57,12 @@ class GrammarMatcher:
         self._masked_at, self._mask = -1, np.zeros(0, np.uint32)
 
     def move_to(self, token_ids: Sequence[int]) -> None:
-        """Behind exactly these output tokens, wherever it stood before."""
+        """Moves to the place after exactly these output tokens, from any other."""
         with self._lock:
             self._move_to(token_ids)
 
     def fill(self, mask: Mask) -> bool:
-        """Writes which tokens may come next; False where there is none, not even an end. Then the
+        """Writes which tokens may come next; False if there is none, not even an end. Then the
         mask is full, so that the caller's arithmetic stays finite.
 
         The output may end exactly where the grammar may: all end tokens of the model stand for the
@@ -73,13 +73,13 @@ class GrammarMatcher:
         if not self._is_inside:
             return False
         with self._lock:
-            found = self._allowed()
-        if self._matcher.is_error() or not found.any():
+            allowed = self._allowed()
+        if self._matcher.is_error() or not allowed.any():
             return False
-        self._masked_at, self._mask = len(self._consumed), found
-        mask[: len(found)], mask[len(found) :] = found, 0
+        self._masked_at, self._mask = len(self._consumed), allowed
+        mask[: len(allowed)], mask[len(allowed) :] = allowed, 0
         ends = self._vocabulary.eos_token_ids
-        if any(_is_set(found, token_id) for token_id in ends):
+        if any(_is_set(allowed, token_id) for token_id in ends):
             for token_id in ends:
                 mask[token_id // WORD] |= _bit(token_id)
         return True
@@ -87,7 +87,7 @@ class GrammarMatcher:
     def forced(self, token_ids: Sequence[int]) -> Sequence[int]:
         """The tokens that must follow these output tokens, as far as they are certain.
 
-        Empty where there is a choice, and while another thread uses the grammar: a caller on an
+        Empty if there is a choice, and while another thread uses the grammar: a caller on an
         event loop does not wait for masks.
         """
         if not self._lock.acquire(blocking=False):
@@ -109,7 +109,7 @@ class GrammarMatcher:
         self._is_inside = len(self._consumed) == len(token_ids)
 
     def _consume(self, new: list[int]) -> None:
-        """As many of `new` as the grammar takes."""
+        """Consumes as many of `new` as the grammar takes."""
         num_taken = self._matcher.try_consume_tokens(new) if new else 0
         if num_taken < len(new) and self._is_odd(num_taken, new[num_taken]):
             self._replay(self._compiled())
@@ -124,7 +124,7 @@ class GrammarMatcher:
         return _is_set(self._mask, refused)
 
     def _go_back_to(self, num_tokens: int) -> None:
-        """Behind the first `num_tokens` of those consumed."""
+        """Goes back to the place after the first `num_tokens` of those consumed."""
         surplus = len(self._consumed) - num_tokens
         del self._consumed[num_tokens:]
         if surplus and not self._matcher.rollback(surplus):
@@ -147,7 +147,7 @@ class GrammarMatcher:
 
 def fitted(computed: bytes, num_tokens: int) -> Mask:
     """The library's mask over `num_tokens` ids. It has a bit more than the vocabulary, always
-    clear, so where that is a multiple of 32 it has a word more. Raises MaskSizeDiffers for any
+    clear, so if that is a multiple of 32 it has a word more. Raises MaskSizeDiffers for any
     other size, and for a bit beyond the vocabulary."""
     words = np.frombuffer(computed, dtype=np.uint32)
     if len(words) not in (num_words(num_tokens), num_words(num_tokens + 1)):

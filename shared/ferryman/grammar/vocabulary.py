@@ -51,13 +51,13 @@ class GrammarVocabulary:
         names = tokenizer.encoder.get_vocab(with_added_tokens=True)
         pieces = [_text_of(tokenizer.pieces[token_id]) for token_id in range(size)]
         control = {i: name for name, i in names.items() if i < size and not pieces[i]}
-        # An end token ends, even where its name would be text.
+        # An end token ends, even if its name would be text.
         for token_id in ends:
             pieces[token_id] = b""
 
         def encode(text: str) -> Sequence[int]:
-            found: list[int] = tokenizer.encode(text, add_special_tokens=False).tolist()
-            return found
+            token_ids: list[int] = tokenizer.encode(text, add_special_tokens=False).tolist()
+            return token_ids
 
         return cls(tuple(pieces), control, ends, encode)
 
@@ -67,31 +67,31 @@ class GrammarVocabulary:
         return LLTokenizer(TokenizerWrapper(_LibraryVocabulary(self)))
 
     def spelling(self, text: bytes) -> list[int]:
-        """Tokens of exactly these bytes, as the tokenizer writes them where it can.
+        """Tokens of exactly these bytes, as the tokenizer writes them if it can.
 
         A tokenizer may add a space in front, or compose characters; and forced text may begin
         within a character. Then it is spelt with the longest token each time.
         """
         try:
-            found = list(self.encode(text.decode()))
+            ids = list(self.encode(text.decode()))
         except (UnicodeDecodeError, InvalidRequest):
             return self._longest_first(text)
         num_tokens = len(self.pieces)
-        if all(i < num_tokens for i in found) and b"".join(self.pieces[i] for i in found) == text:
-            return found
+        if all(i < num_tokens for i in ids) and b"".join(self.pieces[i] for i in ids) == text:
+            return ids
         return self._longest_first(text)
 
     def _longest_first(self, text: bytes) -> list[int]:
-        found: list[int] = []
+        token_ids: list[int] = []
         at, longest = 0, max(map(len, self._token_of), default=0)
         while at < len(text):
             ends = range(min(len(text), at + longest), at, -1)
             end = next((end for end in ends if text[at:end] in self._token_of), None)
             if end is None:
-                return found  # no token begins so: the mask will say it
-            found.append(self._token_of[text[at:end]])
+                return token_ids  # no token begins so: the mask will say it
+            token_ids.append(self._token_of[text[at:end]])
             at = end
-        return found
+        return token_ids
 
     @cached_property
     def _token_of(self) -> Mapping[bytes, int]:
