@@ -22,13 +22,13 @@ def folders_of(text: str) -> dict[str, Path]:
     return {name: Path(folder) for name, folder in _pairs(text)}
 
 
-def lora_text(given: object) -> str:
+def lora_text(adapters: object) -> str:
     """The text for adapters given as one, or as a mapping from name to folder. Raises ValueError,
     saying what to change."""
-    if isinstance(given, Mapping):
-        pairs = [(str(name), str(folder)) for name, folder in given.items()]
-    elif isinstance(given, str):
-        pairs = _pairs(given)
+    if isinstance(adapters, Mapping):
+        pairs = [(str(name), str(folder)) for name, folder in adapters.items()]
+    elif isinstance(adapters, str):
+        pairs = _pairs(adapters)
     else:
         raise ValueError("it should be name=DIR, or a mapping from name to folder")
     for name, folder in pairs:

@@ -36,34 +36,34 @@ Workers = Annotated[int, Field(ge=1, le=64)]
 
 @dataclass(frozen=True, slots=True)
 class DoorPorts:
-    """Where one router listens; 0 takes a free port."""
+    """The ports that one router listens on; 0 takes a free port."""
 
     http: int
     grpc: int
 
 
 class DoorOptions(BaseModel):
-    """Where the routers listen."""
+    """The addresses that the routers listen on."""
 
     model_config = GROUP
     num_routers: Annotated[
         int, Field(ge=1, le=16), Called("workers", role="router", flag="--routers")
     ] = 1
-    """How many processes of this role (`--routers`, `--prefill`, `--decode`, `--workers`). Any
+    """The number of processes of this role (`--routers`, `--prefill`, `--decode`, `--workers`). Any
     router serves any request; the ports of each are higher by 2 than those of the one before."""
     host: Annotated[str, Called(role="router")] = "127.0.0.1"
     """The address the router listens on."""
     http_port: Port = 8000
-    """Where the (first) router listens for HTTP; 0 takes a free port."""
+    """The port that the (first) router listens on for HTTP; 0 takes a free one."""
     grpc_port: Port = 8001
-    """Where the (first) router listens for gRPC; 0 takes a free port."""
+    """The port that the (first) router listens on for gRPC; 0 takes a free one."""
     cors_origin: Annotated[str, Called(role="router")] = ""
     """Origins, separated by commas, whose pages may call the HTTP API from a browser; `*`: all;
     empty: none."""
 
     @property
     def ports(self) -> tuple[DoorPorts, ...]:
-        """Those of each router, the first one's first; they may be above the highest port."""
+        """The ports of each router, the first one's first; they may be above the highest port."""
         return tuple(
             DoorPorts(_port_of(self.http_port, i), _port_of(self.grpc_port, i))
             for i in range(self.num_routers)
@@ -72,11 +72,11 @@ class DoorOptions(BaseModel):
 
 class TierOptions(TierPolicySettings):
     """Bytes are those of all nodes of this machine together, and of all pools; each node has an
-    equal share. `host_bytes` 0 is DEFAULT_HOST_BYTES, or less where shared memory is small.
+    equal share. `host_bytes` 0 is DEFAULT_HOST_BYTES, or less if shared memory is small.
     `storage_bytes` 0 without a folder is no storage tier."""
 
     host_bytes: Annotated[Size, MORE_THAN_NOTHING, Called("host_memory")] = 0
-    """Host tier, all pools and nodes: `512M`, `2G`, bytes; 0: 256M, or less where shared memory is
+    """Host tier, all pools and nodes: `512M`, `2G`, bytes; 0: 256M, or less if shared memory is
     small."""
     storage_dir: str = ""
     """Folder of the storage tier; by default in the state folder."""
@@ -87,7 +87,7 @@ class TierOptions(TierPolicySettings):
 
     @property
     def arena_bytes(self) -> int:
-        """Of one node."""
+        """The bytes of one node's arena."""
         whole = self.host_bytes or min(DEFAULT_HOST_BYTES, shared_memory_bytes())
         return whole // self.num_nodes
 
@@ -97,12 +97,12 @@ class TierOptions(TierPolicySettings):
 
     @property
     def node_storage_bytes(self) -> int:
-        """Of one node; 0 without a storage tier."""
+        """The bytes of one node's storage; 0 without a storage tier."""
         whole = self.storage_bytes or DEFAULT_STORAGE_BYTES
         return whole // self.num_nodes if self.has_storage else 0
 
     def storage_folder(self, state_folder: Path, node: str) -> str:
-        """Of one node; empty without a storage tier."""
+        """The folder of one node's storage; empty without a storage tier."""
         if not self.has_storage:
             return ""
         if "://" in self.storage_dir:
@@ -138,8 +138,8 @@ class WorkerRole:
 class UpOptions(BaseModel):
     """A cluster as asked for. Empty URLs mean servers of our own.
 
-    `told` is what services were told besides, by role and name: settings of theirs that are none of
-    a cluster, and values for one role alone.
+    `told` are more settings of services, by role and name: those that a cluster does not have, and
+    values for one role alone.
     """
 
     model_config = GROUP
@@ -153,15 +153,15 @@ class UpOptions(BaseModel):
     served_name: str = ""
     """The model's name for clients; empty: the folder's name."""
     tool_parser: Annotated[str, Called(role="router")] = "auto"
-    """The format in which the model writes calls of tools, by vLLM's name; `auto`: as its chat
-    template says. `none`: they stay text."""
+    """The format in which the model writes calls of tools, by vLLM's name; `auto`: by its chat
+    template. `none`: they stay text."""
     reasoning_parser: Annotated[str, Called(role="router")] = "auto"
-    """The format in which the model writes its thoughts, by vLLM's name; `auto`: as its chat
-    template says. `none`: they stay text."""
+    """The format in which the model writes its thoughts, by vLLM's name; `auto`: by its chat
+    template. `none`: they stay text."""
     num_prefill: Annotated[Workers, Called("workers", role="prefill", flag="--prefill")] = 1
-    """How many workers of this role (`--prefill`, `--decode`)."""
+    """The number of workers of this role (`--prefill`, `--decode`)."""
     num_decode: Annotated[Workers, Called("workers", role="decode", flag="--decode")] = 1
-    """How many workers of this role (`--prefill`, `--decode`)."""
+    """The number of workers of this role (`--prefill`, `--decode`)."""
     prefill_tp: Annotated[Workers, Called("tp_size", role="prefill", flag="--prefill-tp")] = 1
     """Ranks (processes) that share each prefill worker's model."""
     decode_tp: Annotated[Workers, Called("tp_size", role="decode", flag="--decode-tp")] = 1
@@ -170,7 +170,7 @@ class UpOptions(BaseModel):
     """`apart`: workers that prefill, and workers that decode. `both`: workers that do both, in
     turns (`--workers`)."""
     num_both: Annotated[Workers, Called("workers", role="both", flag="--workers")] = 1
-    """How many workers that do both, with `--worker both`."""
+    """The number of workers that do both, with `--worker both`."""
     both_tp: Annotated[Workers, Called("tp_size", role="both", flag="--worker-tp")] = 1
     """Ranks (processes) that share the model of each worker that does both."""
     doors: DoorOptions = DoorOptions()
@@ -182,19 +182,19 @@ class UpOptions(BaseModel):
     """The cluster's name in NATS subjects."""
     planes: Planes = "auto"
     """The way that hand-offs take. `auto`, `grpc`: gRPC. `nixl-unlocked`, `nixl-unlocked-or-grpc`:
-    NIXL, which opens ports that ask nobody for a credential."""
+    NIXL, which opens ports that ask for no credential."""
     insecure: bool = False
-    """Starts NATS, Redis and services that ask nobody who they are: for networks that no stranger
+    """Starts NATS, Redis and services that ask for no credential: for networks that no stranger
     reaches."""
     tls_dir: str = ""
     """A folder of certificates, as `ferryman certs` makes it: HTTPS, and TLS between all processes;
     our own Redis has a socket and no port."""
     tiers: TierOptions = TierOptions()
     start_seconds: Seconds = 120.0
-    """How long a process may stand still before it is ready; a load that advances may take any
-    time."""
+    """The time that a process may make no progress before it is ready; a load that advances may
+    take any time."""
     drain_seconds: Seconds = 30.0
-    """How long requests under way may take at the end."""
+    """The time that running requests may take at the end."""
     log_level: LogLevel = "INFO"
     """DEBUG, INFO, WARNING or ERROR."""
     state_dir: Path = Path(".ferryman")
@@ -228,7 +228,7 @@ class UpOptions(BaseModel):
 
     @property
     def idle_flags(self) -> tuple[str, ...]:
-        """Those that were given a number though this cluster has no workers of their role."""
+        """The flags with a number, of roles that this cluster has no workers of."""
         apart = {"--prefill": self.num_prefill, "--decode": self.num_decode}
         apart |= {"--prefill-tp": self.prefill_tp, "--decode-tp": self.decode_tp}
         both = {"--workers": self.num_both, "--worker-tp": self.both_tp}
@@ -236,12 +236,12 @@ class UpOptions(BaseModel):
         return tuple(flag for flag, number in idle.items() if number != 1)
 
     def _ranks(self) -> Mapping[str, int]:
-        return {each.role: each.number * each.tp_size for each in self.roles}
+        return {workers.role: workers.number * workers.tp_size for workers in self.roles}
 
     def _threads_of(self, role: str) -> int:
-        told = str(self.told.get(role, {}).get("num_threads", ""))
-        # The worker refuses what is no number.
-        return int(told) if told.isdecimal() else self.threads
+        threads = str(self.told.get(role, {}).get("num_threads", ""))
+        # The worker refuses a text that is no number.
+        return int(threads) if threads.isdecimal() else self.threads
 
     @property
     def draft_model(self) -> str:

@@ -1,6 +1,6 @@
-"""How a setting is declared: the types of values, and what a setting is called from outside.
+"""Declarations of settings: the types of values, and a setting's name from outside.
 
-A setting is a field of a frozen pydantic model; the string below it says what it means. Models
+A setting is a field of a frozen pydantic model; the string below it is its meaning. Models
 nest, but from outside every setting has one flat name, the same for every process that has it:
 
     class DecodeSettings(BaseModel):
@@ -43,10 +43,10 @@ def parse_size(text: object) -> object:
     """
     if not isinstance(text, str):
         return text
-    found = _SIZE.fullmatch(text.strip())
-    if found is None:
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
         raise ValueError("it should be a size such as 512M, 2G or 1048576")
-    return int(float(found[1]) * _FACTORS[found[2].upper()])
+    return int(float(match[1]) * _FACTORS[match[2].upper()])
 
 
 def size_of(flag: str, text: str) -> int:
@@ -58,7 +58,7 @@ def size_of(flag: str, text: str) -> int:
 
 
 def size_text(num_bytes: int) -> str:
-    """As `parse_size` reads it, with at most one digit behind the point."""
+    """The text that `parse_size` reads, with at most one digit after the point."""
     for letter in ("T", "G", "M", "K"):
         if num_bytes >= _FACTORS[letter]:
             return f"{num_bytes / _FACTORS[letter]:.1f}".removesuffix(".0") + letter
@@ -96,8 +96,8 @@ PREFETCH_THRESHOLD = 64
 class Called:
     """The name of a field from outside, or of a group's members, if it is not their own.
 
-    One name may stand for several fields: then it sets all of them. A field may be what one `role`
-    of a cluster is told, and have a `flag` that is not its name. A flag that `repeats` may be given
+    One name may stand for several fields: then it sets all of them. A field may be a setting of one
+    `role` of a cluster, and have a `flag` that is not its name. A flag that `repeats` may be given
     several times: its values are joined with commas.
     """
 
@@ -118,7 +118,7 @@ class Called:
 class Leaf:
     """One setting of a model: its name from outside, where it is, and its default.
 
-    `default` is `...` where there is none. `role` is the role of the processes that get the
+    `default` is `...` if there is none. `role` is the role of the processes that get the
     setting; empty: all that have the model.
     """
 
@@ -149,7 +149,7 @@ def _leaves(
             continue
         default = getattr(group, name) if group is not None else _default(field)
         meaning = " ".join((field.description or "").split())
-        called = next((each for each in field.metadata if isinstance(each, Called)), Called())
+        called = next((mark for mark in field.metadata if isinstance(mark, Called)), Called())
         inner = field.annotation
         if isinstance(inner, type) and issubclass(inner, BaseModel):
             of_group = default if isinstance(default, BaseModel) else None
@@ -167,21 +167,21 @@ def _default(field: FieldInfo) -> Any:
     return ... if field.is_required() else field.get_default(call_default_factory=True)
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, names: Iterable[str]) -> str:
     """The most similar of these names; empty when none is."""
-    near = difflib.get_close_matches(name, sorted(known), n=1)
+    near = difflib.get_close_matches(name, sorted(names), n=1)
     return near[0] if near else ""
 
 
-def suggestion(name: str, known: Iterable[str]) -> str:
+def suggestion(name: str, names: Iterable[str]) -> str:
     """`; did you mean …?`, if one of the names is similar."""
-    near = nearest(name, known)
+    near = nearest(name, names)
     return f"; did you mean {near}?" if near else ""
 
 
 def reason_of(error: ErrorDetails) -> str:
-    """Why a value is refused, in the words of its declaration or of pydantic."""
+    """The reason why a value is refused, in the words of its declaration or of pydantic."""
     if error["type"] == "literal_error":
-        known = error["ctx"]["expected"].replace("'", "").replace(" or ", ", ")
-        return f"it should be one of {known}"
+        choices = error["ctx"]["expected"].replace("'", "").replace(" or ", ", ")
+        return f"it should be one of {choices}"
     return error["msg"].removeprefix("Value error, ").removeprefix("Input ")

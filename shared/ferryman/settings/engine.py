@@ -49,7 +49,7 @@ class EngineOptions(BaseModel):
     """A Hugging Face folder with safetensors, of a family in the README's model card."""
     dtype: Literal["auto", "float32", "bfloat16", "float64"] = "float32"
     """`float32`, `bfloat16`, `float64`, or `auto` (`ferryman up`): the checkpoint's, but float32
-    where the processor has no bfloat16 instructions and float32 fits."""
+    if the processor has no bfloat16 instructions and float32 fits."""
     quantize: Literal["none", "int8"] = "none"
     """`int8`: the weights of linear layers, a draft model's too, become int8 as they are loaded:
     half of bfloat16's bytes, and other numbers. The same for prefill and decode workers. `none`:
@@ -64,7 +64,7 @@ class EngineOptions(BaseModel):
     """Tokens of one prefill step, at least a page. 0 (`ferryman up`): 512, or 128 in bfloat16 on a
     processor without instructions for it, or 2,048 on a card."""
     max_running: Annotated[int, Field(ge=0)] = 32
-    """Requests at once. 0 (`ferryman up`): 32, or fewer where that leaves too little memory for
+    """Requests at once. 0 (`ferryman up`): 32, or fewer if that leaves too little memory for
     long contexts."""
     max_waiting: Count = 256
     """Prompts queued at the worker."""
@@ -152,7 +152,7 @@ class EngineOptions(BaseModel):
 
     @property
     def drafting(self) -> Drafting:
-        """How sequences propose tokens here."""
+        """The way in which sequences propose tokens here."""
         if not self.draft or not self.decodes:
             return NO_DRAFTS
         if self.draft == NGRAM:
@@ -217,17 +217,18 @@ class EngineOptions(BaseModel):
         )
 
 
-def engine_options(**given: Any) -> EngineOptions:
+def engine_options(**values: Any) -> EngineOptions:
     """The options that a program gives by name. Raises ConfigError with all that is wrong."""
-    known = [leaf.name for leaf in leaves(EngineOptions)]
+    names = [leaf.name for leaf in leaves(EngineOptions)]
     mistakes = [
-        f"{name} is no option{suggestion(name, known)}" for name in given if name not in known
+        f"{name} is no option{suggestion(name, names)}" for name in values if name not in names
     ]
     try:
-        options = EngineOptions(**{name: value for name, value in given.items() if name in known})
+        options = EngineOptions(**{name: value for name, value in values.items() if name in names})
     except ValidationError as error:
         of_values = (
-            f"{each['loc'][0]}={each['input']}: {reason_of(each)}" for each in error.errors()
+            f"{mistake['loc'][0]}={mistake['input']}: {reason_of(mistake)}"
+            for mistake in error.errors()
         )
         raise ConfigError("; ".join([*of_values, *mistakes])) from None
     if mistakes:

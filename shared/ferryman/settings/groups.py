@@ -20,19 +20,19 @@ from ferryman.settings.declaration import (
 
 
 class LifeSettings(BaseModel):
-    """How the process lives."""
+    """Settings of a process's start, log and end."""
 
     model_config = GROUP
     drain_seconds: Seconds = 30.0
-    """How long a drain may take before it is cut off."""
+    """The time that a drain may take before it is cut off."""
     parent_pid: Annotated[int, Field(ge=0)] = 0
-    """Ends when that process does; 0: nobody."""
+    """Ends when that process does; 0: none."""
     log_level: LogLevel = "INFO"
     """`DEBUG`, `INFO`, `WARNING`, `ERROR`."""
 
 
 class AccessSettings(BaseModel):
-    """How the process shows others of its cluster who it is, and knows them."""
+    """The proofs that a process shows to others of its cluster, and asks them for."""
 
     model_config = GROUP
     credentials_file: str = ""
@@ -48,7 +48,7 @@ class AccessSettings(BaseModel):
 
 
 class ListenSettings(BaseModel):
-    """Where a server listens."""
+    """The address that a server listens on."""
 
     model_config = GROUP
     host: str = "127.0.0.1"
@@ -58,7 +58,7 @@ class ListenSettings(BaseModel):
 
 
 class BusSettings(BaseModel):
-    """Where NATS is, and which cluster's subjects are spoken."""
+    """The broker NATS, and the cluster whose subjects are used."""
 
     model_config = GROUP
     url: str = "nats://127.0.0.1:4222"
@@ -68,7 +68,7 @@ class BusSettings(BaseModel):
 
 
 class IndexSettings(BaseModel):
-    """Where Redis is, and how long it may take to answer before it counts as away."""
+    """The index in Redis, and the time that it may take to answer before it counts as away."""
 
     model_config = GROUP
     url: str = "redis://127.0.0.1:6379/0"
@@ -79,17 +79,17 @@ class IndexSettings(BaseModel):
 
 
 class TierPolicySettings(BaseModel):
-    """When units move between tiers: of the device as a worker moves them, of storage as a
-    host-cache does. A host-cache's `prefetch_policy` is for callers that name none, routers above
-    all."""
+    """The policies by which units move between tiers: those of the device by a worker, of storage
+    by a host-cache. A host-cache's `prefetch_policy` is for callers that name none, mostly
+    routers."""
 
     model_config = GROUP
     write_policy: WritePolicyName = "write_through"
-    """When a tier is written to the next, the device's to the host and the host's to storage: at
+    """The time of a write to the next tier, from the device to the host and from it to storage: at
     once; `write_through_selective`: at the second hit; `write_back`: before it is evicted."""
     prefetch_policy: PrefetchPolicyName = "timeout"
-    """How long a prompt waits for storage and peers: 1 s + 0.25 s per 1,024 tokens;
-    `best_effort`: not at all, so it has what came since it was routed; `wait_complete`: to its
+    """The time that a prompt waits for storage and peers: 1 s + 0.25 s per 1,024 tokens;
+    `best_effort`: none, so it uses what came since it was routed; `wait_complete`: to its
     deadline."""
     prefetch_threshold: PrefetchThreshold = PREFETCH_THRESHOLD
     """Tokens below which nothing is prefetched; routers reckon with slower tiers from this gain

@@ -31,7 +31,7 @@ from ferryman.wire.hostcache.arena import SHARED_MEMORY
 
 
 class StorageSettings(BaseModel):
-    """Where and how much. Without `folder` there is no storage tier.
+    """The storage tier's place and size. Without `folder` there is none.
 
     `capacity_bytes` bounds all files in the folder together. `max_reads` are under way at once,
     each with a buffer of its own. A reader's lease lasts `lease_seconds`. After repeated failures
@@ -43,7 +43,7 @@ class StorageSettings(BaseModel):
     folder: str = ""
     """The storage tier's, on a local disk, or `s3://bucket/prefix`; without, no storage tier."""
     capacity_bytes: Annotated[Size, Field(ge=1 << 20)] = 1 << 30
-    """Of all files in it, other models' included: those go first."""
+    """The most bytes of all files in it, other models' included: those are evicted first."""
     max_reads: Fixed[Count] = 4
     lease_seconds: Fixed[Seconds] = 30.0
     rest_seconds: Fixed[Seconds] = 30.0
@@ -51,7 +51,7 @@ class StorageSettings(BaseModel):
 
 
 class HostCacheServiceSettings(TierPolicySettings):
-    """One node's host tier, what lies behind it, and where others find it.
+    """One node's host tier, the tiers below it, and its addresses for others.
 
     `max_prefetches` are under way at once, and `max_fetches` other nodes are served. A reader's
     lease lasts `lease_seconds` and is renewed three times in that time.
@@ -77,13 +77,13 @@ class HostCacheServiceSettings(TierPolicySettings):
     give, the beginning and a hash are taken."""
     lease_seconds: Fixed[Seconds] = 5.0
     snapshot_share: Annotated[float, Field(gt=0, lt=1)] = SNAPSHOT_SHARE
-    """Of the arena for recurrent states
+    """The share of the arena for recurrent states
     ([0012](decisions/0012-half-the-arena-for-snapshots.md))"""
     storage: Annotated[
         StorageSettings, Called(folder="storage_dir", capacity_bytes="storage_bytes")
     ] = StorageSettings()
     prefetch_share: Share = 0.25
-    """Of the arena's bytes that may be under way from storage and peers at once."""
+    """The share of the arena's bytes that may come from storage and peers at once."""
     max_prefetches: Fixed[Count] = 32
     max_fetches: Fixed[Count] = 8
     bus: Annotated[BusSettings, Called(url="nats_url")] = BusSettings()

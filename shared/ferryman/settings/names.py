@@ -48,7 +48,7 @@ def variable(name: str, role: str = "") -> str:
 
 
 def variables_in(environment: Iterable[str]) -> Iterator[str]:
-    """Those that name settings; how much tests try is not one."""
+    """The variables that name settings; those for tests are none."""
     return (
         name for name in environment if name.startswith(PREFIX) and not name.startswith(FOR_TESTS)
     )
@@ -69,7 +69,9 @@ def nearest_variable(name: str) -> str:
     """
     role, _, rest = name.partition("_")
     roles, rest = ([role], rest) if role in SERVICES else (list(SERVICES), name)
-    meant = {each: each for each in KNOWN}
-    meant |= {"_".join(leaf.path): leaf.name for one in roles for leaf in leaves(SERVICES[one])}
+    meant = {setting: setting for setting in KNOWN}
+    meant |= {
+        "_".join(leaf.path): leaf.name for service in roles for leaf in leaves(SERVICES[service])
+    }
     near = nearest(rest.replace("__", "_"), meant)
     return variable(meant[near]) if near else ""

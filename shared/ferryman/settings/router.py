@@ -28,9 +28,9 @@ class LimitSettings(BaseModel):
     max_in_flight: Count = 4096
     """Requests under way."""
     max_body_bytes: Count = 8 << 20
-    """Of an HTTP body; beyond: 413, as for more than 524,288 values or 65,536 fields in it."""
+    """The size of an HTTP body; beyond: 413, as for more than 524,288 values or 65,536 fields."""
     max_connections: Count = 8192
-    """HTTP, and again gRPC, or fewer where the process may not open so many files; beyond: 503
+    """HTTP, and again gRPC, or fewer if the process may not open so many files; beyond: 503
     (gRPC: closed)"""
     max_connections_per_address: Count = 1024
     """HTTP; raise it behind a proxy, which is one address."""
@@ -39,7 +39,7 @@ class LimitSettings(BaseModel):
     body_seconds: Fixed[Seconds] = 60.0
     deadline_seconds: Seconds = 300.0
     """For callers that name none (`x-ferryman-deadline-ms`, or gRPC's)"""
-    # Before a request whose client is gone is cancelled.
+    # The time before a request without a client is cancelled.
     linger_seconds: Fixed[Seconds] = 0.75
     no_worker_seconds: Seconds = 10.0
     """So long, and as long again as its last start took (30 s before the first), a role may be
@@ -48,7 +48,8 @@ class LimitSettings(BaseModel):
     # Silence after which a worker counts as lost.
     beat_timeout_seconds: Fixed[Seconds] = 8.0
     stream_patience_seconds: Seconds = 2.0
-    """For a worker to answer again whose token stream or call broke, before it is lost."""
+    """The time in which a worker has to answer again after its token stream or a call broke; then
+    it is lost."""
     # The share of requests in flight that may be tried again because their own attempt failed, and
     # a number that may be in any case. Deaths of workers are not counted.
     retry_share: Fixed[Share] = 0.1
@@ -69,11 +70,11 @@ class RouterSettings(BaseModel):
     lora: LoraFolders = ""
     """`name=DIR`, as the workers have them: names that clients may ask for."""
     tool_parser: str = "auto"
-    """The format in which the model writes calls of tools, by vLLM's name; `auto`: as its chat
-    template says. `none`: they stay text."""
+    """The format in which the model writes calls of tools, by vLLM's name; `auto`: by its chat
+    template. `none`: they stay text."""
     reasoning_parser: str = "auto"
-    """The format in which the model writes its thoughts, by vLLM's name; `auto`: as its chat
-    template says. `none`: they stay text."""
+    """The format in which the model writes its thoughts, by vLLM's name; `auto`: by its chat
+    template. `none`: they stay text."""
     http: Annotated[ListenSettings, Called(port="http_port")] = ListenSettings(port=8000)
     """OpenAI's API, `/health`, `/ready`, `/metrics`."""
     grpc: Annotated[ListenSettings, Called(port="grpc_port")] = ListenSettings(port=8001)
@@ -102,7 +103,7 @@ class RouterSettings(BaseModel):
 
     @property
     def origins(self) -> frozenset[str]:
-        return frozenset(one.strip() for one in self.cors_origin.split(",") if one.strip())
+        return frozenset(origin.strip() for origin in self.cors_origin.split(",") if origin.strip())
 
     @property
     def keys_path(self) -> Path | None:
@@ -110,5 +111,5 @@ class RouterSettings(BaseModel):
 
     @property
     def keys(self) -> frozenset[str]:
-        given = self.api_keys.get_secret_value().split(",")
-        return frozenset(key.strip() for key in given if key.strip())
+        entries = self.api_keys.get_secret_value().split(",")
+        return frozenset(key.strip() for key in entries if key.strip())

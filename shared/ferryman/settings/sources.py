@@ -36,7 +36,7 @@ CONFIG = variable("config")
 
 
 class Origin(StrEnum):
-    """Where a value comes from. DERIVED values follow from others, or from the machine."""
+    """The source of a value. DERIVED values follow from others, or from the machine."""
 
     FLAG = "flag"
     ENVIRONMENT = "environment"
@@ -87,8 +87,8 @@ class Sources:
         """The value that counts for a process of this role."""
         for source in self.sources:
             for key in ((role, name), ("", name)):
-                if (found := source.values.get(key)) is not None:
-                    return found
+                if (value := source.values.get(key)) is not None:
+                    return value
         return None
 
     def is_for_role(self, role: str, name: str) -> bool:
@@ -121,7 +121,7 @@ def file_source(path: Path) -> Source:
     Raises ConfigError for a file that is not there, or is no TOML.
     """
     try:
-        told = tomllib.loads(path.read_text())
+        table = tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it should be UTF-8"
         raise ConfigError(f"{path}: {why}") from None
@@ -129,13 +129,13 @@ def file_source(path: Path) -> Source:
         raise ConfigError(f"{path}: {error}") from None
     values: dict[Key, GivenValue] = {}
     mistakes: list[str] = []
-    for role, name, value in _entries(told):
+    for role, name, value in _entries(table):
         spelled = f"{path}: {role}.{name}" if role else f"{path}: {name}"
         if name in (names_of(role) if role else KNOWN):
             values[role, name] = GivenValue(value, Origin.FILE, spelled)
         else:
-            known = names_of(role) if role else {*KNOWN, *SERVICES}
-            mistakes.append(_unknown(spelled, nearest(name, known)))
+            names = names_of(role) if role else {*KNOWN, *SERVICES}
+            mistakes.append(_unknown(spelled, nearest(name, names)))
     return Source(values, tuple(mistakes))
 
 
@@ -143,21 +143,21 @@ def _unknown(spelled: str, near: str) -> str:
     return f"{spelled} is no setting" + (f"; did you mean {near}?" if near else "")
 
 
-def _entries(told: Mapping[str, Any]) -> Iterator[tuple[str, str, object]]:
-    for name, value in told.items():
+def _entries(table: Mapping[str, Any]) -> Iterator[tuple[str, str, object]]:
+    for name, value in table.items():
         if name in SERVICES and isinstance(value, dict):
-            yield from ((name, inner, each) for inner, each in value.items())
+            yield from ((name, inner, setting) for inner, setting in value.items())
         else:
             yield "", name, value
 
 
 def read_settings(kind: type[M], role: str, sources: Sources) -> M:
     """The settings of a process, or a ConfigError that lists every mistake."""
-    found = {leaf.path: leaf for leaf in leaves(kind)}
+    by_path = {leaf.path: leaf for leaf in leaves(kind)}
     try:
         settings = kind.model_validate(_nested(kind, role, sources))
     except ValidationError as error:
-        lines = [_line(one, found, role, sources) for one in error.errors()]
+        lines = [_line(mistake, by_path, role, sources) for mistake in error.errors()]
         raise ConfigError("\nerror: ".join([*lines, *sources.mistakes])) from None
     if mistakes := list(sources.mistakes):
         raise ConfigError("\nerror: ".join(mistakes))
@@ -168,14 +168,14 @@ def _nested(kind: type[BaseModel], role: str, sources: Sources) -> dict[str, Any
     """The given values in the shape of the model. A group keeps its defaults for the rest."""
     tree: dict[str, Any] = {}
     for leaf in leaves(kind):
-        given = sources.find(leaf.role or role, leaf.name)
+        entry = sources.find(leaf.role or role, leaf.name)
         inside, model = tree, kind
         for name in leaf.path[:-1]:
             field = model.model_fields[name]
             inside = inside.setdefault(name, _chosen_in(field.default))
             model = cast("type[BaseModel]", field.annotation)
-        if given is not None:
-            inside[leaf.path[-1]] = given.value
+        if entry is not None:
+            inside[leaf.path[-1]] = entry.value
     return tree
 
 
@@ -188,13 +188,13 @@ def _chosen_in(default: object) -> dict[str, Any]:
 
 def flat_values(group: BaseModel) -> dict[str, Any]:
     """The values of a model by the names that they have from outside."""
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for leaf in leaves(type(group)):
         value: Any = group
         for name in leaf.path:
             value = getattr(value, name)
-        found[leaf.name] = value
-    return found
+        flat[leaf.name] = value
+    return flat
 
 
 def as_environment(values: Mapping[str, object], role: str = "") -> dict[str, str]:
@@ -208,12 +208,12 @@ def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _line(
-    error: ErrorDetails, found: Mapping[tuple[str, ...], Leaf], role: str, sources: Sources
+    error: ErrorDetails, by_path: Mapping[tuple[str, ...], Leaf], role: str, sources: Sources
 ) -> str:
-    leaf = found[tuple(str(part) for part in error["loc"])]
-    given = sources.find(leaf.role or role, leaf.name)
-    if given is None:
+    leaf = by_path[tuple(str(part) for part in error["loc"])]
+    entry = sources.find(leaf.role or role, leaf.name)
+    if entry is None:
         return f"{variable(leaf.name)} is not set"
     if leaf.field.annotation is SecretStr:
-        return f"{given.spelled}: it should be a string"
-    return f"{given}: {reason_of(error)}"
+        return f"{entry.spelled}: it should be a string"
+    return f"{entry}: {reason_of(error)}"

@@ -45,7 +45,7 @@ class NixlSettings(BaseModel):
 
     model_config = GROUP
     error_handling: Literal["peer", "none"] = "peer"
-    """`none` never notices a dead peer: only where all workers are on one machine."""
+    """`none` never notices a dead peer: use it only if all workers are on one machine."""
 
 
 class ShellSettings(BaseModel):
@@ -68,36 +68,35 @@ class ShellSettings(BaseModel):
     its address."""
     planes: Planes = "auto"
     """The way that hand-offs take. `auto`: gRPC. `grpc`. `nixl-unlocked`: NIXL, which opens ports
-    that ask nobody for a credential; a worker waits for it, and ends at start where it does not
-    work. `nixl-unlocked-or-grpc`: the same between two workers that have it, else gRPC."""
+    that ask for no credential; a worker waits for it, and ends at start if it does not work.
+    `nixl-unlocked-or-grpc`: the same between two workers that have it, else gRPC."""
     nixl: Annotated[NixlSettings, Called(error_handling="nixl_error_handling")] = NixlSettings()
 
 
 class PrefillSettings(ShellSettings):
-    """Those of a prefill worker."""
+    """Settings of a prefill worker."""
 
     @property
     def engine(self) -> EngineOptions:
-        """Prompts that wait for their commit need rows beside those that are being computed."""
-        own = {"max_prealloc": self.worker.max_running, "decodes": False}
-        return self.worker.model_copy(update=own)
+        """The worker's options: prompts that wait for their commit need rows of their own."""
+        changes = {"max_prealloc": self.worker.max_running, "decodes": False}
+        return self.worker.model_copy(update=changes)
 
 
 class DecodeSettings(ShellSettings):
-    """Those of a decode worker."""
+    """Settings of a decode worker."""
 
     max_reserved: Count = 8
     """Hand-offs that a decode worker may have under way."""
 
     @property
     def engine(self) -> EngineOptions:
-        """Hand-offs under way have rows beside the running requests."""
+        """The worker's options: hand-offs under way have rows besides the running requests."""
         return self.worker.model_copy(update={"max_prealloc": self.max_reserved})
 
 
 class BothSettings(ShellSettings):
-    """Those of a worker that prefills and decodes. `planes` mean nothing to it: what it prefills it
-    decodes."""
+    """Settings of a worker that prefills and decodes. It ignores `planes`: it hands nothing off."""
 
     @property
     def engine(self) -> EngineOptions:
