@@ -1,4 +1,4 @@
-"""From the device to the host tier: copies the units that a write policy selects, group by group.
+"""Copies the units that a write policy selects from the device to the host tier, group by group.
 
 Slots are leased only while they are copied. A waiting unit may be evicted meanwhile and is then
 counted as lost: eviction never waits for the host.
@@ -34,7 +34,7 @@ MAX_WAITING = 256
 @dataclass(frozen=True, slots=True)
 class BackupStatistics:
     """Groups that wait, and units since the start. Lost units were evicted before they could be
-    written. Dropped units belong to a group for which too many groups waited; they may come
+    written. Dropped units belong to a group that found too many groups waiting; they may come
     again."""
 
     num_waiting: int
@@ -123,7 +123,7 @@ class DeviceBackup:
     def changed(self, changes: Iterable[TreeChange]) -> None:
         """Records the units that left the tree. A unit may come and leave in one call: its last
         change counts."""
-        last = {(each.kind, key): each.is_stored for each in changes for key in each.keys}
+        last = {(change.kind, key): change.is_stored for change in changes for key in change.keys}
         self.num_lost += self._books.on_removed(
             name for name, is_here in last.items() if not is_here
         )
@@ -136,25 +136,29 @@ class DeviceBackup:
             self._dropped.add(first)
 
     def relieve(self) -> None:
-        """Writes the next units to evict ahead, if the policy says so.
+        """Writes the next units to evict ahead, if the policy wants it.
 
-        Evicting a full page drops all units that stand on it, so they are written together.
+        Evicting a full page drops all units that depend on it, so they are written together.
         """
         tree = self._scheduler.allocator.tree
         for kind in self._manifest.kinds:
             coldest = ((kind, key) for key in self._scheduler.next_to_evict(kind))
             for unit in self._books.on_pressure(self._scheduler.free_share(kind), coldest):
                 key = unit[1]
-                beside = [(each, key) for each in tree.kinds_of(key)] if kind is Kind.FULL else []
-                self._enqueue((unit, *self._books.start(beside)), NO_TAGS)
+                siblings = (
+                    [(other_kind, key) for other_kind in tree.kinds_of(key)]
+                    if kind is Kind.FULL
+                    else []
+                )
+                self._enqueue((unit, *self._books.start(siblings)), NO_TAGS)
 
     def keep(self, keys: Sequence[PageKey], tags: CallTags) -> None:
-        """Queues the chain's deepest resume set to be written, whatever the policy."""
+        """Queues the chain's deepest resume set to be written, under any policy."""
         self._enqueue(self._books.start(self._resume_set(keys)), tags)
 
     async def keep_now(self, keys: Sequence[PageKey], tags: CallTags) -> None:
-        """As `keep`, before everything that waits; returns when the units are written, or cannot
-        be."""
+        """Does as `keep`, before everything that waits; returns when the units are written, or
+        cannot be."""
         units = self._resume_set(keys)
         self._books.start(units)
         await self._write(_Group(units, tags))
@@ -210,8 +214,8 @@ class DeviceBackup:
             self._books.forget_all()
 
     def _to_write(self, group: _Group) -> tuple[CachedUnit, ...]:
-        """The units of a group that are still here and not written, and the pages that they stand
-        on."""
+        """The units of a group that are still here and not written, and the pages that they
+        depend on."""
         tree = self._scheduler.allocator.tree
         names = {n for n in group.units if tree.has(*n) and not self._books.is_written(n)}
         if not names:
@@ -224,11 +228,11 @@ class DeviceBackup:
             names.add(name)
             assert node.parent is not None, "every node but the root has a parent"
             node = node.parent
-        found = [
+        units = [
             CachedUnit(kind, tree.node(key).depth - 1, key, tree.slot(kind, key))
             for kind, key in names
         ]
-        return tuple(sorted(found, key=lambda unit: (unit.page_index, unit.kind)))
+        return tuple(sorted(units, key=lambda unit: (unit.page_index, unit.kind)))
 
     def _path(self, units: Sequence[CachedUnit]) -> tuple[PageKey, ...]:
         """All keys up to the deepest of the units."""
@@ -237,7 +241,7 @@ class DeviceBackup:
     async def _copied(
         self, path: Sequence[PageKey], units: Sequence[CachedUnit], tags: CallTags
     ) -> int | None:
-        """How many units became visible in the host tier; they are leased during the copy. None
+        """The number of units that became visible in the host tier, leased during the copy. None
         when the host-cache could not be reached."""
         handles = [unit.handle for unit in units]
         holder = Holder(Role.STORE, tags.request_id or "written ahead")

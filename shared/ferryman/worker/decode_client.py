@@ -52,7 +52,7 @@ _ANSWERS = (CorruptState, Stale, InvalidRequest, ManifestMismatch, NotFound)
 class DecodeClient:
     """One attempt's calls to its decode worker. Errors are typed.
 
-    `why_grpc` says in a few words why this side did not use NIXL; it is empty if it did not decide
+    `why_grpc` gives in a few words why this side did not use NIXL; it is empty if it did not decide
     so.
     """
 
@@ -96,9 +96,9 @@ class DecodeClient:
                 reserve_order_to_wire(wish),
                 timeout=min(CALL_SECONDS, deadline_seconds),
             )
-        found = reserve_answer_from_wire(answer, order.context.attempt)
-        self._plane = found.plane
-        return found
+        reservation = reserve_answer_from_wire(answer, order.context.attempt)
+        self._plane = reservation.plane
+        return reservation
 
     async def renew(self, reservation: Reservation) -> None:
         request = decode_pb2.RenewRequest(
@@ -172,8 +172,8 @@ class DecodeClient:
             raise
 
     async def abort(self, reservation: Reservation, cause: str, word: WriterStatus) -> bool:
-        """Tells decode that the writes have ended; returns whether the request was committed, and
-        goes on.
+        """Reports to decode that the writes have ended; returns whether the request was committed,
+        and goes on.
 
         Raises Unreachable or another error when decode does not answer.
         """

@@ -28,7 +28,7 @@ class HandoffTransport:
 
     Until `run` has an agent, hand-offs use gRPC, or wait if NIXL is required. After a hand-off by
     NIXL failed, hand-offs to that decode worker use gRPC for a while; after failures with two
-    decode workers the fault may be here, and hand-offs to all of them do. Where NIXL is required it
+    decode workers the fault may be here, and hand-offs to all of them do. If NIXL is required it
     is offered all the same.
     """
 

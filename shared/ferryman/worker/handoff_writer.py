@@ -1,7 +1,7 @@
 """One hand-off by the worker that holds the state: reserve, send units as they are ready, commit.
 
 A prefill worker hands off prompts while it computes them; a decode worker hands off the requests
-that leave it. The recurrent state goes last, then the commit with the token drawn behind it. Every
+that leave it. The recurrent state goes last, then the commit with the token drawn after it. Every
 end, also an error, gives back the slots here and the reservation there.
 """
 
@@ -54,8 +54,8 @@ class HandoffDone:
 class HandoffSource:
     """The request whose state is handed off, as its owner offers it.
 
-    `held_as` is its name in the schedule, `deadline` the time by the worker's clock. `fill` has its
-    units sent as they are ready, and returns the token behind them; `usage` says then what their
+    `held_as` is its name in the schedule, `deadline` the time by the worker's clock. `fill` sends
+    its units as they become ready, and returns the token after them; `usage` then has what their
     tokens were made from. `leave` frees all that the request has here, but for slots being sent.
     `done` is called once, at the hand-off.
     """
@@ -118,7 +118,7 @@ class HandoffWriter:
 
     @asynccontextmanager
     async def _reserved(self) -> AsyncIterator[Reservation]:
-        """Reserves slots at decode and here. On any error decode is told that the writes have
+        """Reserves slots at decode and here. On any error decode is informed that the writes have
         ended."""
         side = self._side
         offer = await side.transport.offer_to(self._order.decode.worker_id)
@@ -153,7 +153,7 @@ class HandoffWriter:
         self._side.send_leases.begin(hold)
 
     async def _abort_reservation(self, reservation: Reservation, cause: str) -> None:
-        """Waits until no send is running, however long that takes, then tells decode.
+        """Waits until no send is running, however long that takes, then informs decode.
 
         If decode has committed, the request is handed off and belongs to decode.
         """
@@ -165,7 +165,7 @@ class HandoffWriter:
                 self._handed_off(self._committing)
 
     async def _hand_off(self, reservation: Reservation) -> tuple[Sampled, Sent]:
-        """Fills and sends side by side; ends when decode has every unit."""
+        """Fills and sends at the same time; ends when decode has every unit."""
         engine, send_leases = self._side.engine, self._side.send_leases
         offered = offered_ranges(engine.manifest, self._order.request.prompt_len)
         units = UnitsToSend(reservation, offered, engine.manifest.page_size)

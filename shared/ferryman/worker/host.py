@@ -1,5 +1,5 @@
 """The host tier from a worker's side: units to load are prefetched and leased before admission,
-cached units are written to it by policy. It works beside the engine; its failures only cost
+cached units are written to it by policy. It works while the engine runs; its failures only cost
 hits."""
 
 from __future__ import annotations

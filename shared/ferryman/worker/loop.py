@@ -26,10 +26,10 @@ Clock = Callable[[], float]
 
 
 async def memory_ready(engine: Engine, prompt_len: int) -> None:
-    """Has the memory that a prompt may take written for the first time, beside the event loop.
+    """Writes for the first time the memory that a prompt may take, while the event loop runs.
 
     Slots are given on the loop. A prompt of thousands of tokens in memory that no other had would
-    hold up the tokens of all streams: 42 MB took 73 ms where pages come from a hypervisor.
+    hold up the tokens of all streams: 42 MB took 73 ms when pages come from a hypervisor.
     """
     if fresh := engine.scheduler.last_fresh(prompt_len):
         await asyncio.to_thread(engine.prepare_ahead, fresh)

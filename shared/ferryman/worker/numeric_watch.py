@@ -80,6 +80,6 @@ class NumericWatch:
         was_broken = self._is_broken
         requests.add(name.rpartition(".")[0])
         if self._is_broken and not was_broken:
-            told = ",".join(sorted(self._requests | self._reusing))
-            log.error("taking this worker out requests=%s", told)
+            suspects = ",".join(sorted(self._requests | self._reusing))
+            log.error("taking this worker out requests=%s", suspects)
             self._drain()

@@ -75,10 +75,10 @@ class OrderCheck:
             )
 
 
-def _how_keys_differ(computed: tuple[bytes, ...], given: tuple[bytes, ...]) -> str:
-    if len(computed) != len(given):
-        return f"{len(given)} page keys came with a prompt of {len(computed)} full pages"
-    page = _first_difference(zip(computed, given, strict=True))
+def _how_keys_differ(computed: tuple[bytes, ...], sent: tuple[bytes, ...]) -> str:
+    if len(computed) != len(sent):
+        return f"{len(sent)} page keys came with a prompt of {len(computed)} full pages"
+    page = _first_difference(zip(computed, sent, strict=True))
     return f"page key {page} is not that of these tokens, this tenant and this model"
 
 

@@ -74,11 +74,11 @@ def plane_side(
     environment: Mapping[str, str],
 ) -> PlaneSide:
     """`hosts` are (listen, advertise). Raises ConfigError if NIXL is asked for and not there.
-    Blocks while the advertised name is looked up. NIXL is for the choices that name its danger.
+    Blocks while the advertised name is looked up. Only choices that name its danger give NIXL.
 
     NIXL needs a chosen network device: UCX_NET_DEVICES in `environment`, or else the interface that
     has the advertised address. One agent registers the slabs of all ranks, each on its own device.
-    Where the library cannot register those of cards there is no agent, and hand-offs use gRPC.
+    If the library cannot register those of cards there is no agent, and hand-offs use gRPC.
     It has run on one card, between two engines of one process.
     """
     if choice not in UNLOCKED:
@@ -99,7 +99,7 @@ def plane_side(
 
 
 class AgentMaker:
-    """Makes agents, one at a time; `trouble` says shortly why there is none, or is empty."""
+    """Makes agents, one at a time; `trouble` gives in short why there is none, or is empty."""
 
     def __init__(self, side: PlaneSide, name: str) -> None:
         self._side = side
@@ -116,7 +116,7 @@ class AgentMaker:
     async def make(self) -> NixlAgent:
         """Tries until it works and logs the first failure; waits for ever on a side without NIXL.
 
-        Raises ConfigError where NIXL is required and did not work even once.
+        Raises ConfigError if NIXL is required and did not work even once.
         """
         side = self._side
         if isinstance(side, GrpcOnly):

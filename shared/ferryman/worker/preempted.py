@@ -29,7 +29,7 @@ from ferryman.worker.host import HostTier
 class PreemptedRequests:
     """Requests that were retracted, by their id in the schedule, and their host leases.
 
-    `start` runs a coroutine beside the caller; `wake` has the step loop look for work.
+    `start` runs a coroutine while the caller goes on; `wake` makes the step loop look for work.
     """
 
     def __init__(

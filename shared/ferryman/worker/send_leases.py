@@ -77,7 +77,7 @@ class SendLeases:
     async def send(self, reservation_id: str, sending: Coroutine[Any, Any, Sent]) -> Sent:
         """Runs `sending`; cancelling this call does not end it.
 
-        Raises LeaseLost as soon as the send is told to stop, even if it takes long to end: its
+        Raises LeaseLost as soon as the send is ordered to stop, even if it takes long to end: its
         result is not needed then.
         """
         if not self._table.try_send(reservation_id, self._clock()):
@@ -217,7 +217,7 @@ class OutgoingUnits:
     async def batches(self) -> AsyncIterator[list[OutgoingUnit]]:
         """Units as they become ready, until the empty batch that ends them.
 
-        Slots on a card are read beside the loop: a batch takes milliseconds.
+        Slots on a card are read in a thread: a batch takes milliseconds.
         """
         while batch := await self._ready.get():
             if self._engine.transfer.is_in_place:
@@ -228,7 +228,8 @@ class OutgoingUnits:
     def _read(self, batch: list[_LeasedUnit]) -> list[OutgoingUnit]:
         read = self._engine.transfer.read
         return [
-            OutgoingUnit(each.unit, read(each.unit.kind, each.slot), each.slot) for each in batch
+            OutgoingUnit(leased.unit, read(leased.unit.kind, leased.slot), leased.slot)
+            for leased in batch
         ]
 
     def _leased(self, unit: WantedUnit) -> _LeasedUnit:

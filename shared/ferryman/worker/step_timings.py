@@ -35,7 +35,7 @@ class StepTimings:
 
     @property
     def load_seconds_per_byte(self) -> float:
-        """From the host tier to the device, verified; 0 until something was loaded."""
+        """The time from the host tier to the device, verified; 0 until something was loaded."""
         return self._load_seconds / self._load_bytes if self._load_bytes else 0.0
 
     def prefilled(self, num_tokens: int, seconds: float) -> None:
@@ -47,7 +47,7 @@ class StepTimings:
         self._decode_seconds = KEPT * self._decode_seconds + seconds
 
     def loaded(self, report: LoadReport) -> None:
-        """Only a step that loaded verified bytes tells the speed."""
+        """Counts a step's loads: only verified bytes show the speed."""
         if report.num_bytes:
             so_far = self._all_loads
             self._all_loads = LoadReport(

@@ -30,7 +30,7 @@ class StopOrders:
         self._send_leases, self._refuse = send_leases, refuse
 
     async def obey(self, order: StopOrder) -> StopAnswer:
-        """Says whether nothing more will be written. Raises WrongEpoch for another life."""
+        """Whether nothing more will be written. Raises WrongEpoch for another life."""
         if order.worker_epoch != self._epoch:
             raise WrongEpoch(f"this is epoch {self._epoch}, not {order.worker_epoch}")
         self._refuse(order)

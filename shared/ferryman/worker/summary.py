@@ -24,15 +24,15 @@ def uncached_pages(plan: ResumePlan) -> tuple[UncachedPages, ...]:
 
 def cached_tokens(manifest: StateManifest, plan: ResumePlan) -> CachedTokens:
     """Reused tokens by the tier their pages came from; together they are the plan's position."""
-    page_size, found = manifest.page_size, Counter[str]()
+    page_size, tokens = manifest.page_size, Counter[str]()
     end_page = plan.position // page_size
     origins = {unit.page_index: unit.origin for unit in plan.loads if unit.kind is Kind.FULL}
     state = [unit.origin for unit in plan.loads if unit.kind is Kind.RECURRENT]
     otherwise = state[0] if state else Tier.HOST
     for page in range(plan.anchor_pages, end_page):
-        found[origins.get(page, otherwise)] += page_size
+        tokens[origins.get(page, otherwise)] += page_size
     on_device = min(plan.position, plan.anchor_pages * page_size)
-    return CachedTokens(on_device, found[Tier.HOST], found[Tier.STORAGE], found[Tier.PEER])
+    return CachedTokens(on_device, tokens[Tier.HOST], tokens[Tier.STORAGE], tokens[Tier.PEER])
 
 
 _SLOWEST_FIRST = (Tier.PEER, Tier.STORAGE, Tier.HOST)
@@ -72,7 +72,7 @@ def plan_facts(manifest: StateManifest, plan: ResumePlan) -> dict[str, Fact]:
         "reused": {str(kind): reused[kind] for kind in manifest.kinds},
         "loaded": {str(kind): loaded[kind] for kind in manifest.kinds},
         "allocated": {str(kind): plan.demand[kind] for kind in manifest.kinds},
-        "uncached": {each.reason: each.pages for each in uncached_pages(plan)},
+        "uncached": {gap.reason: gap.pages for gap in uncached_pages(plan)},
         "snapshots": list(plan.snapshots),
         "cached": {tier: tokens for tier, tokens in cached.items() if tokens},
         "load_bytes": plan.load_bytes,
@@ -91,5 +91,5 @@ def prefetch_facts(brought: Prefetched, page_size: int) -> dict[str, Fact]:
         "brought": brought.brought_pages * page_size,
         "truncated": brought.is_truncated,
         "reason": brought.reason,
-        "bytes": {str(tier): each.num_bytes for tier, each in brought.traffic.items()},
+        "bytes": {str(tier): moved.num_bytes for tier, moved in brought.traffic.items()},
     }

@@ -61,7 +61,7 @@ class WorkerStart:
 
     @property
     def seconds(self) -> float:
-        """Since the process began: its imports are a part of the start."""
+        """The time since the process began: its imports are a part of the start."""
         return self._clock() - self._began
 
     def on_load(self, progress: LoadProgress) -> None:
@@ -88,7 +88,7 @@ class WorkerStart:
         return warm_reported
 
     def connects(self) -> None:
-        """The engine is built; what is left are ways to others."""
+        """The engine is built; only the connections to others are missing."""
         self._progress = (StartPhase.CONNECTING, 0, 0)
 
     def beat(self) -> StartBeat:
@@ -128,7 +128,7 @@ class CacheEvents:
 
     def publish(self, changes: Iterable[TreeChange]) -> None:
         """One event for all changes of a step; a reader that misses one asks for a snapshot."""
-        last = {(each.kind, key): each.is_stored for each in changes for key in each.keys}
+        last = {(change.kind, key): change.is_stored for change in changes for key in change.keys}
         if not last:
             return
         self._sequence += 1
@@ -159,10 +159,10 @@ class CacheEvents:
 
 
 def _by_kind(names: Iterable[tuple[Kind, PageKey]]) -> dict[Kind, tuple[PageKey, ...]]:
-    found: dict[Kind, list[PageKey]] = {}
+    by_kind: dict[Kind, list[PageKey]] = {}
     for kind, key in names:
-        found.setdefault(kind, []).append(key)
-    return {kind: tuple(keys) for kind, keys in found.items()}
+        by_kind.setdefault(kind, []).append(key)
+    return {kind: tuple(keys) for kind, keys in by_kind.items()}
 
 
 class StepProgress:
@@ -242,7 +242,7 @@ class Telemetry:
         )
 
     def orders(self) -> Orders:
-        """The orders that a worker knows beside the one to drain."""
+        """The orders that a worker knows, except the one to drain."""
         return {"snapshot": self._snapshot, "flush": self._flush, "log-level": _set_log_level}
 
     def _snapshot(self, _payload: bytes) -> bytes:
@@ -271,4 +271,7 @@ def debug_endpoints(engine: Engine, metrics: Metrics) -> Endpoints:
 
 def _ledgers(engine: Engine) -> dict[str, object]:
     ledgers = engine.scheduler.ledgers()
-    return {str(kind): {**asdict(one), "balances": one.balances} for kind, one in ledgers.items()}
+    return {
+        str(kind): {**asdict(ledger), "balances": ledger.balances}
+        for kind, ledger in ledgers.items()
+    }

@@ -87,8 +87,8 @@ class WorkerContext:
 
 
 class LoadAnnouncer:
-    """Tells the parent process how far a model is loaded, a few times a second, and the `start`
-    always."""
+    """Reports to the parent process how far a model is loaded, a few times a second, and to the
+    `start` every time."""
 
     def __init__(self, role: str, clock: Clock, start: WorkerStart) -> None:
         self._role, self._clock, self._start = role, clock, start
@@ -96,14 +96,14 @@ class LoadAnnouncer:
 
     def __call__(self, progress: LoadProgress) -> None:
         self._start.on_load(progress)
-        # The end of a stage is always told: the parent draws a full bar, and hears of the next.
+        # The end of a stage is always reported: the parent draws a full bar before the next one.
         if self._clock() >= self._next or progress.done_bytes == progress.total_bytes:
             announce_loading(self._role, **asdict(progress))
             self._next = self._clock() + ANNOUNCE_SECONDS
 
 
 class CompileAnnouncer(logging.Handler):
-    """Tells the parent process and the `start` of each loop that is compiled, while a `with`
+    """Reports each loop that is compiled to the parent process and the `start`, while a `with`
     lasts."""
 
     def __init__(self, role: str, start: WorkerStart) -> None:
@@ -155,11 +155,11 @@ async def serve_worker(
     role = kind.role
     access = access_of(settings.access, role)
     async with AsyncExitStack() as stack:
-        # It joins before it loads: routers hear that it starts, and let requests wait for it.
+        # It joins before it loads: routers learn that it starts, and let requests wait for it.
         member = await stack.enter_async_context(joined(settings.bus, role, access))
         start = WorkerStart(member, time.monotonic)
         async with member.beating(start.beat):
-            # A load may take minutes, and a stop ends it: so it runs beside the loop.
+            # A load may take minutes, and a stop ends it: so it runs in a thread.
             engine = await run_unless_stopped(
                 lambda: stack.enter_context(_loaded_engine(options, role, start)), stopping
             )
@@ -172,14 +172,18 @@ async def serve_worker(
 @contextmanager
 def _loaded_engine(options: EngineOptions, role: str, start: WorkerStart) -> Iterator[Engine]:
     complete, notes = complete_options(options)
+    # The choices are logged before the load, which takes long and may fail because of them.
     for note in notes:
         log.info(note)
     warm = start.warming(warm_up_decode_first if role == DECODE else warm_up)
     with ExitStack() as stack:
+        # The engine outlives this block: loops are compiled only while its start warms it up.
         with CompileAnnouncer(role, start):
             building = build_engine(complete, LoadAnnouncer(role, time.monotonic, start), warm)
             engine = stack.enter_context(building)
+        # Before the worker is ready: it holds the interpreter's lock, which streams need.
         engine.grammars.warm_up()
+        # The capacity is known only after the pools were allocated.
         for warning in engine.capacity.warnings:
             log.warning(warning)
         log.info("running in %s on %s", complete.dtype, complete.device)
@@ -273,6 +277,7 @@ async def _serve(
 ) -> None:
     service = kind.make(parts)
     async with AsyncExitStack() as stack:
+        # The servers listen before anything names their addresses: a port of 0 is known only then.
         listening = await stack.enter_async_context(_listening(settings, parts, kind, service))
         address = f"{settings.advertise}:{listening.port}"
         service.listens_at(address)
@@ -282,24 +287,32 @@ async def _serve(
         observe_port = await stack.enter_async_context(http_listening(app, settings.observe))
         telemetry, loop = _moving_parts(parts, service, member, address, start.seconds)
         where = {"address": address, "observe": str(observe_port), "worker_id": parts.worker_id}
-        found = Discoverable(f"ferryman-{parts.role}", "1.0.0", f"A {parts.role} worker", where)
-        await stack.enter_async_context(member.bus.discoverable(found))
+        entry = Discoverable(f"ferryman-{parts.role}", "1.0.0", f"A {parts.role} worker", where)
+        await stack.enter_async_context(member.bus.discoverable(entry))
         orders = {"drain": drain_order(stopping.set), **telemetry.orders()}
+        # Jobs begin before the first heartbeat of a ready worker, which makes routers send
+        # requests, and end after its last one.
         async with (
             alongside(loop.run(), _lasting(parts.engine), *service.jobs()),
             member.reporting(telemetry.beat, orders) as beat,
         ):
+            # Last of the start: the parent process may send a request as soon as it reads this.
             observe = f"{settings.observe.host}:{observe_port}"
             announce_ready(parts.role, parts.worker_id, address, parts.epoch, observe=observe)
             await stopping.wait()
             log.info("draining")
+            # The way out of running requests is made first, while new ones still come.
             await service.prepare_drain()
+            # Health changes before the service refuses requests, and the servers and the step loop
+            # go on: requests under way end by them.
             await listening.drain()
             draining = parts.background.start(service.drain())
             await asyncio.sleep(0)  # the drain has begun, and this heartbeat reports it
             beat()
             await draining
+            # After the last event of a request, and before the broker's connection is closed.
             parts.lifecycle.flush_gaps()
+        # Raises for a worker that drained because of its numbers: its status is an error.
         parts.numeric_watch.check()
 
 
@@ -329,7 +342,8 @@ def _moving_parts(
     address: str,
     start_seconds: float,
 ) -> tuple[Telemetry, StepLoop]:
-    """The two that run beside the servers. Every cache change is published."""
+    """The telemetry and the step loop, which run while the servers do. Every cache change is
+    published."""
 
     def on_changes(changes: tuple[TreeChange, ...]) -> None:
         parts.host.changed(changes)
