@@ -1,7 +1,7 @@
 """The device of a runner's tensors, and the transfers to it and back.
 
 A host device has done everything when a call returns. A CUDA device queues its work on one stream;
-an event tells when the result has arrived in pinned host memory. The two are two objects, chosen
+an event fires when the result has arrived in pinned host memory. The two are two objects, chosen
 when the runner is built.
 """
 
@@ -33,7 +33,7 @@ class FetchedStep(Protocol):
         ...
 
     def seconds(self) -> float:
-        """How long the device worked on the step."""
+        """The seconds that the device worked on the step."""
         ...
 
 
@@ -63,7 +63,7 @@ class ComputeDevice(Protocol):
     def begin(self) -> TimedStep: ...
 
     def copy_side(self) -> CopySide:
-        """The side that copies beside the work of this queue."""
+        """The side that copies while this queue works."""
         ...
 
 

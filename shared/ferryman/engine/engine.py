@@ -58,7 +58,7 @@ class Engine:
     """A running engine: the scheduler decides, the pipeline feeds the stream, the stream runs.
 
     `manifest` and `transfer` belong to the whole model, also when ranks share it. `places` are the
-    slabs of every rank, and `shares` says what of a slot each keeps, here and at other workers.
+    slabs of every rank, and `shares` the part of a slot that each keeps, here and at other workers.
     `prepare_ahead` has memory ready, on the thread that calls it, up to a slot of each kind.
     `lost` fails with RankLost when a rank is lost. `adapters` are those of the model, by the name
     that clients use.
@@ -89,7 +89,7 @@ def build_engine(
 ) -> Iterator[Engine]:
     """An engine for the length of a `with`, from complete options.
 
-    `on_progress` hears how far rank 0 has loaded its part of the model; others load beside it.
+    `on_progress` gets how far rank 0 has loaded its part of the model; others load meanwhile.
     `warm` runs the first steps.
     Raises ConfigError for options that cannot work, RankLost.
     """
@@ -168,7 +168,7 @@ def _engine_of(
     ranks = startup.allocate(manifest, of_rank, sizes) if startup else None
     with ExitStack() as last, ExitStack() as stack:
         # The forward stream ends first: it waits for copies, and copies do not wait for it. The
-        # arena is let go last, when nothing copies any more.
+        # arena is released last, when nothing copies any more.
         copies = stack.enter_context(CopyStream())
         runner = Runner(
             model,
@@ -260,7 +260,7 @@ def _limits(options: EngineOptions, max_len: int, drafting: Drafting) -> Schedul
 
 def _adapters(model: Model) -> Mapping[str, Adapter]:
     served = model.lora.names if isinstance(model, Decoder) and model.lora else ()
-    return {each.name: Adapter(n, each.digest) for n, each in enumerate(served, start=1)}
+    return {adapter.name: Adapter(n, adapter.digest) for n, adapter in enumerate(served, start=1)}
 
 
 def _eos(model: Model) -> frozenset[int]:

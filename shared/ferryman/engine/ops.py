@@ -82,7 +82,7 @@ def snapshots_of(plan: StepPlan) -> tuple[SlotSnapshot, ...]:
 
 
 def advanced_slots_of(plan: StepPlan) -> tuple[int, ...]:
-    """The recurrent slots that the forward writes; -1 where a model has none."""
+    """The recurrent slots that the forward writes; -1 if a model has none."""
     if isinstance(plan, PrefillStep):
         return tuple(chunk.working_slot for chunk in plan.chunks)
     return tuple(plan.write_slots.tolist())

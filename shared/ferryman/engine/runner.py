@@ -1,7 +1,7 @@
 """Runs steps on a model, on this rank and those that share it, in the order of the calls.
 
-    on the host     slot operations are handed out once, whatever is replayed; loads are awaited
-    on each rank    the packed step (engine/forward/step.py), behind its loads
+    on the host     slot operations are handed out once, replays or not; loads are awaited
+    on each rank    the packed step (engine/forward/step.py), after its loads
 
 Only drawn tokens (and requested logprobs) come back from the device.
 """
@@ -174,15 +174,15 @@ def _as_scores(wanted: Sequence[ScoreRequest], arrays: Arrays) -> tuple[PromptSc
     if not wanted:
         return ()
     values, token_ids, ranks = arrays
-    ends = np.cumsum([len(each.token_ids) for each in wanted])
+    ends = np.cumsum([len(request.token_ids) for request in wanted])
     return tuple(
         PromptScores(
-            each.first,
-            token_ids[end - len(each.token_ids) : end, : 1 + each.num_best].astype("<u4"),
-            values[end - len(each.token_ids) : end, : 1 + each.num_best].astype(np.float64),
-            ranks[end - len(each.token_ids) : end].astype(np.uint32),
+            request.first,
+            token_ids[end - len(request.token_ids) : end, : 1 + request.num_best].astype("<u4"),
+            values[end - len(request.token_ids) : end, : 1 + request.num_best].astype(np.float64),
+            ranks[end - len(request.token_ids) : end].astype(np.uint32),
         )
-        for each, end in zip(wanted, ends.tolist(), strict=True)
+        for request, end in zip(wanted, ends.tolist(), strict=True)
     )
 
 
@@ -191,13 +191,13 @@ def _as_sampled(
 ) -> tuple[Sampled, ...]:
     if not arrays:
         return ()
-    tokens, best = arrays[0].tolist(), [each.tolist() for each in arrays[1:]]
+    tokens, best = arrays[0].tolist(), [array.tolist() for array in arrays[1:]]
     if not (best or errors):
         return tuple(Sampled(token, {}) for token in tokens)
     return tuple(
         FailedDraw(NO_DRAW, {}, errors[index])
         if index in errors
-        else _one_sampled(draw, tokens[index], [each[index] for each in best])
+        else _one_sampled(draw, tokens[index], [column[index] for column in best])
         for index, draw in enumerate(draws)
     )
 

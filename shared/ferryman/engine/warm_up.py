@@ -1,8 +1,8 @@
 """Runs a first step of each sort before the first request: compiles kernels and touches memory.
 
-Where decode steps have a few sizes, steps of nothing but padding run as well, so that no request
-waits for a compiler: Triton compiles a kernel anew where an integer becomes 1 or a multiple of 16,
-where a pointer is no longer aligned, and for every constant. Of these only page tables and waves
+If decode steps have a few sizes, steps of nothing but padding run as well, so that no request
+waits for a compiler: Triton compiles a kernel anew when an integer becomes 1 or a multiple of 16,
+when a pointer is no longer aligned, and for every constant. Of these only page tables and waves
 change from step to step; requests do not, but their graphs are captured for the narrowest tables.
 
 It runs before the scheduler has given any slot away. Its state in the slots is never read: they are
@@ -75,10 +75,10 @@ def warm_up_decode_first(
     sizes: StepSizes | None = None,
     max_tokens: int = 1,
 ) -> None:
-    """As `warm_up`, behind a decode step on slots that hold nothing, whose outcome says nothing.
+    """Does as `warm_up` after a decode step on empty slots, whose result is dropped.
 
-    Where no loop is compiled yet, a decode worker so begins with other loops than the prefill
-    worker that starts beside it, and finds in the cache what that one has compiled meanwhile.
+    If no loop is compiled yet, a decode worker thus begins with other loops than the prefill worker
+    that starts at the same time, and later finds the loops of that one in the cache.
     """
     engine.launch(idle_step(DecodeSize(1, 1, 1), manifest)).outcome()
     warm_up(engine, manifest, sizes, max_tokens)

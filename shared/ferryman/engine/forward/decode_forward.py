@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Forwarded:
-    """All tokens of a step as they were consumed [tokens], and the logits behind each."""
+    """All tokens of a step as they were consumed [tokens], and the logits after each."""
 
     token_ids: Tensor
     logits: Tensor
@@ -89,7 +89,7 @@ class GraphCapture(Protocol):
     """Captures what a call launches on the device."""
 
     def capture(self, run: Callable[[], None]) -> CapturedGraph:
-        """`run` has run before. Raises RuntimeError where it waits for the device."""
+        """`run` has run before. Raises RuntimeError if it waits for the device."""
         ...
 
 
@@ -161,9 +161,9 @@ class GraphedForward:
         into = self._result_for(self._eager.run(idle))
 
         def run() -> None:
-            found = self._eager.run(idle)
-            into.token_ids.copy_(found.token_ids)
-            into.logits.copy_(found.logits)
+            forwarded = self._eager.run(idle)
+            into.token_ids.copy_(forwarded.token_ids)
+            into.logits.copy_(forwarded.logits)
 
         try:
             graph = self._capture.capture(run)
@@ -174,14 +174,14 @@ class GraphedForward:
         self._graphs[padding.size] = _StepGraph(body, graph, into)
         return True
 
-    def _result_for(self, found: Forwarded) -> Forwarded:
+    def _result_for(self, forwarded: Forwarded) -> Forwarded:
         """The first rows of the shared result."""
         if self._shared is None:
-            shape = (self._max_tokens, found.logits.shape[1])
+            shape = (self._max_tokens, forwarded.logits.shape[1])
             self._shared = Forwarded(
-                found.token_ids.new_empty(self._max_tokens), found.logits.new_empty(shape)
+                forwarded.token_ids.new_empty(self._max_tokens), forwarded.logits.new_empty(shape)
             )
-        count = len(found.token_ids)
+        count = len(forwarded.token_ids)
         return Forwarded(self._shared.token_ids[:count], self._shared.logits[:count])
 
 

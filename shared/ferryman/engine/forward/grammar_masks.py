@@ -1,7 +1,7 @@
 """Masks of a step: which tokens each draw under a grammar may choose.
 
     output so far   history[row, start : position], on the sampling side already
-    mask            what the grammar allows behind exactly these tokens
+    mask            what the grammar allows after exactly these tokens
     logits          −inf where the mask is clear, and for ids beyond the tokenizer's vocabulary
 
 The history is the same record that penalties look back on: it holds what a step in flight has just
@@ -38,12 +38,12 @@ class GuidedDraw:
 
 def guided_draws(draws: Sequence[SampleRequest]) -> tuple[GuidedDraw, ...]:
     """The draws that have a grammar: one row's in the order of its tokens."""
-    found = [
+    guided = [
         GuidedDraw(index, draw.row, draw.prompt_len, draw.position, draw.params.grammar)
         for index, draw in enumerate(draws)
         if draw.params.grammar is not None
     ]
-    return tuple(sorted(found, key=lambda draw: (draw.row, draw.position)))
+    return tuple(sorted(guided, key=lambda draw: (draw.row, draw.position)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class GrammarMasks:
     """The places of all rows in their grammars. Used by the forward stream's thread alone.
 
     A row's place is kept because it is near the next one. It is never trusted: it moves to the
-    tokens that the history holds, whoever had the row before.
+    tokens that the history holds, whatever request had the row before.
     """
 
     def __init__(self, compiler: GrammarCompiler) -> None:
@@ -79,20 +79,20 @@ class GrammarMasks:
         return MaskedLogits(logits.index_copy(0, indices, some), tuple(dead_ends))
 
     def _fill(self, draw: GuidedDraw, output: Sequence[int], row_mask: Mask) -> bool:
-        """Whether there is a token behind this output."""
+        """Whether there is a token after this output."""
         place = self._place(draw)
         try:
             place.move_to(output)
             return place.fill(row_mask)
         except Exception:
-            # Where it stands now is unknown; the next draw of the row begins anew.
+            # Its place is unknown now; the next draw of the row begins anew.
             del self._places[draw.row]
             raise
 
     def _place(self, draw: GuidedDraw) -> GrammarMatcher:
         grammar, place = self._places.get(draw.row, (None, None))
         if place is None or grammar != draw.grammar:
-            # The door compiled it and holds it: this finds it made.
+            # The door compiled it and holds it: this call finds it ready.
             place = self._compiler.compiled(draw.grammar).matcher()
             self._places[draw.row] = (draw.grammar, place)
         return place
@@ -103,9 +103,9 @@ def _outputs(guided: Sequence[GuidedDraw], history: Tensor) -> list[list[int]]:
     first, end = min(draw.start for draw in guided), max(draw.position for draw in guided)
     rows = sorted({draw.row for draw in guided})
     place_of = {row: place for place, row in enumerate(rows)}
-    told: NDArray[np.int32] = history[torch.tensor(rows), first:end].cpu().numpy()
+    tokens: NDArray[np.int32] = history[torch.tensor(rows), first:end].cpu().numpy()
     return [
-        told[place_of[draw.row], draw.start - first : draw.position - first].tolist()
+        tokens[place_of[draw.row], draw.start - first : draw.position - first].tolist()
         for draw in guided
     ]
 

@@ -19,7 +19,7 @@ Ruled = Sequence[tuple[int, SampleRequest]]
 
 
 def pack_rules(draws: Sequence[SampleRequest]) -> Mapping[str, Ints]:
-    """Nothing at all for a step without rules, which is nearly every one."""
+    """The arrays of the rules; none for a step without rules, as nearly every one is."""
     ruled = [(index, draw) for index, draw in enumerate(draws) if not draw.params.rules.are_none]
     if not ruled:
         return {}
@@ -27,7 +27,7 @@ def pack_rules(draws: Sequence[SampleRequest]) -> Mapping[str, Ints]:
 
 
 def _biases(ruled: Ruled) -> dict[str, Ints]:
-    found = [
+    biases = [
         (index, token_id, bias)
         for index, draw in ruled
         for token_id, bias in (
@@ -35,9 +35,9 @@ def _biases(ruled: Ruled) -> dict[str, Ints]:
             *((token_id, -inf) for token_id in sorted(draw.banned)),
         )
     ]
-    if not found:
+    if not biases:
         return {}
-    indices, token_ids, values = zip(*found, strict=True)
+    indices, token_ids, values = zip(*biases, strict=True)
     return {
         "bias_draws": np.array(indices, np.int64),
         "bias_token_ids": np.array(token_ids, np.int64),

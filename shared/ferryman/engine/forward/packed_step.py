@@ -42,7 +42,7 @@ Numbers = Mapping[str, Ints]
 
 @dataclass(frozen=True, slots=True)
 class PackedStep:
-    """All integers of a step, one array after another; `places` says where each array lies."""
+    """All integers of a step, one array after another; `places` gives each array's place."""
 
     buffer: Ints
     places: Mapping[str, tuple[int, tuple[int, ...]]]
@@ -174,20 +174,20 @@ def _decode(plan: DecodeStep) -> Numbers:
 def _padded(plan: DecodeStep, arrays: Numbers, size: DecodeSize) -> Numbers:
     kept = size.kept(plan.verify_depths)
     of_tokens = [name for name in arrays if name not in ("waves", "drafts", "adapters")]
-    found = {name: size.padded(arrays[name], kept) for name in of_tokens}
+    padded = {name: size.padded(arrays[name], kept) for name in of_tokens}
     if size.waves > 1:
         drafts = np.zeros(size.num_tokens - size.requests, np.int64)
         first = plan.verify_depths[0]
         drafts[kept[first:] - size.requests] = arrays.get("drafts", _NO_DRAFTS)
-        found["drafts"] = drafts
+        padded["drafts"] = drafts
     # The body ends here.
-    found["kept"] = kept
-    found["size"] = _ints([size.requests, size.waves, size.pages])
-    found["num_first"] = _ints([plan.verify_depths[0]])
-    found["waves"] = _ints([size.requests] * size.waves)
+    padded["kept"] = kept
+    padded["size"] = _ints([size.requests, size.waves, size.pages])
+    padded["num_first"] = _ints([plan.verify_depths[0]])
+    padded["waves"] = _ints([size.requests] * size.waves)
     if "adapters" in arrays:
-        found["adapters"] = size.padded(arrays["adapters"], kept).clip(0)
-    return found
+        padded["adapters"] = size.padded(arrays["adapters"], kept).clip(0)
+    return padded
 
 
 _NO_DRAFTS = np.zeros(0, np.int64)
@@ -214,9 +214,9 @@ def _ops(ops: SlotOps) -> Numbers:
 
 def _pairs(pairs: Sequence[tuple[int, int]]) -> Ints:
     """Sources, then destinations, both from an even word on: a last source of -1 is none."""
-    found = np.full((2, _even(len(pairs))), -1, np.int64)
-    found[:, : len(pairs)] = _ints(pairs).T
-    return found
+    table = np.full((2, _even(len(pairs))), -1, np.int64)
+    table[:, : len(pairs)] = _ints(pairs).T
+    return table
 
 
 def _draws(draws: Sequence[SampleRequest]) -> Numbers:

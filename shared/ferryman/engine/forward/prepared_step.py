@@ -1,7 +1,7 @@
 """A step as its ranks get it, without the parts of requests that cannot be prepared.
 
     pack(plan)          nearly always
-    each part alone     where that fails: the requests whose parts fail alone are to blame
+    each part alone     if that fails: the requests whose parts fail alone are to blame
     pack(plan again)    with plain parts in place of theirs, so that all others have their step
 
 Nothing has run by then, on any rank. The plain parts keep the shape of the step, and their results
@@ -133,7 +133,7 @@ def _plain_draw(draw: SampleRequest) -> SampleRequest:
 
 
 def _plain_scores(scores: Sequence[ScoreRequest]) -> tuple[ScoreRequest, ...]:
-    """As many, of the token 0: the outcome of a step has one for each that is asked for."""
+    """Scores of token 0 in their place: a step returns one score for each request of one."""
     return tuple(
         ScoreRequest(wanted.first, np.zeros_like(wanted.token_ids), 0) for wanted in scores
     )

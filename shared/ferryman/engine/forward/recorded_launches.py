@@ -4,11 +4,11 @@ At one request the Python between two loops takes longer than most of them compu
 the list of a call's loops and of torch's operations, each with the very tensors and addresses that
 it took and gave:
 
-    call ──record──► result,  recording ──replay──► the same result, from what lies at the same
+    call ──record──► result,  recording ──replay──► the same result, from the data at the same
                               addresses then
 
 Views, empty tensors and rows of numbers launch nothing. A result of torch is written where it was
-put at first, by the operation's own `out` form where it has one. Whatever Python read from a tensor
+put at first, by the operation's own `out` form if it has one. A value that Python read of a tensor
 would be frozen in a recording, so a call that asks for a value, or for a size that depends on
 values, is refused. That is learnt in the middle of the call, which runs to its end all the same.
 """
@@ -39,18 +39,18 @@ UNREPEATABLE = {
 ASKING = frozenset({"aten::is_nonzero", "aten::allclose"})
 """Operations that read values, and which torch does not mark."""
 CONSTANT = frozenset({"aten::arange", "aten::arange.start", "aten::arange.start_step"})
-"""Operations whose results are what they were: no loop writes into one, nor may an operation."""
+"""Operations whose results are constants: no loop writes into one, nor may an operation."""
 COPYING = frozenset({"aten::to.dtype", "aten::_to_copy", "aten::contiguous", "aten::clone"})
 """Operations whose results are their first argument, in another dtype or order of memory."""
 NOWHERE = 0
 """The address of an empty tensor."""
 INDEXING = frozenset({"aten::index.Tensor", "aten::index_put_"})
-"""Their results' sizes depend on values only where an index is a mask."""
+"""Their results' sizes depend on values only if an index is a mask."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchRecording:
-    """Launches in their order, and all tensors that they read or write beside state and weights.
+    """Launches in their order, and all tensors that they read or write except state and weights.
 
     The tensors stay alive, each for itself: a tensor that the call made and kept elsewhere, such
     as a table, is never given to another recording.
@@ -61,8 +61,8 @@ class LaunchRecording:
 
     @property
     def num_bytes(self) -> int:
-        storages = {each.untyped_storage().data_ptr(): each for each in self.tensors}
-        return sum(each.untyped_storage().nbytes() for each in storages.values())
+        storages = {tensor.untyped_storage().data_ptr(): tensor for tensor in self.tensors}
+        return sum(tensor.untyped_storage().nbytes() for tensor in storages.values())
 
     def replay(self, progress: LayerCount) -> None:
         """Runs all launches again; `progress` moves with each."""
@@ -73,7 +73,7 @@ class LaunchRecording:
 
 @dataclass(slots=True)
 class LaunchRecorder:
-    """The launches of one call so far; `refusal` says why it cannot be repeated, or is empty."""
+    """The launches of one call so far; `refusal` is why it cannot be repeated, or empty."""
 
     launches: list[RecordedLaunch] = field(default_factory=list)
     tensors: list[Tensor] = field(default_factory=list)
@@ -109,27 +109,27 @@ class _Operations(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """No: to be skipped by torch's compiler means to import it, a second of processor time."""
+        """No: to let torch's compiler skip this means to import it, a second of processor time."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, recorder = kwargs or {}, self._recorder
         if reason := _why_unrepeatable(func, args):
             recorder.refuse(func.name(), reason)
-        found = func(*args, **kwargs)
-        given = _tensors(found)
-        if any(each.is_mkldnn for each in given):
+        result = func(*args, **kwargs)
+        outputs = _tensors(result)
+        if any(tensor.is_mkldnn for tensor in outputs):
             recorder.refuse(func.name(), "its result has no memory of its own")
-        recorder.tensors += given
+        recorder.tensors += outputs
         if func.name() in CONSTANT:
-            self._constants |= _memory_of(given) - {NOWHERE}
+            self._constants |= _memory_of(outputs) - {NOWHERE}
         elif func._schema.is_mutable:
             if self._constants & _memory_of(_written(func, args, kwargs)):
                 recorder.refuse(func.name(), "it writes into a constant")
             recorder.launches.append(RecordedLaunch(_called, (func, args, kwargs)))
-        elif not (_is_empty(func.name()) or _are_views(given, _tensors((args, kwargs)))):
-            recorder.launches.append(_written_again(func, args, kwargs, given))
-        return found
+        elif not (_is_empty(func.name()) or _are_views(outputs, _tensors((args, kwargs)))):
+            recorder.launches.append(_written_again(func, args, kwargs, outputs))
+        return result
 
 
 class _ValueReads(TorchFunctionMode):
@@ -151,18 +151,24 @@ def _why_unrepeatable(func: Any, args: Sequence[Any]) -> str:
     if func.name() in ASKING:
         return UNREPEATABLE[torch.Tag.data_dependent_output]
     if func.name() in INDEXING:
-        masks = [each for each in _tensors(args[1:2]) if each.dtype in (torch.bool, torch.uint8)]
+        masks = [
+            tensor for tensor in _tensors(args[1:2]) if tensor.dtype in (torch.bool, torch.uint8)
+        ]
         return UNREPEATABLE[torch.Tag.dynamic_output_shape] if masks else ""
     return next((reason for tag, reason in UNREPEATABLE.items() if tag in func.tags), "")
 
 
 def _written(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
     """The tensors that an operation writes into."""
-    given = {
+    values = {
         argument.name: kwargs.get(argument.name) for argument in func._schema.arguments[len(args) :]
     }
-    given |= {each.name: arg for each, arg in zip(func._schema.arguments, args, strict=False)}
-    return _tensors([given[each.name] for each in func._schema.arguments if each.is_write])
+    values |= {
+        argument.name: arg for argument, arg in zip(func._schema.arguments, args, strict=False)
+    }
+    return _tensors(
+        [values[argument.name] for argument in func._schema.arguments if argument.is_write]
+    )
 
 
 def _is_empty(name: str) -> bool:
@@ -170,35 +176,35 @@ def _is_empty(name: str) -> bool:
     return name.startswith(("aten::empty", "aten::new_empty"))
 
 
-def _are_views(given: Sequence[Tensor], taken: Sequence[Tensor]) -> bool:
+def _are_views(results: Sequence[Tensor], taken: Sequence[Tensor]) -> bool:
     """Whether all results lie in the memory of the arguments."""
-    return _memory_of(given) <= _memory_of(taken)
+    return _memory_of(results) <= _memory_of(taken)
 
 
 def _memory_of(tensors: Sequence[Tensor]) -> set[int]:
     # A packed weight of oneDNN has no storage, and nothing is a view of it.
-    return {each.untyped_storage().data_ptr() for each in tensors if not each.is_mkldnn}
+    return {tensor.untyped_storage().data_ptr() for tensor in tensors if not tensor.is_mkldnn}
 
 
 def _called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     func(*args, **kwargs)
 
 
-def _written_again(func: Any, args: Any, kwargs: Any, given: list[Tensor]) -> RecordedLaunch:
-    """The operation with its results written into `given`."""
+def _written_again(func: Any, args: Any, kwargs: Any, results: list[Tensor]) -> RecordedLaunch:
+    """The operation with its results written into `results`."""
     if func.name() in COPYING and args:
-        return RecordedLaunch(given[0].copy_, args[:1])
+        return RecordedLaunch(results[0].copy_, args[:1])
     form = _out_form(func)
     if form is None:
-        return RecordedLaunch(_copied, (func, args, kwargs, given))
+        return RecordedLaunch(_copied, (func, args, kwargs, results))
     overload, names = form
     return RecordedLaunch(
-        _called, (overload, args, {**kwargs, **dict(zip(names, given, strict=True))})
+        _called, (overload, args, {**kwargs, **dict(zip(names, results, strict=True))})
     )
 
 
-def _copied(func: Any, args: Any, kwargs: Any, given: list[Tensor]) -> None:
-    for old, new in zip(given, _tensors(func(*args, **kwargs)), strict=True):
+def _copied(func: Any, args: Any, kwargs: Any, results: list[Tensor]) -> None:
+    for old, new in zip(results, _tensors(func(*args, **kwargs)), strict=True):
         old.copy_(new)
 
 
@@ -212,11 +218,13 @@ def _out_form(func: Any) -> tuple[Any, tuple[str, ...]] | None:
         overload = getattr(packet, name)
         arguments = overload._schema.arguments
         outs = tuple(argument.name for argument in arguments if argument.is_out)
-        plain = [(each.name, str(each.type)) for each in arguments if not each.is_out]
+        plain = [
+            (argument.name, str(argument.type)) for argument in arguments if not argument.is_out
+        ]
         if plain == taken and len(outs) == len(func._schema.returns) > 0:
             return overload, outs
     return None
 
 
-def _tensors(found: Any) -> list[Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(found) if isinstance(leaf, Tensor)]
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]

@@ -3,13 +3,13 @@
 A recording belongs to a number of requests and a width of page tables. It reads its integers in
 tables of its own, into which each step's are copied:
 
-    first step of a size     run as ever: whatever it makes once, such as a table, is there then
+    first step of a size     run as ever: what it makes once, such as a table, exists afterwards
     second                   recorded while it runs
     all others               replayed
 
-Recordings hold the tensors between the operations, so they have a budget; the one that was not
-wanted for longest goes first. A size that has gone is recorded again after some more steps only:
-where all sizes in use do not fit, recording them in turn would cost more than it saves.
+Recordings hold the tensors between the operations, so they have a budget; the least recently used
+one is dropped first. A size that was dropped is recorded again after some more steps only:
+if all sizes in use do not fit, recording them in turn would cost more than it saves.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from ferryman.schedule.step_sizes import PADDING, RECORDING_BYTES
 log = logging.getLogger(__name__)
 
 MAX_REQUESTS = 64
-"""Of a step that is recorded: Python takes less than a hundredth of a larger one."""
+"""The largest step that is recorded: Python takes less than a hundredth of a larger one."""
 
 AGAIN_AFTER = 32
-"""Launched steps of a size that has gone, before it is recorded again: recording one costs as much
-as replaying so many saves."""
+"""Launched steps of a dropped size before it is recorded again: a recording costs as much as that
+many replays save."""
 
 LEAST_PAGES = 16
 """The narrowest page tables of a recording. The next ones are twice as wide."""
@@ -110,7 +110,7 @@ class ReplayedForward:
             self.refused[shape] = f"its tensors take {step.num_bytes} bytes"
             return
         self._recorded[shape] = step
-        while sum(each.num_bytes for each in self._recorded.values()) > self._max_bytes:
+        while sum(recorded.num_bytes for recorded in self._recorded.values()) > self._max_bytes:
             gone, _ = self._recorded.popitem(last=False)
             self._to_launch[gone] = AGAIN_AFTER
 

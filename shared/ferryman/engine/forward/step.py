@@ -1,8 +1,8 @@
 """A step on each rank of a worker, computed from the packed step alone.
 
 prologue   copies, clears, seeds, saves
-forward    reads the history for decode, writes it for prefill; drafts stand behind what was read
-drawing    tokens are drawn by rank 0, told to all, and written behind what was read
+forward    reads the history for decode, writes it for prefill; drafts follow what was read
+drawing    tokens are drawn by rank 0, sent to all, and written after what was read
 epilogue   snapshots
 """
 
@@ -118,7 +118,7 @@ class StepRunner:
         self._score = prompt_logprobs if group.rank == 0 else head_alone
         devices = {slab.device for slab in self._slabs.values()}
         # -1 is no token: a decode step that reads an unwritten entry fails in the embedding. A row
-        # behind those of requests is for padding: its row is -1, and it finds token 0.
+        # after those of requests is for padding: its row is -1, and it finds token 0.
         shape, device = (max_rows + 1, max_len), devices.pop()
         self._history = torch.full(shape, -1, dtype=torch.int32, device=device)
         self._history[-1] = 0
@@ -178,12 +178,12 @@ class StepRunner:
 
     def _decode(self, tensors: DecodeTensors) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Logits of the step's own tokens, and its drafts as they were consumed."""
-        found, padding = self._forward.run(tensors), tensors.padding
-        logits = found.logits if padding is None else found.logits[padding.kept]
+        forwarded, padding = self._forward.run(tensors), tensors.padding
+        logits = forwarded.logits if padding is None else forwarded.logits[padding.kept]
         if tensors.drafts is None:
             return logits, ()
         drafted = slice(tensors.waves[0], None) if padding is None else padding.drafted
-        named = found.token_ids[drafted]
+        named = forwarded.token_ids[drafted]
         # Penalties count drafts as they count tokens.
         self._write(tensors.rows[drafted], tensors.positions[drafted], named)
         return logits, (named,)

@@ -226,8 +226,8 @@ class _Views:
         return SlotPairs(*self[name][:, :count].unbind())
 
     def pairs_by_kind(self, name: str) -> Mapping[Kind, SlotPairs]:
-        found = {kind: self.pairs(f"{name}.{kind}") for kind in Kind}
-        return {kind: pairs for kind, pairs in found.items() if pairs is not None}
+        by_kind = {kind: self.pairs(f"{name}.{kind}") for kind in Kind}
+        return {kind: pairs for kind, pairs in by_kind.items() if pairs is not None}
 
     def padding(self) -> StepPadding | None:
         if "size" not in self:

@@ -3,8 +3,8 @@
     rules → penalties → grammars → draw → logprobs
 
 All draws go through it together. An error of one draw is that draw's: its token is a plain one, and
-its error comes out beside it. Each draw depends on its own row alone, and drawing changes nothing
-but the places in grammars, which move to where the history says. So where all together fail, each
+its error is returned with it. Each draw depends on its own row alone, and drawing changes nothing
+but the places in grammars, which move to where the history ends. So if all together fail, each
 can be drawn alone, and those that fail then are to blame.
 """
 
@@ -63,8 +63,8 @@ class Sampler:
         self._masks = masks
 
     def tokens(self, logits: Tensor, draws: DrawTensors, history: Tensor) -> DrawnTokens:
-        """Raises what even a plain draw raises, and what no draw raises alone: that is an error of
-        the step."""
+        """Raises an error of a plain draw, and one that no draw raises alone: both are the
+        step's."""
         try:
             return self._drawn(logits, draws, history)
         except Exception:  # any error may be that of one draw
@@ -106,7 +106,7 @@ class Sampler:
 
 
 def _plainly(logits: Tensor) -> Tensor:
-    """A token for each row, whatever was asked for. An error here is the device's."""
+    """A token for each row, with no regard to its parameters. An error here is the device's."""
     return torch.where(are_finite(logits), greedy(logits), NO_TOKEN)
 
 
@@ -122,7 +122,7 @@ def _together(alone: Sequence[DrawnTokens], plain: Tensor, num_best: int) -> Dra
     for index, drawn in enumerate(alone):
         if drawn.best:
             width = drawn.best[0].shape[1]
-            values[index, :width], best_ids[index, :width] = (each[0] for each in drawn.best)
+            values[index, :width], best_ids[index, :width] = (array[0] for array in drawn.best)
     return DrawnTokens(token_ids, (values, best_ids), errors)
 
 
@@ -155,16 +155,16 @@ def token_source(group: Group, masks: GrammarMasks | None) -> TokenSource:
     return RankZeroTokens(Sampler(masks) if group.rank == 0 else TokenRoom(), group)
 
 
-def _ruled(logits: Tensor, draws: DrawTensors, given: RuleTensors, history: Tensor) -> Tensor:
+def _ruled(logits: Tensor, draws: DrawTensors, tensors: RuleTensors, history: Tensor) -> Tensor:
     tail = None
-    if given.prompt_lens is not None:
-        back = torch.arange(-given.num_before, 0, device=logits.device)
+    if tensors.prompt_lens is not None:
+        back = torch.arange(-tensors.num_before, 0, device=logits.device)
         places = draws.positions[:, None] + back
-        said = history[draws.rows[:, None], places.clamp_min(0)]
-        tail = OutputTail(torch.where(places >= given.prompt_lens[:, None], said, NO_OUTPUT))
-    return apply_rules(logits, given.rules, tail)
+        output = history[draws.rows[:, None], places.clamp_min(0)]
+        tail = OutputTail(torch.where(places >= tensors.prompt_lens[:, None], output, NO_OUTPUT))
+    return apply_rules(logits, tensors.rules, tail)
 
 
 def _penalised(logits: Tensor, draws: DrawTensors, past: PastPenalties, history: Tensor) -> Tensor:
-    said = history[draws.rows, : past.longest]
-    return penalise(logits, Past(said, past.prompt_lens, draws.positions), past.penalties)
+    tokens = history[draws.rows, : past.longest]
+    return penalise(logits, Past(tokens, past.prompt_lens, draws.positions), past.penalties)

@@ -1,4 +1,4 @@
-"""The copy stream: copies into slots beside the forward stream, and how a forward waits for them.
+"""The copy stream: copies into slots during forwards, and how a forward waits for them.
 
 submit k ──► loads of k ─────────────────► fence of k
 forward      k - 2       k - 1    wait for fence of k, then k
@@ -41,7 +41,7 @@ class CopyFence(Protocol):
         ...
 
     def seconds(self) -> float:
-        """How long the copies took; waits for their end if need be."""
+        """The seconds that the copies took; waits for their end if need be."""
         ...
 
 
@@ -52,7 +52,7 @@ class CopyRun(Protocol):
 
 
 class CopySide(Protocol):
-    """Where copies run, and how a forward stream waits for them."""
+    """The side that runs copies, and makes a forward stream wait for them."""
 
     def entered(self) -> AbstractContextManager[object]:
         """The context that the copy stream's thread enters for each job."""
@@ -61,9 +61,8 @@ class CopySide(Protocol):
     def begin(self) -> CopyRun: ...
 
     def pin(self, memory: memoryview) -> None:
-        """Lets the device copy from and to `memory` by itself, in place of what it was told
-        before, from and to which no copy may run. Memory that cannot be pinned is copied more
-        slowly."""
+        """Lets the device copy from and to `memory` by itself, in place of the memory before it,
+        which no copy may use any more. Memory that cannot be pinned is copied more slowly."""
         ...
 
 
@@ -77,7 +76,7 @@ class HostSide:
         return _HostRun()
 
     def pin(self, memory: memoryview) -> None:
-        """The processor needs no leave."""
+        """Nothing to do: the CPU can already use this memory."""
 
 
 class _HostRun:
@@ -248,8 +247,8 @@ class CopyStream:
 def _attempt(job: Callable[[], T], future: Future[T]) -> None:
     future.set_running_or_notify_cancel()
     try:
-        found = job()
+        result = job()
     except Exception as error:  # the top of a device thread: any error goes to the waiting caller
         future.set_exception(error)
     else:
-        future.set_result(found)
+        future.set_result(result)

@@ -59,7 +59,7 @@ class LoadQueue:
         self._copies.submit(lambda: self._exchange(arena)).result()
 
     def detach(self) -> None:
-        """Lets go of the arena, when the copies have ended for good."""
+        """Releases the arena, when the copies have ended for good."""
         self._exchange(memoryview(b""))
 
     def _exchange(self, arena: memoryview) -> None:
@@ -77,7 +77,7 @@ class LoadQueue:
         self._highest = step_id
 
     def arrived(self, step_id: int, loads: Sequence[SlotLoad]) -> LoadedUnits:
-        """Waits until a launch may queue its step behind the fence. Raises the error of a load.
+        """Waits until a launch may queue its step after the fence. Raises the error of a load.
 
         Loads that were not begun run now: `OnceOnly` leaves loads only in a plan that runs for the
         first time.

@@ -1,4 +1,4 @@
-"""Slabs: the one tensor behind each pool, [num_slots, slot_bytes] of uint8.
+"""Slabs: the one tensor of each pool, [num_slots, slot_bytes] of uint8.
 
 A fresh slab holds 0xFF in every byte of its sections, which reads as NaN in every float dtype:
 using a slot that was not initialised shows at once, in tests and in production alike. The bytes
@@ -100,7 +100,7 @@ class SlabGrowth:
     can come before its poison, neither a step nor a hand-off that writes from another process. An
     accelerator's memory is taken when it is allocated, so it is poisoned at once.
 
-    A long prompt's memory takes a tenth of a second where first touches are slow. `prepare_ahead`
+    A long prompt's memory takes a tenth of a second if first touches are slow. `prepare_ahead`
     does it on another thread, a stretch at a time, so that `prepare` waits for one at most.
     """
 
@@ -114,8 +114,8 @@ class SlabGrowth:
                 self._fill_to(kind, _first_stretch(slab))
 
     def prepare(self, kind: Kind, slot: int) -> int:
-        """Poisons what lies below the end of the slot's stretch and is not yet poisoned; returns
-        the number of slots that are."""
+        """Poisons all slots below the end of the slot's stretch that are not yet; returns the
+        number of poisoned slots."""
         slab = self._slabs.by_kind[kind]
         with self._filling:
             if slot >= self._num_ready[kind]:
@@ -153,7 +153,7 @@ def fill_slab(slab: Tensor, layout: KindLayout) -> None:
 
 def places_of(ranks: Sequence[Mapping[Kind, Tensor]]) -> Mapping[Kind, ShardedSlab]:
     """The addresses of the slabs of all ranks, for transports that move bytes by address."""
-    return {kind: ShardedSlab(tuple(_place_of(each[kind]) for each in ranks)) for kind in ranks[0]}
+    return {kind: ShardedSlab(tuple(_place_of(rank[kind]) for rank in ranks)) for kind in ranks[0]}
 
 
 def _place_of(tensor: Tensor) -> SlabAddress:

@@ -49,7 +49,7 @@ class Transfer(Protocol):
 
     @property
     def is_in_place(self) -> bool:
-        """Whether reading is looking. Otherwise every call copies and waits: not for an event
+        """Whether a read is no copy. Otherwise every call copies and waits: not for an event
         loop."""
         ...
 
@@ -113,7 +113,7 @@ class HostTransfer:
         check_digest(kind, slot, copied(target, arena), digest)
 
     def use_arena(self, arena: memoryview) -> None:
-        """The processor reads and writes any memory."""
+        """Nothing to do: the CPU can already use this memory."""
 
 
 def arena_view(arena: memoryview, offset: int, num_bytes: int) -> memoryview:
@@ -137,10 +137,10 @@ def check_size(kind: Kind, num_bytes: int, slot_bytes: int) -> None:
         raise CorruptState(f"a unit of {num_bytes} bytes is no {kind} slot of {slot_bytes} bytes")
 
 
-def check_digest(kind: Kind, slot: int, found: bytes, expected: bytes) -> None:
-    if found != expected:
+def check_digest(kind: Kind, slot: int, digest: bytes, expected: bytes) -> None:
+    if digest != expected:
         raise CorruptState(
-            f"{kind} slot {slot}: bytes with digest {found.hex()} came where "
+            f"{kind} slot {slot}: bytes with digest {digest.hex()} came where "
             f"{expected.hex()} was written"
         )
 
@@ -155,7 +155,7 @@ def transfer_of(slabs: Slabs, side: CopySide, own_side: CopySide) -> Transfer:
 class DeviceTransfer:
     """Each call waits for its copy, except loads: they end with the fence of their run.
 
-    All others run on a stream of their own, beside steps and loads: the step that wrote a slot is
+    All others run on a stream of their own, during steps and loads: the step that wrote a slot is
     over when it is read. Load from one thread only.
     """
 
@@ -183,7 +183,7 @@ class DeviceTransfer:
     def store_unit(self, kind: Kind, slot: int, arena: memoryview) -> bytes:
         source = self._slot(kind, slot)
         check_size(kind, len(arena), source.numel())
-        # An arena that is registered with the driver is written by the card itself. To let go of it
+        # An arena that is registered with the driver is written by the card itself. To release it
         # meanwhile would end the process with an illegal access.
         with self._storing:
             self._copy(_as_tensor(arena), source)

@@ -70,16 +70,16 @@ class Channel:
         self._num_told += 1
         return SentStep(self, self._num_told, self._clock())
 
-    def has_reply(self, told: SentStep) -> bool:
+    def has_reply(self, step: SentStep) -> bool:
         """Whether `wait` returns, or raises, at once."""
         with self._changed:
-            return self._is_over(told) or self._quietest(told)[0] <= 0
+            return self._is_over(step) or self._quietest(step)[0] <= 0
 
-    def wait(self, told: SentStep) -> None:
+    def wait(self, step: SentStep) -> None:
         """Returns when all ranks have answered the vector. Raises RankLost."""
         with self._changed:
-            while not self._is_over(told):
-                seconds, rank = self._quietest(told)
+            while not self._is_over(step):
+                seconds, rank = self._quietest(step)
                 if seconds <= 0:
                     why = f"rank {rank} was silent for {self._silence_seconds:g} s"
                     self._lose_locked(why)
@@ -93,7 +93,7 @@ class Channel:
             self.lost.result()
 
     def close(self) -> None:
-        """Tells all ranks to end; from now on no rank counts as lost."""
+        """Orders all ranks to end; from now on no rank counts as lost."""
         with self._changed:
             self._is_closing = True
         for connection in self._connections:
@@ -105,15 +105,15 @@ class Channel:
         for thread in self._listeners:
             thread.join()
 
-    def _is_over(self, told: SentStep) -> bool:
-        return self.lost.done() or not self._behind(told)
+    def _is_over(self, step: SentStep) -> bool:
+        return self.lost.done() or not self._behind(step)
 
-    def _behind(self, told: SentStep) -> list[int]:
-        return [i for i, answered in enumerate(self._answered) if answered < told.number]
+    def _behind(self, step: SentStep) -> list[int]:
+        return [i for i, answered in enumerate(self._answered) if answered < step.number]
 
-    def _quietest(self, told: SentStep) -> tuple[float, int]:
+    def _quietest(self, step: SentStep) -> tuple[float, int]:
         """Seconds until the first rank without an answer counts as silent, and that rank."""
-        since, index = min((max(told.at, self._heard_at[i]), i) for i in self._behind(told))
+        since, index = min((max(step.at, self._heard_at[i]), i) for i in self._behind(step))
         return since + self._silence_seconds - self._clock(), index + 1
 
     def _listen(self, index: int) -> None:

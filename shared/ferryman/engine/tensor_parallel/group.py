@@ -59,13 +59,13 @@ class TpGroup:
         vector = np.concatenate([[Command.RUN], packed.as_vector()])
         return self.channel.send(vector)
 
-    def transfer_of(self, own: Slabs) -> Transfer:
-        """The slots of the whole model; `own` holds rank 0's share."""
+    def transfer_of(self, slabs: Slabs) -> Transfer:
+        """The slots of the whole model; `slabs` holds rank 0's share."""
         recuts = {
             kind: reshard(self.whole.layout(kind), self.of_rank.layout(kind), self.group.num_ranks)
             for kind in self.whole.kinds
         }
-        return ShardedTransfer(recuts, [own.tensors, *self.shares])
+        return ShardedTransfer(recuts, [slabs.tensors, *self.shares])
 
 
 class TpStartup:
@@ -123,7 +123,7 @@ def start_ranks(orders: RankOrders) -> Iterator[TpStartup]:
 
 def start_rank(orders: RankOrders) -> tuple[subprocess.Popen[bytes], Connection]:
     """Starts one rank and sends its orders. Its output goes to this process's standard error."""
-    own, theirs = Pipe()
+    ours, theirs = Pipe()
     with theirs:
         process = subprocess.Popen(
             [sys.executable, "-m", "ferryman.engine.tensor_parallel.rank", str(theirs.fileno())],
@@ -131,8 +131,8 @@ def start_rank(orders: RankOrders) -> tuple[subprocess.Popen[bytes], Connection]
             stdout=STDERR,
             pass_fds=(theirs.fileno(),),
         )
-    own.send_bytes(orders.to_json())
-    return process, own
+    ours.send_bytes(orders.to_json())
+    return process, ours
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

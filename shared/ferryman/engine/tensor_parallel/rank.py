@@ -123,7 +123,7 @@ class Inbox:
 
 
 class Rank:
-    """One rank at work. `run` returns when rank 0 says so."""
+    """One rank at work. `run` returns when rank 0 orders it."""
 
     def __init__(
         self, model: ForwardModel, drafter: Drafter, group: Group, device: ComputeDevice
@@ -171,7 +171,7 @@ class Rank:
             self._end(flying.popleft(), connection)
 
     def _end(self, step: FetchedStep, connection: Connection) -> None:
-        step.arrays()  # raises what a card says of a failed kernel
+        step.arrays()  # raises the card's error if a kernel failed
         _answer(connection, {"done": 1})
 
     def _launch(self, steps: StepRunner, vector: Ints) -> FetchedStep:

@@ -135,5 +135,5 @@ def check_cards(first: int, num_ranks: int, num_cards: int) -> None:
 
 def device_of_rank(device: str, rank: int) -> torch.device:
     """All ranks share the processor; cards are numbered on from the worker's own."""
-    own = torch.device(device)
-    return torch.device("cuda", (own.index or 0) + rank) if own.type == "cuda" else own
+    first = torch.device(device)
+    return torch.device("cuda", (first.index or 0) + rank) if first.type == "cuda" else first

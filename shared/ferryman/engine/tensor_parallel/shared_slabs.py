@@ -64,17 +64,17 @@ def map_shared(
     manifest: StateManifest, device: torch.device, connection: Connection
 ) -> Mapping[Kind, Tensor]:
     """The slabs that `allocate_shared` makes at the other end of `connection`."""
-    found: dict[Kind, Tensor] = {}
+    slabs: dict[Kind, Tensor] = {}
     for kind in manifest.kinds:
         message = connection.recv_bytes()
         if device.type != "cpu":
-            found[kind] = pickle.loads(message)
+            slabs[kind] = pickle.loads(message)
             continue
         num_slots, slot_bytes = json.loads(message)
         file = recv_handle(connection)
-        found[kind] = _mapped(kind, file, num_slots, slot_bytes).tensor
+        slabs[kind] = _mapped(kind, file, num_slots, slot_bytes).tensor
         os.close(file)
-    return found
+    return slabs
 
 
 def _mapped(kind: Kind, file: int, num_slots: int, slot_bytes: int) -> Slab:
@@ -87,7 +87,7 @@ def _mapped(kind: Kind, file: int, num_slots: int, slot_bytes: int) -> Slab:
 
 
 class ShardedTransfer:
-    """`slabs[rank][kind]` belong to the ranks; `recuts[kind]` says how they make up a slot."""
+    """`slabs[rank][kind]` belong to the ranks; `recuts[kind]` is how they make up a slot."""
 
     is_in_place = False
 
@@ -98,7 +98,7 @@ class ShardedTransfer:
         self._slabs = slabs
 
     def read(self, kind: Kind, slot: int) -> memoryview:
-        """A copy of the slot's bytes; zero where the layout has none."""
+        """A copy of the slot's bytes; zero if the layout has none."""
         return memoryview(self._gathered(kind, slot).numpy().data)
 
     def write(self, kind: Kind, slot: int, offset: int, content: bytes | memoryview) -> None:
@@ -108,7 +108,7 @@ class ShardedTransfer:
         _scatter(shares, runs, torch.frombuffer(bytearray(content), dtype=torch.uint8), offset)
 
     def digest(self, kind: Kind, slot: int) -> bytes:
-        """The digest of the slot's bytes. Where another rank keeps other bytes than the first one
+        """The digest of the slot's bytes. If another rank keeps other bytes than the first one
         that keeps them, it is of these too, and so of no slot."""
         cut, shares = self._recuts[kind], self._shares(kind, slot)
         whole = self._gathered(kind, slot)
