@@ -1,4 +1,4 @@
-"""From `config.json` of a Hugging Face folder to its family and the family's typed config."""
+"""Finds the family of a Hugging Face folder by its `config.json`, and reads its typed config."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model with a draft model beside it: one state, two forwards.
+"""A model with a draft model: one state, two forwards.
 
 The draft's layers are numbered after the target's, and their sections are in the same page slots
 and recurrent slots. So prefix cache, tiers, hand-off and retraction carry the draft's state without
@@ -79,11 +79,11 @@ class DraftedModel:
         Rank 0 of `group` proposes for all ranks. The draft's state advances over all tokens.
         """
         token_ids, drafts_state = batch.token_ids.clone(), self._drafts_state(state)
-        for wave, behind in wave_spans(batch.waves):
+        for wave, next_wave in wave_spans(batch.waves):
             logits = self.draft.decode(one_wave(batch, token_ids, wave), drafts_state)
-            following = behind.stop - behind.start
+            following = next_wave.stop - next_wave.start
             if following:
-                token_ids[behind] = group.from_first(greedy(logits[:following]))
+                token_ids[next_wave] = group.from_first(greedy(logits[:following]))
         return token_ids
 
     def _drafts_state(self, state: ModelState) -> ModelState:

@@ -22,7 +22,7 @@ Config = TypeVar("Config", bound=ModelConfig)
 class MtpSource(Generic[Config]):
     """The layer for multi-token prediction in a family's checkpoints.
 
-    `check` raises ConfigError, by field name, for a config that says there is none, or another one
+    `check` raises ConfigError, by field name, for a config that declares none, or another one
     than `load` reads. `attention` is the shape that keeps the layer's state.
     """
 
@@ -37,7 +37,7 @@ class Family(Generic[Config]):
 
     `read` raises ConfigError, by field name, for an unsupported config. `load` raises it for a
     tensor that is missing or has another shape than the config implies. `quantisations` are the
-    values of `quant_method` that it can load. `mtp` is None where checkpoints cannot draft for
+    values of `quant_method` that it can load. `mtp` is None if checkpoints cannot draft for
     themselves.
     """
 

@@ -38,7 +38,7 @@ def fingerprint_of(
     weight_format: WeightFormat,
     on_read: OnRead = uncounted,
 ) -> str:
-    """As `model_fingerprint`, of a checkpoint that is open."""
+    """The `model_fingerprint` of a checkpoint that is open."""
     tensors = sorted(checkpoint.tensors.values(), key=lambda tensor: (tensor.file, tensor.start))
     lines = sorted(
         line

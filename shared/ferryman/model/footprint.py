@@ -1,4 +1,4 @@
-"""The bytes that loaded weights hold, told from headers before any weight is read.
+"""The bytes that loaded weights hold, computed from headers before any weight is read.
 
 The family's own loader runs on torch's meta device, where a tensor has a shape and no bytes. So
 everything that a loader does to weights is counted as it is: another dtype, norms that stay in the
@@ -40,7 +40,7 @@ class CheckpointShapes(Checkpoint):
 class ShapeTensor(Tensor):
     """A tensor on the meta device. Sums, products, rows and the like are made here, as shapes.
 
-    torch makes them in Python, behind an import of its compiler: up to a second at each start.
+    torch makes them in Python, after an import of its compiler: up to a second at each start.
     """
 
     @classmethod
@@ -73,7 +73,7 @@ def _like(first: Tensor) -> Made:
 
 def _combined(*args: Any) -> Made:
     # numpy's, for torch.broadcast_shapes makes that import itself.
-    shape = np.broadcast_shapes(*(each.shape for each in args if torch.is_tensor(each)))
+    shape = np.broadcast_shapes(*(arg.shape for arg in args if torch.is_tensor(arg)))
     return shape, torch.result_type(args[0], args[-1])
 
 
@@ -119,7 +119,7 @@ SHAPED: Mapping[Callable[..., Any], Callable[..., Made]] = {
     functional.softplus: _like,
     torch.cat: _joined,
     torch.ones_like: _like,
-    torch.where: lambda _, one, other: _combined(one, other),
+    torch.where: lambda _, first, second: _combined(first, second),
     torch.zeros_like: _like,
 }
 
@@ -139,7 +139,7 @@ def weight_bytes(folder: Path, tensors: Mapping[str, StoredTensor], options: Loa
 
 
 def mtp_bytes(folder: Path, tensors: Mapping[str, StoredTensor], options: LoadOptions) -> int:
-    """As `weight_bytes`, of the layer for multi-token prediction alone."""
+    """The `weight_bytes` of the layer for multi-token prediction alone."""
     head = load_mtp_head(folder, _shapes(folder, tensors, options), options.page_size)
     return held_bytes(head, is_on_cpu=torch.device(options.device).type == "cpu")
 
@@ -176,11 +176,11 @@ def _tensors_of(part: object) -> Iterator[tuple[Tensor, PlainLinear | None]]:
         if part.bias is not None:
             yield part.bias, None
     elif isinstance(part, Mapping):
-        for each in part.values():
-            yield from _tensors_of(each)
+        for inner in part.values():
+            yield from _tensors_of(inner)
     elif isinstance(part, tuple | list):
-        for each in part:
-            yield from _tensors_of(each)
+        for inner in part:
+            yield from _tensors_of(inner)
     elif is_dataclass(part) and not isinstance(part, type):
         for field in fields(part):
             yield from _tensors_of(getattr(part, field.name))

@@ -45,7 +45,7 @@ class LoadOptions:
 
     `dtype` and `quantize` are names as in `EngineOptions`: with `quantize` "int8" the weights of
     linear layers become int8, with "none" they stay as they are stored. `page_size` is in tokens.
-    `on_progress` hears how far a load is. `lora` has the folders of the adapters by name.
+    `on_progress` gets how far a load is. `lora` has the folders of the adapters by name.
     `kv_dtype` is how keys and values are kept.
     """
 

@@ -90,7 +90,10 @@ class SelfDraftingModel:
         before = torch.cat(
             [
                 _held(kept, batch.read_slots[: batch.waves[0]]),
-                *(_followed(hidden, wave, behind) for wave, behind in wave_spans(batch.waves)),
+                *(
+                    _followed(hidden, wave, next_wave)
+                    for wave, next_wave in wave_spans(batch.waves)
+                ),
             ]
         )
         _keep(kept, batch.write_slots, hidden)
@@ -106,15 +109,15 @@ class SelfDraftingModel:
         ends, token_ids = self.target.ends, batch.token_ids.clone()
         kept = state.hidden[self.state_layer]
         before = _held(kept, batch.read_slots[: batch.waves[0]])
-        for wave, behind in wave_spans(batch.waves):
-            asked = _followed_span(wave, behind)
+        for wave, next_wave in wave_spans(batch.waves):
+            asked = _followed_span(wave, next_wave)
             if asked.start == asked.stop:
                 break
             part = one_wave(batch, token_ids, asked)
             before = before[: asked.stop - asked.start]
             before = self.head.propose(ends.embed(part.token_ids), before, part, state)
             drafts = greedy(ends.logits_of_normed(before))
-            token_ids[behind] = group.from_first(drafts)
+            token_ids[next_wave] = group.from_first(drafts)
         return token_ids
 
 
@@ -129,13 +132,13 @@ def _keep(kept: Tensor, slots: Tensor, hidden: Tensor) -> None:
     write_latents(kept[:, None], hidden, slots[:, None], rows, torch.zeros_like(rows))
 
 
-def _followed_span(wave: slice, behind: slice) -> slice:
-    """The tokens of `wave` whose requests have a token in the next wave, `behind`, too."""
-    return slice(wave.start, wave.start + behind.stop - behind.start)
+def _followed_span(wave: slice, next_wave: slice) -> slice:
+    """The tokens of `wave` whose requests have a token in the next wave, `next_wave`, too."""
+    return slice(wave.start, wave.start + next_wave.stop - next_wave.start)
 
 
-def _followed(hidden: Tensor, wave: slice, behind: slice) -> Tensor:
-    return hidden[_followed_span(wave, behind)]
+def _followed(hidden: Tensor, wave: slice, next_wave: slice) -> Tensor:
+    return hidden[_followed_span(wave, next_wave)]
 
 
 def _keep_hidden(kept: Tensor, hidden: Tensor, batch: PrefillBatch, firsts: Sequence[int]) -> None:
@@ -153,10 +156,10 @@ def mtp_source(folder: Path | str) -> MtpSource[Any]:
     """
     fields, source = read_fields(Path(folder) / "config.json"), family_of(folder).mtp
     if source is None:
-        known = [name for each in FAMILIES if each.mtp for name in each.architectures]
+        supported = [name for family in FAMILIES if family.mtp for name in family.architectures]
         raise ConfigError(
             f"{fields.source}: --draft mtp needs a model with a layer for multi-token prediction; "
-            f"supported are {', '.join(known)}"
+            f"supported are {', '.join(supported)}"
         )
     source.check(fields)
     return source

@@ -62,7 +62,7 @@ def load_drafted(
     folder: Path | str, draft_folder: Path | str, options: LoadOptions
 ) -> DraftedModel:
     """The model in `folder` with the one in `draft_folder` as its draft; both as `load_model`."""
-    target, draft = (load_model(each, options) for each in (folder, draft_folder))
+    target, draft = (load_model(path, options) for path in (folder, draft_folder))
     return join_draft(target, draft, options)
 
 

@@ -219,7 +219,7 @@ def _projected_bias(weights: Weights, shape: AttentionShape) -> list[Tensor]:
 
 
 def _stored_name(shape: AttentionShape, name: str) -> str:
-    """The projection of keys is loaded twice where values come from it, so that all layers write
+    """The projection of keys is loaded twice if values come from it, so that all layers write
     keys and values alike; each reads the product's own part."""
     return "k_proj" if name == "v_proj" and shape.values is ValueSource.NORMED_KEYS else name
 
@@ -231,13 +231,13 @@ def _out_dims(shape: AttentionShape) -> dict[str, int]:
 
 def _own_rows(shape: AttentionShape, group: Group) -> list[Tensor]:
     """The rows of q, k and v that are of this rank's heads, in the order in which they turn."""
-    found = []
+    parts = []
     heads = (shape.q_heads, shape.kv_heads, shape.kv_heads)
     for (name, out_dim), count in zip(_out_dims(shape).items(), heads, strict=True):
         rows = torch.arange(out_dim)
         turned = rows if name == "v_proj" else _halves_apart(rows, shape)
-        found.append(share_of(turned, count, group))
-    return found
+        parts.append(share_of(turned, count, group))
+    return parts
 
 
 def _halves_apart(rows: Tensor, shape: AttentionShape) -> Tensor:
@@ -257,8 +257,8 @@ def _halves_apart(rows: Tensor, shape: AttentionShape) -> Tensor:
 
 
 def _sinks(weights: Weights, shape: AttentionShape) -> Tensor:
-    own = partial(share_of, heads=shape.q_heads, group=weights.group)
-    return weights.precise("sinks", shape.q_heads, part=own)
+    rank_heads = partial(share_of, heads=shape.q_heads, group=weights.group)
+    return weights.precise("sinks", shape.q_heads, part=rank_heads)
 
 
 def _prepared(weights: Weights, shape: AttentionShape, place: LayerPlace) -> RotaryEmbedding:

@@ -55,7 +55,7 @@ class Model(Protocol):
         ...
 
     def prefill_rows(self, batch: PrefillBatch, state: ModelState) -> PrefilledRows:
-        """As `prefill`, for a caller that wants logits of other tokens too."""
+        """The `prefill` for a caller that wants logits of other tokens too."""
         ...
 
     def decode(self, batch: DecodeBatch, state: ModelState) -> Tensor:
@@ -89,7 +89,7 @@ class EmbeddingAndHead:
         return self.logits_of_normed(self.norm(hidden))
 
     def logits_of_normed(self, normed: Tensor) -> Tensor:
-        """As `logits`, from hidden states that went through the final norm, or another one."""
+        """The `logits` of hidden states that went through the final norm, or another one."""
         scores = self.head(normed.to(self.embedding.dtype))
         logits = scores.to(accumulation_dtype(scores.dtype)).div_(self.scales.logits_scaling)
         cap = self.scales.logits_cap
@@ -136,7 +136,7 @@ class Decoder:
         return hidden
 
     def _select_adapters(self, batch: StepBatch) -> None:
-        """Tells the adapted layers, which see nothing but their rows, whose rows these are."""
+        """Gives the adapted layers, which see only their rows, the adapter of each row."""
         if self.lora is not None:
             self.lora.active.select(batch.adapters, len(batch.token_ids))
 
@@ -223,11 +223,11 @@ def load_embedding_and_head(
     """Embedding, final norm and head; a tied head multiplies by the embedding."""
     size = (trunk.vocab_size, trunk.hidden_dim)
     embedding = weights.tensor(embedded, *size)
-    own = partial(padded_rows, group=weights.group)
+    rank_rows = partial(padded_rows, group=weights.group)
     if trunk.ties_embeddings:
-        rows = own(embedding)
+        rows = rank_rows(embedding)
     else:
-        rows = weights.tensor("lm_head.weight", *size, part=own)
+        rows = weights.tensor("lm_head.weight", *size, part=rank_rows)
     bias = weights.tensor("lm_head.bias", trunk.vocab_size) if trunk.has_head_bias else None
     head = make_joined(rows, trunk.vocab_size, weights.group, bias)
     norm = load_norm(weights, final_norm.removesuffix(".weight"), trunk.hidden_dim, trunk.norm_eps)

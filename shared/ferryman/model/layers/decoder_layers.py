@@ -73,7 +73,7 @@ class LayerPlace:
     """A mixer's place in the decoder, and its settings beyond its own shape.
 
     `scan_chunk` is the absolute grid of the recurrent scans. `norm_origin` is added to a norm's
-    stored weight: 1 where checkpoints store its distance from one (Gemma, Qwen3-Next).
+    stored weight: 1 if checkpoints store its distance from one (Gemma, Qwen3-Next).
     """
 
     layer: int
@@ -157,9 +157,9 @@ def _gate_and_up_bias(weights: Weights, shape: MlpShape) -> Tensor:
     if weights.has("gate_up_proj.bias"):
         whole = weights.tensor("gate_up_proj.bias", 2 * shape.inner_dim)
         return torch.cat(gate_and_up(whole, weights.group))
-    own = partial(slice_of, group=weights.group)
+    rank_slice = partial(slice_of, group=weights.group)
     names = ("gate_proj.bias", "up_proj.bias")
-    return torch.cat([weights.tensor(name, shape.inner_dim, part=own) for name in names])
+    return torch.cat([weights.tensor(name, shape.inner_dim, part=rank_slice) for name in names])
 
 
 def load_gated_mlp(
@@ -184,7 +184,7 @@ def load_gated_mlp(
 
 @dataclass(frozen=True, slots=True)
 class MixerLayer:
-    """A mixer alone after a norm and beside a residual path (Nemotron-H)."""
+    """A mixer alone after a norm, with a residual path (Nemotron-H)."""
 
     norm: RmsNorm
     mixer: Mixer
@@ -195,7 +195,7 @@ class MixerLayer:
 
 @dataclass(frozen=True, slots=True)
 class WideMixerLayer:
-    """A mixer alone, beside a residual path in the accumulation dtype (`residual_in_fp32`).
+    """A mixer alone, with a residual path in the accumulation dtype (`residual_in_fp32`).
 
     `dtype` is the model's: norm and mixer get the hidden state in it.
     """
@@ -211,7 +211,7 @@ class WideMixerLayer:
 
 @dataclass(frozen=True, slots=True)
 class FeedForwardLayer:
-    """A feed-forward alone after a norm and beside a residual path (Nemotron-H)."""
+    """A feed-forward alone after a norm, with a residual path (Nemotron-H)."""
 
     norm: RmsNorm
     feed_forward: FeedForward
@@ -222,7 +222,7 @@ class FeedForwardLayer:
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
-    """A mixer and a feed-forward, each after a norm and beside a residual path."""
+    """A mixer and a feed-forward, each after a norm and with a residual path."""
 
     mixer_norm: Norm
     mixer: Mixer
@@ -259,7 +259,7 @@ def load_decoder_layer(
 
 @dataclass(frozen=True, slots=True)
 class PostNormLayer:
-    """A mixer and a feed-forward, each before a norm and beside a residual path (OLMo 2)."""
+    """A mixer and a feed-forward, each before a norm and with a residual path (OLMo 2)."""
 
     mixer: Mixer
     mixed_norm: Norm
@@ -273,7 +273,7 @@ class PostNormLayer:
 
 @dataclass(frozen=True, slots=True)
 class SandwichLayer:
-    """A mixer and a feed-forward, each between two norms and beside a residual path (Gemma)."""
+    """A mixer and a feed-forward, each between two norms and with a residual path (Gemma)."""
 
     mixer_norm: Norm
     mixer: Mixer

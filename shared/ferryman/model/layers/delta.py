@@ -76,17 +76,17 @@ class DeltaNet:
 def load_delta(weights: Weights, shape: DeltaShape, place: LayerPlace) -> DeltaNet:
     """The gated delta net under `weights`: a rank's value heads, and the key heads they read."""
     group = weights.group
-    own = shape.shard(group.num_ranks)
+    rank_shape = shape.shard(group.num_ranks)
     conv_parts = _conv_parts(weights, shape)
     out = weights.matrix("out_proj.weight", place.hidden_dim, shape.value_dim)
     heads = partial(share_of, heads=shape.v_heads, group=group)
     decay, dt_bias = (
         weights.precise(name, shape.v_heads, part=heads) for name in ("A_log", "dt_bias")
     )
-    norm_weight = weights.precise("norm.weight", shape.v_dim).repeat(own.v_heads)
+    norm_weight = weights.precise("norm.weight", shape.v_dim).repeat(rank_shape.v_heads)
     return DeltaNet(
         layer=place.layer,
-        shape=own,
+        shape=rank_shape,
         scan_chunk=place.scan_chunk,
         project_in=join_linear(_cut(_in_rows(weights, shape, place.hidden_dim), shape, group)),
         step=DeltaWeights(
@@ -96,7 +96,7 @@ def load_delta(weights: Weights, shape: DeltaShape, place: LayerPlace) -> DeltaN
             dt_bias=dt_bias,
             max_rate=shape.max_rate,
         ),
-        gate=NormThenGate(norm_weight, place.norm_eps, own.v_heads),
+        gate=NormThenGate(norm_weight, place.norm_eps, rank_shape.v_heads),
         project_out=summed_linear(share_of(out, shape.v_heads, group, axis=1), None, group),
     )
 

@@ -82,8 +82,8 @@ def load_earlier_pages_attention(
     group, rows = weights.group, shape.q_heads * shape.head_dim
     queries = weights.matrix("q_proj.weight", rows, place.hidden_dim)
     out = weights.matrix("o_proj.weight", place.hidden_dim, rows)
-    own = partial(share_of, heads=shape.q_heads, group=group)
-    bias = weights.tensor("q_proj.bias", rows, part=own) if shape.has_bias else None
+    rank_heads = partial(share_of, heads=shape.q_heads, group=group)
+    bias = weights.tensor("q_proj.bias", rows, part=rank_heads) if shape.has_bias else None
     out_bias = weights.tensor("o_proj.bias", place.hidden_dim) if shape.has_out_bias else None
     return EarlierPagesAttention(
         source=source,

@@ -86,7 +86,7 @@ class SigmoidOfChosen:
 
 @dataclass(frozen=True, slots=True)
 class SharesOfBestGroups:
-    """As SharesOfAll, but experts are chosen within the groups whose best expert is likeliest.
+    """Shares as in SharesOfAll, but of experts in the groups whose best expert is likeliest.
 
     `weight` [experts, hidden_dim] in the accumulation dtype.
     """
@@ -101,8 +101,8 @@ class SharesOfBestGroups:
         best = grouped.amax(-1).topk(self.routing.groups_per_token, dim=-1).indices
         outside = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter_(1, best, False)
         inside = grouped.masked_fill(outside[:, :, None], 0.0).flatten(1)
-        found, chosen = inside.topk(self.experts_per_token, dim=-1)
-        return found * self.routing.scaling, chosen
+        chosen_shares, chosen = inside.topk(self.experts_per_token, dim=-1)
+        return chosen_shares * self.routing.scaling, chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +120,8 @@ class SharesByBiasedRank:
     def __call__(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         shares = F.linear(hidden.to(self.weight.dtype), self.weight).softmax(dim=-1)
         chosen = (shares + self.bias).topk(self.experts_per_token, dim=-1).indices
-        found = shares.gather(1, chosen)
-        return found / found.sum(-1, keepdim=True).clamp(min=self.routing.least_sum), chosen
+        parts = shares.gather(1, chosen)
+        return parts / parts.sum(-1, keepdim=True).clamp(min=self.routing.least_sum), chosen
 
 
 @dataclass(frozen=True, slots=True)

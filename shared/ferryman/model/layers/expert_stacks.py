@@ -47,12 +47,12 @@ class ExpertStacks:
         self._added += 1
 
     def made(self, biases: Sequence[Tensor | None]) -> tuple[FloatStack | CodeStack, ...]:
-        given = [bias for bias in biases if bias is not None]
+        present = [bias for bias in biases if bias is not None]
         lengths = [wholes[0].shape[1] for wholes in self._wholes]
         split: Sequence[Tensor | None] = [None] * len(lengths)
-        if given:
+        if present:
             split = [
-                part.contiguous() for part in torch.stack(given).split_with_sizes(lengths, dim=1)
+                part.contiguous() for part in torch.stack(present).split_with_sizes(lengths, dim=1)
             ]
         every = zip(self._wholes, self._formats, split, strict=True)
         return tuple(_stack(wholes, form, bias) for wholes, form, bias in every)

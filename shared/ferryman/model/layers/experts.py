@@ -1,9 +1,9 @@
-"""The experts behind a router: on a CPU one at a time, or for few tokens all in two compiled
+"""The experts that a router chooses: on a CPU one at a time, or for few tokens all in two compiled
 products; on a card all in grouped products.
 
 A CPU skips the experts that nothing was routed to, so it asks for the counts of a batch. On a card
 that question is a wait for the device in every layer: there all experts' matrices lie in one stack,
-and two grouped products compute every pair of a token and an expert, whatever was chosen.
+and two grouped products compute every pair of a token and an expert, for any choice.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from ferryman_kernels.products.packed_product import (
 from ferryman_kernels.products.weighted_sum import weighted_sum
 
 Activation = Callable[[Tensor], Tensor]
-"""From an expert's first product [rows, first_dim] to the input of its second [rows, inner_dim]."""
+"""An expert's first product [rows, first_dim] becomes the input of its second [rows, inner_dim]."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertMatrices:
-    """A rank's part of an expert: matrices whose outputs stand side by side, then one behind the
+    """A rank's part of an expert: matrices whose outputs stand side by side, then one after the
     activation, each with its bias or None."""
 
     first: Sequence[Matrix]
@@ -135,7 +135,7 @@ class PanelExperts:
     """Few pairs of a token and an expert go through two compiled products, more through `many`,
     which has the same weights.
 
-    One at a time, each expert takes some ten small operations beside its products.
+    One at a time, each expert takes some ten small operations besides its products.
     """
 
     first: PanelStack
@@ -149,8 +149,8 @@ class PanelExperts:
         if chosen.numel() > self.few_pairs:
             return self.many(hidden, shares, chosen)
         rows = self.weighing.entering(hidden, shares)
-        own = chosen if len(rows) == len(chosen) else chosen.view(-1, 1)
-        inner = self.act(packed_grouped_product(rows, self.first, own))
+        experts = chosen if len(rows) == len(chosen) else chosen.view(-1, 1)
+        inner = self.act(packed_grouped_product(rows, self.first, experts))
         outputs = packed_grouped_product(inner, self.down, chosen.view(-1, 1))
         return self.weighing.leaving(outputs.view(*chosen.shape, -1), shares)
 
@@ -191,7 +191,7 @@ def load_experts_for(
 def _experts_on_cpu(
     experts: Sequence[Expert], act: Activation, weighing: Weighing
 ) -> RoutedExperts:
-    """The experts with a quick way for few tokens where their weights have one."""
+    """The experts with a quick way for few tokens if their weights have one."""
     firsts = [expert.first for expert in experts if isinstance(expert.first, PanelLinear)]
     downs = [expert.down for expert in experts if isinstance(expert.down, PanelLinear)]
     if not len(firsts) == len(downs) == len(experts):
@@ -220,7 +220,7 @@ def _experts_on_cpu(
 
 
 def _stacked_biases(linears: Sequence[PanelLinear]) -> Tensor:
-    """[experts, out_dim], or [1, 0] where there are none."""
+    """[experts, out_dim], or [1, 0] if there are none."""
     if not len(linears[0].bias):
         return linears[0].bias[None]
     return torch.stack([linear.bias for linear in linears])

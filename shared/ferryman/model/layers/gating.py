@@ -73,11 +73,11 @@ class SharedNorm:
 
     def __call__(self, wide: Tensor) -> Tensor:
         num_ranks = self.group.num_ranks
-        own = piece_of(self.num_groups, self.group.rank, num_ranks)
+        group_index = piece_of(self.num_groups, self.group.rank, num_ranks)
         squares = wide.new_zeros(len(wide), self.num_groups)
-        squares[:, own] = wide.square().sum(-1)
+        squares[:, group_index] = wide.square().sum(-1)
         num_channels = wide.shape[1] * num_ranks // self.num_groups
-        mean = self.group.summed(squares)[:, own : own + 1] / num_channels
+        mean = self.group.summed(squares)[:, group_index : group_index + 1] / num_channels
         return wide * torch.rsqrt(mean + self.eps) * self.weight
 
 
@@ -112,7 +112,7 @@ def load_gate(weights: Weights, shape: MambaShape, eps: float) -> ScanGate:
     weight = weights.precise("norm.weight", shape.inner_dim, part=heads)
     norm_is_first = shape.gating is Gating.NORM_THEN_GATE
     if groups % group.num_ranks == 0:
-        own = groups // group.num_ranks
-        return (NormThenGate if norm_is_first else GateThenNorm)(weight, eps, own)
+        rank_groups = groups // group.num_ranks
+        return (NormThenGate if norm_is_first else GateThenNorm)(weight, eps, rank_groups)
     norm = SharedNorm(weight, eps, groups, group)
     return SharedNormThenGate(norm) if norm_is_first else GateThenSharedNorm(norm)

@@ -149,6 +149,6 @@ def _load_row_norm(weights: Weights, name: str, heads: int, head_dim: int, eps: 
     group = weights.group
     if group.num_ranks == 1:
         return load_norm(weights, name, heads * head_dim, eps)
-    own = partial(share_of, heads=heads, group=group)
-    weight = weights.precise(f"{name}.weight", heads * head_dim, part=own)
+    rank_heads = partial(share_of, heads=heads, group=group)
+    weight = weights.precise(f"{name}.weight", heads * head_dim, part=rank_heads)
     return RowOverRanks(SharedNorm(weight, eps, 1, group))

@@ -103,8 +103,8 @@ class JoinedStreamsNorm:
 def as_long_as(model: Tensor, hidden: Tensor) -> Tensor:
     """`hidden` with each row as long as that of `model`; both [tokens, hidden_dim]."""
     wanted = model.square().mean(-1, keepdim=True).sqrt()
-    found = hidden.square().mean(-1, keepdim=True).clamp(min=LEAST_SQUARE).sqrt()
-    return hidden * wanted / found
+    length = hidden.square().mean(-1, keepdim=True).clamp(min=LEAST_SQUARE).sqrt()
+    return hidden * wanted / length
 
 
 def load_alternating_updates(

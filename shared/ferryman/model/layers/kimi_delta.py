@@ -83,8 +83,8 @@ class KimiDelta:
             convolved = causal_conv_decode(
                 mixed[wave], state.conv[self.layer], self.conv_weight, None, *places
             )
-            given = *self._heads(convolved), g[wave], beta[wave]
-            return channel_delta_decode(state.ssm[self.layer], *given, *places)
+            inputs = *self._heads(convolved), g[wave], beta[wave]
+            return channel_delta_decode(state.ssm[self.layer], *inputs, *places)
 
         return self._finish(batch.wave_by_wave(advance), gate)
 
@@ -118,22 +118,22 @@ def load_kimi_delta(weights: Weights, shape: KimiDeltaShape, place: LayerPlace) 
     """The mixer with tensors under `weights`: a rank's heads; low ranks are on every rank."""
     inner_dim, hidden_dim, dim = shape.inner_dim, place.hidden_dim, shape.head_dim
     heads, group = shape.heads, weights.group
-    own = partial(share_of, heads=heads, group=group)
+    rank_heads = partial(share_of, heads=heads, group=group)
     rows = [
         share_of(weights.matrix(f"{name}_proj.weight", size, hidden_dim), heads, group)
         for name, size in (("q", inner_dim), ("k", inner_dim), ("v", inner_dim), ("b", heads))
     ]
     rows += [weights.matrix(f"{name}_a_proj.weight", dim, hidden_dim) for name in ("f", "g")]
     f_up, g_up = (
-        make_linear(weights.tensor(f"{name}_b_proj.weight", inner_dim, dim, part=own))
+        make_linear(weights.tensor(f"{name}_b_proj.weight", inner_dim, dim, part=rank_heads))
         for name in ("f", "g")
     )
     convs = [
-        weights.precise(f"{name}_conv1d.weight", inner_dim, 1, shape.conv_width, part=own)
+        weights.precise(f"{name}_conv1d.weight", inner_dim, 1, shape.conv_width, part=rank_heads)
         for name in ("q", "k", "v")
     ]
-    log_decay = weights.precise("A_log", 1, 1, heads, 1, part=partial(own, axis=2))
-    dt_bias = weights.precise("dt_bias", inner_dim, part=own).view(-1, dim)
+    log_decay = weights.precise("A_log", 1, 1, heads, 1, part=partial(rank_heads, axis=2))
+    dt_bias = weights.precise("dt_bias", inner_dim, part=rank_heads).view(-1, dim)
     conv = torch.cat(convs).squeeze(1)
     out = weights.matrix("o_proj.weight", hidden_dim, inner_dim)
     return KimiDelta(

@@ -145,9 +145,9 @@ def load_latent_attention(
 def load_projections(weights: Weights, shape: LatentShape, place: LayerPlace) -> LatentProjections:
     """The projections of any latent attention. A rank holds its heads, and all of the latents."""
     group, heads, latent_dim = weights.group, shape.q_heads, shape.latent_dim
-    own = partial(share_of, heads=heads, group=group)
+    rank_heads = partial(share_of, heads=heads, group=group)
     up_dims = heads * (shape.plain_dim + shape.value_dim), latent_dim
-    up = weights.tensor("kv_b_proj.weight", *up_dims, part=own)
+    up = weights.tensor("kv_b_proj.weight", *up_dims, part=rank_heads)
     up = up.view(-1, shape.plain_dim + shape.value_dim, latent_dim)
     out = weights.matrix("o_proj.weight", place.hidden_dim, heads * shape.value_dim)
     out_bias = weights.tensor("o_proj.bias", place.hidden_dim) if shape.has_bias else None
@@ -180,10 +180,10 @@ def _query_up(weights: Weights, shape: LatentShape, place: LayerPlace) -> Linear
         name, in_dim = "q_proj", place.hidden_dim
     head_dim = shape.plain_dim + shape.rope_dim
     weight = weights.matrix(f"{name}.weight", shape.q_heads * head_dim, in_dim)
-    own = share_of(weight, shape.q_heads, weights.group)
-    by_head = torch.arange(own.shape[0]).view(-1, head_dim)
+    rank_weight = share_of(weight, shape.q_heads, weights.group)
+    by_head = torch.arange(rank_weight.shape[0]).view(-1, head_dim)
     order = by_head[:, _halves_apart(shape, shape.plain_dim)]
-    return own.with_rows(order.flatten()).linear(None)
+    return rank_weight.with_rows(order.flatten()).linear(None)
 
 
 def _row_down(weights: Weights, shape: LatentShape, place: LayerPlace) -> Linear:

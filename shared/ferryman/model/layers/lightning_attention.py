@@ -30,7 +30,7 @@ from ferryman_kernels.recurrence.ssd_chunk_scan import chunk_scan
 from ferryman_kernels.recurrence.ssd_decode import selective_state_update
 
 NORM_EPS = 1e-6
-"""That of the norm before the gate, whatever the other norms have."""
+"""The eps of the norm before the gate, independent of the other norms'."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +73,8 @@ class LightningAttention:
 
         def advance(wave: slice) -> Tensor:
             places = batch.read_slots[wave], batch.write_slots[wave]
-            given = v[wave], steps[wave], self.rates, k[wave], q[wave], self.skip
-            return selective_state_update(state.ssm[self.layer], *given, *places)
+            inputs = v[wave], steps[wave], self.rates, k[wave], q[wave], self.skip
+            return selective_state_update(state.ssm[self.layer], *inputs, *places)
 
         return self._finish(batch.wave_by_wave(advance), gate)
 
@@ -100,11 +100,11 @@ def load_lightning(
 ) -> LightningAttention:
     """The lightning attention with tensors under `weights`: a rank's heads."""
     hidden_dim, inner_dim, group = place.hidden_dim, shape.inner_dim, weights.group
-    own = partial(share_of, heads=shape.heads, group=group)
+    rank_heads = partial(share_of, heads=shape.heads, group=group)
     qkv = weights.matrix("qkv_proj.weight", 3 * inner_dim, hidden_dim)
     gate = weights.matrix("output_gate.weight", inner_dim, hidden_dim)
     out = weights.matrix("out_proj.weight", hidden_dim, inner_dim)
-    norm_weight = weights.precise("norm.weight", inner_dim, part=own)
+    norm_weight = weights.precise("norm.weight", inner_dim, part=rank_heads)
     slopes = _slopes(shape.heads, place.layer, num_layers)
     rates = share_of(-slopes, shape.heads, group).to(norm_weight)
     return LightningAttention(

@@ -79,12 +79,12 @@ class MambaMixer:
         def advance(mixed: Tensor, dt: Tensor, *places: Tensor) -> Tensor:
             return mamba_step(mixed, dt, self.step, *states, *places)
 
-        given = mixed, dt, batch.read_slots, batch.write_slots
+        inputs = mixed, dt, batch.read_slots, batch.write_slots
         # A part of a tensor takes as long to make as a norm of one token.
         if len(batch.waves) == 1:
-            y = advance(*given)
+            y = advance(*inputs)
         else:
-            y = batch.wave_by_wave(lambda wave: advance(*(part[wave] for part in given)))
+            y = batch.wave_by_wave(lambda wave: advance(*(part[wave] for part in inputs)))
         return self.project_out(self.gate(y.flatten(1), gate))
 
     def _project(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -109,29 +109,29 @@ class MambaMixer:
 def load_mamba(weights: Weights, shape: MambaShape, place: LayerPlace) -> MambaMixer:
     """The Mamba-2 mixer with tensors under `weights`: a rank's heads, and their groups."""
     hidden_dim, inner_dim, heads = place.hidden_dim, shape.inner_dim, shape.ssm_heads
-    group, own = weights.group, _Own(shape, weights.group)
+    group, rank_parts = weights.group, _Own(shape, weights.group)
     conv_dims = shape.conv_dim, 1, shape.conv_width
-    conv = weights.precise("conv1d.weight", *conv_dims, part=own.joined_conv)
+    conv = weights.precise("conv1d.weight", *conv_dims, part=rank_parts.joined_conv)
     in_bias, out_bias, conv_bias = None, None, None
     if shape.has_in_bias:
-        in_bias = weights.tensor("in_proj.bias", shape.proj_dim, part=own.joined_projected)
+        in_bias = weights.tensor("in_proj.bias", shape.proj_dim, part=rank_parts.joined_projected)
     if shape.has_out_bias:
         out_bias = weights.tensor("out_proj.bias", hidden_dim)
     if shape.has_conv_bias:
-        conv_bias = weights.precise("conv1d.bias", shape.conv_dim, part=own.joined_conv)
+        conv_bias = weights.precise("conv1d.bias", shape.conv_dim, part=rank_parts.joined_conv)
     project_in = weights.matrix("in_proj.weight", shape.proj_dim, hidden_dim)
     project_out = weights.matrix("out_proj.weight", hidden_dim, inner_dim)
     return MambaMixer(
         layer=place.layer,
         shape=shape.shard(group.num_ranks),
         scan_chunk=place.scan_chunk,
-        project_in=join_linear(own.projected(project_in), in_bias),
+        project_in=join_linear(rank_parts.projected(project_in), in_bias),
         step=StepWeights(
             conv_weight=conv.squeeze(1).contiguous(),
             conv_bias=conv_bias,
-            A=-weights.precise("A_log", heads, part=own.heads).exp(),
-            D=weights.precise("D", heads, part=own.heads),
-            dt_bias=weights.precise("dt_bias", heads, part=own.heads),
+            A=-weights.precise("A_log", heads, part=rank_parts.heads).exp(),
+            D=weights.precise("D", heads, part=rank_parts.heads),
+            dt_bias=weights.precise("dt_bias", heads, part=rank_parts.heads),
             dt_limit=shape.dt_limit,
         ),
         gate=load_gate(weights, shape, place.norm_eps),

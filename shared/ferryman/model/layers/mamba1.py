@@ -91,14 +91,14 @@ class Mamba1Mixer:
                 mixed[wave], conv_states, self.conv_weight, self.conv_bias, *places
             )
 
-        # The convolution's waves come first: the ranks then meet once, whatever the waves.
+        # The convolution's waves come first: the ranks then meet once, for any number of waves.
         x = batch.wave_by_wave(convolve)
         dt, B, C = self.selection(x)
 
         def advance(wave: slice) -> Tensor:
-            given = x[wave], dt[wave], self.A, B[wave], C[wave], self.D
+            inputs = x[wave], dt[wave], self.A, B[wave], C[wave], self.D
             places = batch.read_slots[wave], batch.write_slots[wave]
-            return selective_scan_decode(state.ssm[self.layer], *given, *places)
+            return selective_scan_decode(state.ssm[self.layer], *inputs, *places)
 
         return self.project_out(_gated(batch.wave_by_wave(advance), gate))
 
@@ -111,37 +111,38 @@ def _gated(y: Tensor, gate: Tensor) -> Tensor:
 def load_mamba1(weights: Weights, shape: Mamba1Shape, place: LayerPlace) -> Mamba1Mixer:
     """The Mamba-1 mixer with tensors under `weights`: a rank's channels."""
     dim, hidden_dim, group = shape.inner_dim, place.hidden_dim, weights.group
-    own, halves = partial(share_of, heads=dim, group=group), partial(_joined_halves, group=group)
+    rank_channels = partial(share_of, heads=dim, group=group)
+    halves = partial(_joined_halves, group=group)
     in_bias, out_bias, conv_bias = None, None, None
     if shape.has_bias:
         in_bias = weights.tensor("in_proj.bias", 2 * dim, part=halves)
         out_bias = weights.tensor("out_proj.bias", hidden_dim)
     if shape.has_conv_bias:
-        conv_bias = weights.precise("conv1d.bias", dim, part=own)
+        conv_bias = weights.precise("conv1d.bias", dim, part=rank_channels)
     project_in = weights.matrix("in_proj.weight", 2 * dim, hidden_dim)
     project_out = weights.matrix("out_proj.weight", hidden_dim, dim)
-    conv = weights.precise("conv1d.weight", dim, 1, shape.conv_width, part=own)
+    conv = weights.precise("conv1d.weight", dim, 1, shape.conv_width, part=rank_channels)
     return Mamba1Mixer(
         layer=place.layer,
         project_in=join_linear(_halves(project_in, group), in_bias),
         conv_weight=conv.squeeze(1),
         conv_bias=conv_bias,
-        selection=_selection(weights, shape, own),
-        A=-weights.precise("A_log", dim, shape.ssm_state, part=own).exp(),
-        D=weights.precise("D", dim, part=own),
+        selection=_selection(weights, shape, rank_channels),
+        A=-weights.precise("A_log", dim, shape.ssm_state, part=rank_channels).exp(),
+        D=weights.precise("D", dim, part=rank_channels),
         project_out=summed_linear(share_of(project_out, dim, group, axis=1), out_bias, group),
     )
 
 
-def _selection(weights: Weights, shape: Mamba1Shape, own: Part) -> Selection:
+def _selection(weights: Weights, shape: Mamba1Shape, rank_channels: Part) -> Selection:
     dim, rank, group = shape.inner_dim, shape.dt_rank, weights.group
     select = weights.matrix("x_proj.weight", shape.selected_dim, dim)
     return Selection(
         shape=shape,
         select=summed_linear(share_of(select, dim, group, axis=1), None, group),
         norms=_norms(weights, shape),
-        project_dt=make_linear(weights.tensor("dt_proj.weight", dim, rank, part=own)),
-        dt_bias=weights.precise("dt_proj.bias", dim, part=own),
+        project_dt=make_linear(weights.tensor("dt_proj.weight", dim, rank, part=rank_channels)),
+        dt_bias=weights.precise("dt_proj.bias", dim, part=rank_channels),
     )
 
 

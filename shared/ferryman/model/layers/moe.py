@@ -108,7 +108,7 @@ def load_mixture(
 ) -> MixtureOfExperts:
     """The experts under `weights` after `router`; each rank has a part of every expert.
 
-    `names` are those of gate, up and down where each expert is stored under its number. Without
+    `names` are those of gate, up and down if each expert is stored under its number. Without
     `weighing` a share multiplies an expert's output.
     """
     if weights.has("gate_up_proj"):
@@ -126,8 +126,8 @@ def _stacked_matrices(
     and ups and one of all downs, which some checkpoints hold transposed (Llama 4, Qwen3-VL)."""
     count, inner_dim = shape.num_experts, shape.inner_dim
     # One of the two may be square. Both cannot be.
-    given = tuple(weights.header(name).shape for name in ("gate_up_proj", "down_proj"))
-    is_transposed = given == ((count, hidden_dim, 2 * inner_dim), (count, inner_dim, hidden_dim))
+    shapes = tuple(weights.header(name).shape for name in ("gate_up_proj", "down_proj"))
+    is_transposed = shapes == ((count, hidden_dim, 2 * inner_dim), (count, inner_dim, hidden_dim))
     read = weights.transposed_matrices if is_transposed else weights.matrices
     gate_ups = read("gate_up_proj", count, 2 * inner_dim, hidden_dim)
     downs = read("down_proj", count, hidden_dim, inner_dim)
@@ -138,11 +138,11 @@ def _stacked_matrices(
 def _separate_matrices(
     weights: Weights, shape: MoeShape, hidden_dim: int, names: tuple[str, str, str]
 ) -> Iterator[tuple[list[Matrix], Matrix]]:
-    """As `_stacked_matrices`, from a separate MLP under each expert's number."""
+    """The same matrices, from a separate MLP under each expert's number."""
     for index in range(shape.num_experts):
-        own, (*rows, down_name) = weights.under(str(index)), names
-        parts = [own.matrix(f"{name}.weight", shape.inner_dim, hidden_dim) for name in rows]
-        down = own.matrix(f"{down_name}.weight", hidden_dim, shape.inner_dim)
+        expert, (*rows, down_name) = weights.under(str(index)), names
+        parts = [expert.matrix(f"{name}.weight", shape.inner_dim, hidden_dim) for name in rows]
+        down = expert.matrix(f"{down_name}.weight", hidden_dim, shape.inner_dim)
         yield [slice_of(part, weights.group) for part in parts], down
 
 

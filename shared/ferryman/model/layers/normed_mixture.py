@@ -59,7 +59,7 @@ class NormedRouter:
 def load_normed_mixture(
     weights: Weights, shape: MoeShape, place: LayerPlace, mlp_norm: Norm, mlp: FeedForward
 ) -> NormedMixture:
-    """The experts, their router and their norms under `weights`, beside `mlp` after `mlp_norm`."""
+    """The experts, their router and their norms under `weights`, plus `mlp` after `mlp_norm`."""
     norm = partial(load_norm, weights, dim=place.hidden_dim, eps=place.norm_eps)
     router = _router(weights.under("router"), shape, place)
     under = weights.under("experts")

@@ -1,7 +1,7 @@
 """Layers of sparse attention that share an indexer (GLM-5.2).
 
-The layers behind one with an indexer attend to the places that it chose. A decoder's layers pass on
-hidden states alone, so a layer with an indexer and those behind it are one layer to the decoder.
+The layers after one with an indexer attend to the places that it chose. A decoder's layers pass on
+hidden states alone, so a layer with an indexer and those after it are one layer to the decoder.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ferryman.model.shapes.state import ModelState
 
 @dataclass(frozen=True, slots=True)
 class PlacedLayer:
-    """Latent attention to given places and a feed-forward, each after a norm and beside a residual
+    """Latent attention to given places and a feed-forward, each after a norm and with a residual
     path."""
 
     mixer_norm: Norm
@@ -78,7 +78,7 @@ def joined_by_index(parts: Sequence[SparsePart]) -> tuple[Layer, ...]:
 def _runs(
     parts: Sequence[SparsePart],
 ) -> Iterator[tuple[SparseLatentAttention, list[PlacedLayer]]]:
-    """Each attention with an indexer, with its own layer and those behind it that have none."""
+    """Each attention with an indexer, with its own layer and those after it that have none."""
     starts = [number for number, (_, chooser) in enumerate(parts) if chooser is not None]
     for start, end in zip(starts, [*starts[1:], len(parts)], strict=True):
         chooser = parts[start][1]

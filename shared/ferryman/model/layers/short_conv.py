@@ -75,15 +75,16 @@ class ShortConv:
 def load_short_conv(weights: Weights, shape: ShortConvShape, place: LayerPlace) -> ShortConv:
     """The short convolution with tensors under `weights`: a rank's channels."""
     dim, hidden_dim, group = shape.dim, place.hidden_dim, weights.group
-    own, thirds = partial(share_of, heads=dim, group=group), partial(_joined_thirds, group=group)
+    rank_channels = partial(share_of, heads=dim, group=group)
+    thirds = partial(_joined_thirds, group=group)
     in_bias, conv_bias, out_bias = None, None, None
     if shape.has_bias:
         in_bias = weights.tensor("in_proj.bias", 3 * dim, part=thirds)
-        conv_bias = weights.precise("conv.bias", dim, part=own)
+        conv_bias = weights.precise("conv.bias", dim, part=rank_channels)
         out_bias = weights.tensor("out_proj.bias", hidden_dim)
     project_in = weights.matrix("in_proj.weight", 3 * dim, hidden_dim)
     project_out = weights.matrix("out_proj.weight", hidden_dim, dim)
-    conv = weights.precise("conv.weight", dim, 1, shape.conv_width, part=own)
+    conv = weights.precise("conv.weight", dim, 1, shape.conv_width, part=rank_channels)
     return ShortConv(
         layer=place.layer,
         project_in=join_linear(_thirds(project_in, group), in_bias),

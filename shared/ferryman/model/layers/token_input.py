@@ -103,14 +103,14 @@ def load_token_gate(
         "embed_tokens_per_layer.weight", shape.num_ids, num_layers * dim, part=columns
     )
     rows = scaled.matrix("per_layer_model_projection.weight", num_layers * dim, hidden_dim)
-    own = TokenInput(
+    token_input = TokenInput(
         ends=ends,
         table=table,
         project=rows.narrow(0, place.layer * dim, dim).linear(None),
         norm=load_norm(model, "per_layer_projection_norm", dim, eps),
     )
     return TokenGate(
-        own=own,
+        own=token_input,
         gate=layer.matrix("per_layer_input_gate.weight", dim, hidden_dim).linear(None),
         project=layer.matrix("per_layer_projection.weight", hidden_dim, dim).linear(None),
         norm=load_norm(layer, "post_per_layer_input_norm", hidden_dim, eps),

@@ -64,7 +64,7 @@ def uniform_transformer(
 
 @dataclass(frozen=True, slots=True)
 class SideBySideLayer:
-    """A mixer and a feed-forward that read the same norm, beside one residual path."""
+    """A mixer and a feed-forward that read the same norm, with one residual path."""
 
     norm: Norm
     mixer: Mixer

@@ -42,8 +42,8 @@ def load_ungated_mlp(
     down = weights.matrix(f"{down_name}.weight", hidden_dim, shape.inner_dim)
     bias, down_bias = None, None
     if shape.has_bias:
-        own = partial(slice_of, group=group)
-        bias = weights.tensor(f"{up_name}.bias", shape.inner_dim, part=own)
+        rank_slice = partial(slice_of, group=group)
+        bias = weights.tensor(f"{up_name}.bias", shape.inner_dim, part=rank_slice)
         down_bias = weights.tensor(f"{down_name}.bias", hidden_dim)
     return UngatedMlp(
         slice_of(up, group).linear(bias),

@@ -1,1 +1,1 @@
-"""From fields of `config.json` to the shapes that families share."""
+"""Readers of `config.json` that make the shapes which families share."""

@@ -45,7 +45,7 @@ def read_windows(
     if not any(are_windows):
         return (full,) * len(are_windows)
     window = replace(full, window_len=fields.whole("sliding_window"))
-    return tuple(window if each else full for each in are_windows)
+    return tuple(window if windowed else full for windowed in are_windows)
 
 
 def read_short_windows(fields: ConfigFields, full: AttentionShape) -> tuple[AttentionShape, ...]:

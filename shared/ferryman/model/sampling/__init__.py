@@ -1,1 +1,1 @@
-"""From logits to tokens: filters, draws, penalties, rules, and log probabilities of prompts."""
+"""Logits to tokens: filters, draws, penalties, rules, and log probabilities of prompts."""

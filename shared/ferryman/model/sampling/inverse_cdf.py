@@ -107,7 +107,7 @@ def _choose(ranking: Ranking, total: Tensor, filters: Filters, vocab: int) -> tu
     kept = torch.minimum(torch.minimum(by_k, by_p), by_min)
     target = filters.uniforms * torch.where(kept >= vocab, total, _at(cumulative, kept - 1))
     index = (is_ranked & (cumulative <= target[:, None])).sum(dim=-1)
-    # Rounding may put the target on the very end of the kept weight, behind which there are only
+    # Rounding may put the target on the very end of the kept weight, after which there are only
     # tokens that must not be drawn.
     num_possible = (ranking.logits > -torch.inf).sum(dim=-1)
     last = torch.minimum(kept, num_possible) - 1
@@ -119,7 +119,7 @@ def _choose(ranking: Ranking, total: Tensor, filters: Filters, vocab: int) -> tu
 
 
 def _or_beyond(count: Tensor, lens: Tensor, vocab: int) -> Tensor:
-    """The count, or `vocab` where all ranked tokens pass: unranked tokens may pass too."""
+    """The count, or `vocab` if all ranked tokens pass: unranked tokens may pass too."""
     return torch.where(count >= lens, vocab, count)
 
 

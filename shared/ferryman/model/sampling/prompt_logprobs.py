@@ -36,7 +36,7 @@ class PrefilledRows:
 @dataclass(frozen=True, slots=True)
 class ScoredRows:
     """The tokens [scored] whose log probabilities are asked for; `rows` [scored] are the tokens of
-    the batch before them. `num_best` alternatives are named beside each."""
+    the batch before them. `num_best` alternatives are named with each."""
 
     rows: Tensor
     token_ids: Tensor
@@ -49,13 +49,13 @@ class ScoredRows:
 
 
 def prompt_logprobs(prefilled: PrefilledRows, scored: ScoredRows) -> tuple[Tensor, ...]:
-    """Values [scored, 1 + best], NaN where logits are not all finite; the token ids that they
+    """Values [scored, 1 + best], NaN if logits are not all finite; the token ids that they
     belong to, the prompt's own first; and the ranks [scored] of those."""
     parts = [
         _scores(prefilled.logits(rows), token_ids, scored.num_best)
         for rows, token_ids in scored.slices()
     ]
-    return tuple(torch.cat(each) for each in zip(*parts, strict=True))
+    return tuple(torch.cat(columns) for columns in zip(*parts, strict=True))
 
 
 def head_alone(prefilled: PrefilledRows, scored: ScoredRows) -> tuple[Tensor, ...]:
@@ -68,9 +68,9 @@ def head_alone(prefilled: PrefilledRows, scored: ScoredRows) -> tuple[Tensor, ..
 
 def _scores(logits: Tensor, token_ids: Tensor, num_best: int) -> tuple[Tensor, Tensor, Tensor]:
     logs = log_softmax(logits)
-    own = logs.gather(1, token_ids[:, None])
+    prompt_logs = logs.gather(1, token_ids[:, None])
     ids = torch.arange(logs.shape[1], device=logs.device)
-    is_before = (logs > own) | ((logs == own) & (ids < token_ids[:, None]))
+    is_before = (logs > prompt_logs) | ((logs == prompt_logs) & (ids < token_ids[:, None]))
     named = likeliest(logs, token_ids, num_best)
     values = torch.where(are_finite(logits)[:, None], logs.gather(1, named), torch.nan)
     return values, named, 1 + is_before.sum(dim=1)

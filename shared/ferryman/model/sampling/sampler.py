@@ -1,6 +1,6 @@
-"""From logits to tokens: penalties, the greedy choice, draws, log probabilities.
+"""Logits to tokens: penalties, the greedy choice, draws, log probabilities.
 
-    penalised[t] = logits[t] / r  or  · r  if t occurred before (the first where logits[t] > 0)
+    penalised[t] = logits[t] / r  or  · r  if t occurred before (the first if logits[t] > 0)
                    − frequency · count(t in the output) − presence · [t is in the output]
     token        = the likeliest, or drawn by uniform(seed, position) (`inverse_cdf.py`)
 

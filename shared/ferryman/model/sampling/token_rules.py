@@ -53,7 +53,7 @@ class LogitRules:
 
 @dataclass(frozen=True, slots=True)
 class OutputTail:
-    """The last tokens before each draw [draws, longest], newest last; -1 where there is no output.
+    """The last tokens before each draw [draws, longest], newest last; -1 if there is no output.
 
     The prompt is none: a bad word is one of the output.
     """
@@ -92,8 +92,8 @@ def _allow(logits: Tensor, allowed: AllowedTokens) -> None:
 def _ban_words(logits: Tensor, words: BadWords, tail: OutputTail) -> None:
     before, last = words.token_ids[:, :-1], words.token_ids[:, -1]
     longest = before.shape[1]
-    said = tail.token_ids[words.draws, tail.token_ids.shape[1] - longest :]
-    is_said = ((before == said) | (before < 0)).all(dim=-1)
+    output = tail.token_ids[words.draws, tail.token_ids.shape[1] - longest :]
+    is_output = ((before == output) | (before < 0)).all(dim=-1)
     # Added, and not set: two words of a draw may end in one token.
-    bans = torch.where(is_said, -torch.inf, 0.0).to(logits.dtype)
+    bans = torch.where(is_output, -torch.inf, 0.0).to(logits.dtype)
     logits.index_put_((words.draws, last), bans, accumulate=True)

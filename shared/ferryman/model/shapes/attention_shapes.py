@@ -99,7 +99,7 @@ class AttentionShape:
     def reach(self) -> int:
         """The last positions that hold all a query sees, its own included; 0: all of them.
 
-        A window as long as a chunk holds the chunk so far, from wherever a query looks.
+        A window as long as a chunk holds the chunk so far, for a query at any place in it.
         """
         return self.window_len or self.chunk_len
 

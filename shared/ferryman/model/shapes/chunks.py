@@ -69,7 +69,7 @@ def chunks_of_positions(
     width = min(chunk.num_pages, table.shape[1])
     first = positions.clamp_min(0) // chunk.length * chunk.num_pages
     columns = first[:, None] + torch.arange(width, device=table.device)
-    # Columns beyond the table belong to positions behind the query, which no kernel reads.
+    # Columns beyond the table belong to positions after the query, which no kernel reads.
     return table.gather(1, columns.clamp(max=table.shape[1] - 1)), torch.where(
         positions < 0, positions, positions % chunk.length
     )

@@ -37,9 +37,9 @@ class ConfigFields:
         """A list of finite numbers above 0, as long as the default."""
         value = self._value(name, list(default))
         is_list = isinstance(value, list) and len(value) == len(default)
-        if not is_list or not all(_is_positive(each) for each in value):
+        if not is_list or not all(_is_positive(number) for number in value):
             raise self.refusal(name, f"a list of {len(default)} finite numbers above 0")
-        return tuple(float(each) for each in value)
+        return tuple(float(number) for number in value)
 
     def not_negative(self, name: str, default: float) -> float:
         """A finite number from 0 on; 0 switches the feature off."""
@@ -90,13 +90,13 @@ class ConfigFields:
 
     def with_defaults(self, **defaults: object) -> ConfigFields:
         """These fields; one that is missing or null has its default."""
-        given = {name: value for name, value in self.raw.items() if value is not None}
-        return ConfigFields(self.source, {**self.raw, **defaults, **given})
+        present = {name: value for name, value in self.raw.items() if value is not None}
+        return ConfigFields(self.source, {**self.raw, **defaults, **present})
 
     def refusal(self, name: str, expected: str) -> ConfigError:
         """The error that names the file, the field, its value and the expected value."""
-        found = json.dumps(self.raw[name], default=str) if name in self.raw else "missing"
-        return ConfigError(f"{self.source}: field {name!r} must be {expected}; it is {found}")
+        actual = json.dumps(self.raw[name], default=str) if name in self.raw else "missing"
+        return ConfigError(f"{self.source}: field {name!r} must be {expected}; it is {actual}")
 
     def _value(self, name: str, default: object) -> Any:
         """The field's value; null counts as absent, because transformers writes a default so."""

@@ -83,7 +83,7 @@ Routing = SoftmaxRouting | GroupedRouting | SigmoidRouting | BiasedSoftmaxRoutin
 
 @dataclass(frozen=True, slots=True)
 class MixtureShape:
-    """Routed experts, beside one MLP that every token goes through (None: there is none).
+    """Routed experts, and one MLP that every token goes through (None: there is none).
 
     `gates_shared`: a gate of one number a token multiplies what that MLP yields (Qwen).
     """

@@ -24,7 +24,7 @@ def state_manifest(
     """The state of `config` per page and per recurrent slot in `dtype`, on one of `num_ranks`
     ranks.
 
-    Raises ConfigError for heads that `num_ranks` cannot divide, and for a `kv_dtype` where no layer
+    Raises ConfigError for heads that `num_ranks` cannot divide, and for a `kv_dtype` if no layer
     keeps keys and values.
     """
     if kv_dtype != AS_COMPUTED and not any(attentions(config)):
@@ -50,7 +50,7 @@ def _layouts(config: ModelConfig, place: StatePlace, num_ranks: int) -> tuple[Ki
 
 
 def _window_len(config: ModelConfig) -> int:
-    """The longest window or chunk: pages of the kind are freed together, behind it. A layer with a
+    """The longest window or chunk: older pages of the kind are freed together. A layer with a
     shorter one reads less of them."""
     return max((shape.reach for shape in attentions(config)), default=0)
 

@@ -80,7 +80,7 @@ def per_rank(name: str, count: int, num_ranks: int) -> int:
 
 
 def per_rank_replicated(name: str, count: int, num_ranks: int) -> int:
-    """As `per_rank`, but fewer heads than ranks are replicated: each rank keeps one."""
+    """Divides as `per_rank`, but fewer heads than ranks are replicated: each rank keeps one."""
     return 1 if num_ranks % count == 0 else per_rank(name, count, num_ranks)
 
 

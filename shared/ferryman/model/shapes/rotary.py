@@ -127,7 +127,7 @@ class AlphaScaling:
 
 @dataclass(frozen=True, slots=True)
 class ProportionalScaling:
-    """The first `turning` waves are `factor` times as long; the others stand still (Gemma 4)."""
+    """The first `turning` waves are `factor` times as long; the others do not turn (Gemma 4)."""
 
     turning: int
     factor: float
@@ -210,8 +210,8 @@ def _read_longrope(rope: ConfigFields) -> LongropeScaling:
 
 
 def _wave_factors(rope: ConfigFields, name: str) -> tuple[float, ...]:
-    found = rope.raw.get(name)
-    return rope.positives(name, (1.0,) * len(found) if isinstance(found, list) else (1.0,))
+    factors = rope.raw.get(name)
+    return rope.positives(name, (1.0,) * len(factors) if isinstance(factors, list) else (1.0,))
 
 
 def _read_dynamic(rope: ConfigFields) -> Stretch:

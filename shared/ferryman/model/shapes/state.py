@@ -54,13 +54,13 @@ class CodedAttentionState:
     def write(
         self, keys: Tensor, values: Tensor, table: Tensor, rows: Tensor, positions: Tensor
     ) -> None:
-        """As `AttentionState.write`. Reading gives what was stored."""
+        """Writes like `AttentionState.write`. Reading gives what was stored."""
         pages = (self.key_pages, self.value_pages, self.key_scales, self.value_scales)
         write_coded_kv(*pages, keys, values, table, rows, positions)
 
     def opened(self, table: Tensor, dtype: torch.dtype) -> tuple[AttentionState, Tensor]:
-        """As `AttentionState.opened`: a copy of the pages that the table names, but where attention
-        reads codes."""
+        """A copy of the pages that the table names, unless attention reads codes: as
+        `AttentionState.opened`."""
         if reads_codes(table, dtype):
             scales = self.key_scales, self.value_scales
             return AttentionState(self.key_pages, self.value_pages, scales), table
@@ -77,7 +77,7 @@ PagedState = AttentionState | CodedAttentionState
 class LayerCount:
     """The layers that have run since the start, for a watcher on another thread.
 
-    A step on a slow processor takes minutes; this tells it from a step that hangs.
+    A step on a slow processor takes minutes; this distinguishes it from a step that hangs.
     """
 
     num_done: int = 0
@@ -152,10 +152,10 @@ def state_views(manifest: StateManifest, slabs: Mapping[Kind, Tensor]) -> ModelS
 
 
 def _by_layer(layout: KindLayout) -> dict[int, dict[str, Section]]:
-    found: dict[int, dict[str, Section]] = {}
+    by_layer: dict[int, dict[str, Section]] = {}
     for section in layout.sections:
-        found.setdefault(section.layer, {})[section.name] = section
-    return found
+        by_layer.setdefault(section.layer, {})[section.name] = section
+    return by_layer
 
 
 def section_view(slab: Tensor, section: Section) -> Tensor:
@@ -177,8 +177,8 @@ def _joined(name: str, sections: Mapping[str, Section]) -> Section:
 
 
 def _check_side_by_side(parts: Sequence[Section]) -> None:
-    for before, behind in pairwise(parts):
-        if before.offset + before.num_bytes != behind.offset:
+    for before, after in pairwise(parts):
+        if before.offset + before.num_bytes != after.offset:
             raise ValueError(
-                f"{before.name} and {behind.name} of layer {before.layer} do not lie side by side"
+                f"{before.name} and {after.name} of layer {before.layer} do not lie side by side"
             )

@@ -1,4 +1,4 @@
-"""Linear layers with LoRA adapters beside them: y = W·x + up·(down·x) for the rows of an adapter.
+"""Linear layers with LoRA adapters: y = W·x + up·(down·x) for the rows of an adapter.
 
 The weights are never merged, so requests with different adapters, and with none, share a batch. The
 rows of a batch are grouped by adapter (a segment); each layer adds to each segment the product of
@@ -103,7 +103,7 @@ class AdaptedMatrix:
         return replace(self, base=self.base.scaled(factor), parts=parts)
 
     def dequantised(self) -> Tensor:
-        """Raises ConfigError where an adapter changes it: then no tensor is the weight."""
+        """Raises ConfigError if an adapter changes it: then no tensor is the weight."""
         if self.parts:
             raise ConfigError("an adapter changes a weight that this family uses in another form")
         return self.base.dequantised()
@@ -147,7 +147,7 @@ def _stacked(matrices: Sequence[AdaptedMatrix]) -> tuple[LowRank, ...]:
         for part in matrix.parts
     ]
     placed.sort(key=lambda pair: pair[0].adapter)
-    found = []
+    low_ranks = []
     for adapter, group in groupby(placed, lambda pair: pair[0].adapter):
         blocks = list(group)
         down = torch.cat([part.down for part, _ in blocks])
@@ -157,5 +157,5 @@ def _stacked(matrices: Sequence[AdaptedMatrix]) -> tuple[LowRank, ...]:
             rows, rank = part.up.shape
             up[row : row + rows, column : column + rank] = part.up
             column += rank
-        found.append(LowRank(adapter, down, up))
-    return tuple(found)
+        low_ranks.append(LowRank(adapter, down, up))
+    return tuple(low_ranks)

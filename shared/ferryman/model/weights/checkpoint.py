@@ -56,7 +56,7 @@ class MappedFile:
 
     @property
     def has_changed(self) -> bool:
-        """Whether another file stands in its place, or other bytes in the file."""
+        """Whether another file is in its place, or other bytes in the file."""
         try:
             return _identity(self.path.stat()) != self.identity
         except OSError:
@@ -123,16 +123,16 @@ def map_file(path: Path) -> MappedFile:
         raise ConfigError(f"{path} is missing; complete the download of the model")
     try:
         with path.open("rb") as opened:
-            found = os.fstat(opened.fileno())
+            status = os.fstat(opened.fileno())
             # Private: torch has no tensors over memory that cannot be written.
-            content = mmap.mmap(opened.fileno(), found.st_size, access=mmap.ACCESS_COPY)
+            content = mmap.mmap(opened.fileno(), status.st_size, access=mmap.ACCESS_COPY)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} is not a complete safetensors file: {error}") from None
-    return MappedFile(path, content, _identity(found))
+    return MappedFile(path, content, _identity(status))
 
 
-def _identity(found: os.stat_result) -> tuple[int, int, int, int]:
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+def _identity(status: os.stat_result) -> tuple[int, int, int, int]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _headers(mapped: MappedFile) -> tuple[StoredTensor, ...]:
@@ -156,16 +156,16 @@ def _sharded(folder: Path) -> Checkpoint:
     if not isinstance(weight_map, dict) or not weight_map:
         raise fields.refusal("weight_map", "an object from tensor name to file name")
     files = {path: map_file(path) for path in _shard_files(folder, weight_map)}
-    found: dict[str, StoredTensor] = {}
+    tensors: dict[str, StoredTensor] = {}
     for mapped in files.values():
         for tensor in _headers(mapped):
-            # Of two tensors of one name, the one in the file that the index says counts.
+            # Of two tensors of one name, the one in the file that the index names counts.
             if weight_map.get(tensor.name, mapped.path.name) == mapped.path.name:
-                found[tensor.name] = tensor
+                tensors[tensor.name] = tensor
     for name, file in sorted(weight_map.items()):
-        if name not in found:
+        if name not in tensors:
             raise ConfigError(f"{folder / file} lacks tensor {name!r}, which {INDEX_FILE} promises")
-    return Checkpoint(folder, found, files)
+    return Checkpoint(folder, tensors, files)
 
 
 def _shard_files(folder: Path, weight_map: Mapping[str, object]) -> list[Path]:

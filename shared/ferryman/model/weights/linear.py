@@ -70,7 +70,7 @@ class PackedLinear:
 class PanelLinear:
     """oneDNN's product for many tokens; for few a loop reads the same memory.
 
-    `bias` [out_dim], or [0] where there is none. `few_tokens` are the most for the loop, with any
+    `bias` [out_dim], or [0] if there is none. `few_tokens` are the most for the loop, with any
     number of threads: its sums do not depend on it. The number of tokens in a batch may change a
     token's last bits, as it does within oneDNN.
     """
@@ -115,7 +115,7 @@ class SummedLinear:
 
 @dataclass(frozen=True, slots=True)
 class StackedLinear:
-    """Products of the same x whose outputs stand side by side."""
+    """Products of the same x whose outputs are joined side by side."""
 
     parts: tuple[Linear, ...]
 
@@ -147,8 +147,8 @@ def padded_rows(weight: Tensor, group: Group) -> Tensor:
 def make_joined(rows: Tensor, out_dim: int, group: Group, bias: Tensor | None = None) -> Linear:
     """A linear that gives all of out_dim to every rank; `rows` are this rank's `padded_rows`,
     `bias` [out_dim] is whole."""
-    own = None if bias is None else padded_rows(bias[:, None], group)[:, 0]
-    part = make_linear(rows, own)
+    rank_bias = None if bias is None else padded_rows(bias[:, None], group)[:, 0]
+    part = make_linear(rows, rank_bias)
     return part if group.num_ranks == 1 else JoinedLinear(part, out_dim, group)
 
 
@@ -157,7 +157,7 @@ def _is_worth_packing(weight: Tensor) -> bool:
 
 
 def is_packed_on_cpu(weight: Tensor) -> bool:
-    """Whether a weight of this size and dtype is copied into oneDNN's layout where it runs on a
+    """Whether a weight of this size and dtype is copied into oneDNN's layout when it runs on a
     CPU."""
     least_bytes = _PACKED_FROM_BYTES.get(weight.dtype)
     if least_bytes is None or weight.nbytes <= least_bytes:

@@ -1,4 +1,4 @@
-"""How far a model is loaded, in bytes of its files.
+"""The progress of a model's load, in bytes of its files.
 
 A model is read twice: every tensor for the fingerprint, in the order of the bytes on the disk, then
 those that the loaders ask for, which are in memory by then. Each pass has a count of its own.
@@ -32,7 +32,7 @@ class LoadProgress:
 
 
 ProgressListener = Callable[[LoadProgress], None]
-"""Hears of every tensor, from any thread; it is expected to be quick."""
+"""Is called for every tensor, from any thread; it has to be quick."""
 
 
 def unheard(progress: LoadProgress) -> None:

@@ -70,11 +70,11 @@ class LoraWeights:
         self, matrix: Matrix, module: str, dtype: torch.dtype, device: torch.device
     ) -> Matrix:
         """The weight of the layer `module` with the parts of all adapters that change it."""
-        found = (
+        candidates = (
             self._part(number, adapter, module, matrix.shape)
             for number, adapter in enumerate(self.adapters, start=1)
         )
-        parts = tuple(part for part in found if part is not None)
+        parts = tuple(part for part in candidates if part is not None)
         return AdaptedMatrix(matrix, parts, self.active, dtype, device)
 
     def _part(
@@ -127,7 +127,7 @@ def _read(name: str, folder: Path) -> LoraAdapter:
     digest = hashlib.blake2b(repr(scale).encode(), digest_size=16)
     with memoryview(mapped.content) as content:
         stored = read_header(mapped.path, content)
-        for tensor in sorted(stored, key=lambda each: each.name):
+        for tensor in sorted(stored, key=lambda header: header.name):
             with content[tensor.start : tensor.end] as part:
                 line = [tensor.name, tensor.dtype, tensor.shape, xxhash.xxh3_128_hexdigest(part)]
             digest.update(json.dumps(line).encode())
@@ -175,7 +175,7 @@ def _tensor(adapter: LoraAdapter, name: str) -> torch.Tensor:
     tensors = adapter.checkpoint.tensors
     if name not in tensors:
         raise ConfigError(f"{adapter.folder / TENSOR_FILE}: tensor {name!r} is missing")
-    found = adapter.checkpoint.view(tensors[name])
-    if found.ndim != 2 or not found.is_floating_point():
+    tensor = adapter.checkpoint.view(tensors[name])
+    if tensor.ndim != 2 or not tensor.is_floating_point():
         raise ConfigError(f"{adapter.folder / TENSOR_FILE}: {name!r} is no matrix of floats")
-    return found.to(torch.float64, copy=True)
+    return tensor.to(torch.float64, copy=True)

@@ -112,12 +112,12 @@ def join_linear(parts: Sequence[Matrix], bias: Tensor | None = None) -> Linear:
     joined = joined_runs(parts)
     lengths = [matrix.shape[0] for matrix in joined]
     biases = [None] * len(joined) if bias is None else list(bias.split_with_sizes(lengths))
-    linears = [matrix.linear(own) for matrix, own in zip(joined, biases, strict=True)]
+    linears = [matrix.linear(part_bias) for matrix, part_bias in zip(joined, biases, strict=True)]
     return linears[0] if len(linears) == 1 else StackedLinear(tuple(linears))
 
 
 def joined_runs(parts: Sequence[Matrix]) -> list[Matrix]:
-    """The matrices that `parts` become where neighbours of one kind are joined by rows."""
+    """The matrices that `parts` become when neighbours of one kind are joined by rows."""
     runs = [list(run) for _, run in groupby(parts, lambda part: part.kind)]
     return [first.above(others) if others else first for first, *others in runs]
 

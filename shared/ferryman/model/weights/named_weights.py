@@ -24,7 +24,7 @@ WEIGHT_NAMES = ("weight", "qweight", "weight_packed")
 STORED_FLOATS = ("F64", "F32", "BF16", "F16")
 
 OnRead = Callable[[StoredTensor], None]
-"""Hears which tensor is read next."""
+"""Is called with the tensor that is read next."""
 
 Part = Callable[[Tensor], Tensor]
 """A rank's part of a tensor; it may be a view of its argument."""
@@ -128,7 +128,7 @@ class Weights:
         return self._read(name, shape, part, self.dtype)
 
     def precise(self, name: str, *shape: int, part: Part = undivided) -> Tensor:
-        """As `tensor`, but never rounded to less than the accumulation dtype."""
+        """The `tensor`, but never rounded to less than the accumulation dtype."""
         return self._read(name, shape, part, accumulation_dtype(self.dtype))
 
     def matrix(self, name: str, rows: int, columns: int) -> Matrix:
@@ -149,7 +149,7 @@ class Weights:
     def transposed_matrices(
         self, name: str, count: int, rows: int, columns: int
     ) -> tuple[Matrix, ...]:
-        """As `matrices`, each stored as [columns, rows]."""
+        """The `matrices`, each stored as [columns, rows]."""
         stacked = self.stored(name, (count, columns, rows), STORED_FLOATS)
         return tuple(self._multiplied(self._of_floats(weight.T), name) for weight in stacked)
 

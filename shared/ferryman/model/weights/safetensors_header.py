@@ -61,10 +61,10 @@ def read_header(file: Path, content: memoryview) -> tuple[StoredTensor, ...]:
     """
     begin = _LENGTH_BYTES + _header_length(file, content)
     entries = _entries(file, bytes(content[_LENGTH_BYTES:begin]))
-    found = [_stored(file, begin, name, entry) for name, entry in entries.items()]
-    found.sort(key=lambda tensor: (tensor.start, tensor.end, tensor.name))
-    _check_places(file, found, begin, len(content))
-    return tuple(found)
+    tensors = [_stored(file, begin, name, entry) for name, entry in entries.items()]
+    tensors.sort(key=lambda tensor: (tensor.start, tensor.end, tensor.name))
+    _check_places(file, tensors, begin, len(content))
+    return tuple(tensors)
 
 
 def _header_length(file: Path, content: memoryview) -> int:
@@ -78,24 +78,24 @@ def _header_length(file: Path, content: memoryview) -> int:
 
 def _entries(file: Path, header: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(header, object_pairs_hook=_once_each)
+        entries = json.loads(header, object_pairs_hook=_once_each)
     except (ValueError, RecursionError) as error:
         raise _refusal(file, f"its header is not JSON: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(entries, dict):
         raise _refusal(file, "its header is not a JSON object")
-    found.pop(_METADATA, None)
-    if len(found) > MAX_TENSORS:
-        raise _refusal(file, f"it has {len(found)} tensors, more than {MAX_TENSORS}")
-    return found
+    entries.pop(_METADATA, None)
+    if len(entries) > MAX_TENSORS:
+        raise _refusal(file, f"it has {len(entries)} tensors, more than {MAX_TENSORS}")
+    return entries
 
 
 def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A JSON object; of two values under one name, each reader would believe another."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    members = dict(pairs)
+    if len(members) != len(pairs):
         ((name, _),) = Counter(name for name, _ in pairs).most_common(1)
         raise ValueError(f"{name!r} stands in it twice")
-    return found
+    return members
 
 
 def _stored(file: Path, begin: int, name: str, entry: Any) -> StoredTensor:

@@ -16,7 +16,7 @@ _PREFIXES = {"language_model.": "", "model.language_model.": "model."}
 
 
 def text_fields(whole: ConfigFields) -> ConfigFields:
-    """The fields of the text model; those of the whole model stand where it has none."""
+    """The fields of the text model, or those of the whole model if it has none."""
     return whole.merged_with("text_config")
 
 

@@ -1,4 +1,4 @@
-"""From `quantization_config` of a model folder, and `--quantize`, to the format of its weights."""
+"""The format of a model's weights, by `quantization_config` of its folder and `--quantize`."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def read_format(
     """
     if quantize not in (AS_STORED, INT8):
         raise ConfigError(f"quantize={quantize!r} is not supported; choose {INT8}, or leave it out")
-    found = fields.raw.get(FIELD)
-    if found is None:
+    config = fields.raw.get(FIELD)
+    if config is None:
         return Int8AtLoad() if quantize == INT8 else FLOATS
-    method = found.get("quant_method") if isinstance(found, dict) else found
+    method = config.get("quant_method") if isinstance(config, dict) else config
     if method not in methods:
         raise fields.refusal(FIELD, f"absent, or quant_method {' or '.join(methods)}")
     if quantize == INT8:
@@ -55,4 +55,4 @@ def read_format(
             f"{fields.source}: the weights are quantised already, as {method}; leave out "
             f"quantize={quantize}"
         )
-    return _READERS[method](ConfigFields(fields.source, found))
+    return _READERS[method](ConfigFields(fields.source, config))

@@ -35,7 +35,7 @@ _PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 @dataclass(frozen=True, slots=True)
 class Awq:
-    """`group_len` is 0 where a row has one scale."""
+    """`group_len` is 0 if a row has one scale."""
 
     group_len: int
 

@@ -147,12 +147,12 @@ class NibbleCodes:
         # One look-up for a byte gives both of its numbers.
         table = torch.tensor(self.table, dtype=dtype, device=self.packed.device)
         pairs = torch.stack((table.repeat(16), table.repeat_interleave(16)), dim=-1)
-        found = F.embedding(self.packed[start:end].to(torch.int32), pairs).flatten(-2)
-        return found if self.columns % 2 == 0 else found[:, : self.columns].contiguous()
+        numbers = F.embedding(self.packed[start:end].to(torch.int32), pairs).flatten(-2)
+        return numbers if self.columns % 2 == 0 else numbers[:, : self.columns].contiguous()
 
 
 def pack_nibbles(codes: Tensor, table: tuple[float, ...]) -> NibbleCodes:
-    """From codes [rows, columns] of 0 to 15, one an element of any integer dtype."""
+    """Packs codes [rows, columns] of 0 to 15, one an element of any integer dtype."""
     columns = codes.shape[1]
     even = F.pad(codes.to(torch.uint8), (0, columns % 2))
     return NibbleCodes(even[:, ::2] | even[:, 1::2] << 4, columns, table)

@@ -6,7 +6,7 @@
     pack-quantized     weight_packed, I32 [rows, words]     as int-quantized, and weight_g_idx
 
 Packed integers count from 0, zero points from the middle as well, and those are packed along the
-outputs. A group of the config says for its targets how finely scales are laid (`strategy`).
+outputs. A group of the config sets how many weights of its targets share a scale (`strategy`).
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ def _bytes(
     codes = ByteCodes(weights.stored(name, shape, ("I8",)))
     zeros = None
     if weights.has(f"{name}_zero_point"):
-        found = weights.header(f"{name}_zero_point").shape
-        stored = weights.stored(f"{name}_zero_point", found, ("I8",))
+        zeros_shape = weights.header(f"{name}_zero_point").shape
+        stored = weights.stored(f"{name}_zero_point", zeros_shape, ("I8",))
         zeros = zeros_or_none(stored.reshape(-1, block.shape(*shape)[1]).expand(shape[0], -1))
     scales = read_scales(weights, name, shape, block)
     groups = even_groups(shape[1], block.columns or shape[1])

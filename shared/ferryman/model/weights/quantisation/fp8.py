@@ -81,11 +81,11 @@ def read_scales(weights: Weights, name: str, shape: tuple[int, int], block: Scal
     """The scales [rows, column blocks] of the weight `name`, in `<name>_scale_inv` or `_scale`."""
     full_name = weights.first_of(*(f"{name}_{suffix}" for suffix in SCALE_NAMES))
     rows, expected = shape[0], block.shape(*shape)
-    found = weights.header(full_name).shape
-    if block == PER_TENSOR and found in ((), (1,)):
-        return weights.stored(full_name, found, SCALE_DTYPES).expand(1, 1).expand(rows, 1)
-    if block == PER_ROW and found == (rows,):
-        return weights.stored(full_name, found, SCALE_DTYPES)[:, None]
+    stored_shape = weights.header(full_name).shape
+    if block == PER_TENSOR and stored_shape in ((), (1,)):
+        return weights.stored(full_name, stored_shape, SCALE_DTYPES).expand(1, 1).expand(rows, 1)
+    if block == PER_ROW and stored_shape == (rows,):
+        return weights.stored(full_name, stored_shape, SCALE_DTYPES)[:, None]
     scales = weights.stored(full_name, expected, SCALE_DTYPES)
     if block.rows == 1:
         return scales

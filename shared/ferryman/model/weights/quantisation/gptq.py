@@ -34,7 +34,7 @@ _ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}
 
 @dataclass(frozen=True, slots=True)
 class Gptq:
-    """`group_len` is 0 where a row has one scale; `zero_offset` is added to stored zeros."""
+    """`group_len` is 0 if a row has one scale; `zero_offset` is added to stored zeros."""
 
     bits: int
     group_len: int

@@ -19,12 +19,12 @@ def words(count: int, bits: int) -> int:
 def unpacked(packed: Tensor, bits: int, count: int) -> Tensor:
     """The first `count` integers along the last axis, from 0, as int16."""
     shifts = torch.arange(0, _WORD_BITS, bits, dtype=torch.int32, device=packed.device)
-    found = (packed[..., None] >> shifts) & ((1 << bits) - 1)
-    return found.flatten(-2)[..., :count].to(torch.int16)
+    integers = (packed[..., None] >> shifts) & ((1 << bits) - 1)
+    return integers.flatten(-2)[..., :count].to(torch.int16)
 
 
 def middle(bits: int) -> int:
-    """The integer that stands for zero where there are no zero points."""
+    """The integer that stands for zero if there are no zero points."""
     return 1 << (bits - 1)
 
 
@@ -36,5 +36,5 @@ def signed_codes(unsigned: Tensor, bits: int) -> Codes:
 
 
 def zeros_or_none(zeros: Tensor) -> Tensor | None:
-    """Zero points, or None if all are 0, as where a tool quantised symmetrically."""
+    """Zero points, or None if all are 0, as when a tool quantised symmetrically."""
     return zeros if zeros.is_meta or bool(zeros.any()) else None

@@ -9,13 +9,13 @@ instructions, November 2026):
     int8             0.27     0.50     2.01    16.05   130.73      Int8Linear
     int4             0.34     0.60     2.32    13.27   106.39      Int4Linear
 
-int8 has ways of its own: where the processor multiplies tiles of bfloat16, one loop for any number
-of tokens (`int8_panels`); where it multiplies bytes, two loops (`int8_quads`); elsewhere one for
+int8 has ways of its own: if the processor multiplies tiles of bfloat16, one loop for any number
+of tokens (`int8_panels`); if it multiplies bytes, two loops (`int8_quads`); elsewhere one for
 one token (`int8_product`; docs/kernels.md has the times). The way follows from the processor and
 the number of tokens alone, never from a measurement, so workers on like machines have like bits.
 For int4 torch has no float32 kernel: there the same call takes 8 to 140 times as long as a float32
 product, and dequantising by tile is used. Scales are rounded to the model's dtype. A row's result
-does not depend on the other rows of the batch where torch's own kernel is taken.
+does not depend on the other rows of the batch if torch's own kernel is taken.
 """
 
 from __future__ import annotations
@@ -125,8 +125,8 @@ class Int4Linear:
 def int4_linear(
     codes: Tensor, scales: Tensor, zeros: Tensor | None, group_len: int, bias: Tensor | None
 ) -> Int4Linear:
-    """Of `codes` [out_dim, in_dim], 0 to 15, that stand for (code - 8 - zero) · scale; scales and
-    zeros are [out_dim, groups]."""
+    """A linear of `codes` [out_dim, in_dim], 0 to 15, that mean (code - 8 - zero) · scale; scales
+    and zeros are [out_dim, groups]."""
     wide = scales.float()
     offsets = torch.zeros_like(wide) if zeros is None else zeros.float() * -wide
     pairs = torch.stack((wide, offsets), dim=-1).to(torch.bfloat16)

@@ -84,7 +84,7 @@ class QuantisedMatrix:
 
     def above(self, others: Sequence[Matrix]) -> QuantisedMatrix:
         below = [other for other in others if isinstance(other, QuantisedMatrix)]
-        zeros = [each.zeros for each in (self, *below) if each.zeros is not None]
+        zeros = [matrix.zeros for matrix in (self, *below) if matrix.zeros is not None]
         return replace(
             self,
             codes=self.codes.above([other.codes for other in below]),
@@ -147,7 +147,7 @@ class QuantisedMatrix:
     def _with(
         self, codes: Codes, part: Callable[[Tensor], Tensor], groups: Tensor
     ) -> QuantisedMatrix:
-        """Of other codes, with `part` of scales and zeros."""
+        """The matrix of other codes, with `part` of scales and zeros."""
         zeros = None if self.zeros is None else part(self.zeros)
         return replace(self, codes=codes, scales=part(self.scales), groups=groups, zeros=zeros)
 
@@ -186,5 +186,5 @@ def group_length(groups: Tensor) -> int:
 
 
 def even_groups(columns: int, length: int) -> Tensor:
-    """The group of each column where so many follow one another; the last may be shorter."""
+    """The group of each column when so many follow one another; the last may be shorter."""
     return torch.arange(columns) // length
