@@ -122,7 +122,7 @@ def test_a_pool_is_sized_for_the_longest_request_wherever_it_ends(
         use = WindowUse(0, prompt_len, final, points, (), uncertain_len, num_drafts)
         needs.append(window_demand(manifest, use, 10))
     assert max(need.most for need in needs) == most.most
-    assert max(need.behind_prompt for need in needs) == most.behind_prompt
+    assert max(need.after_prompt for need in needs) == most.after_prompt
 
 
 def test_the_budget_does_not_grow_with_the_prompt() -> None:

@@ -161,7 +161,7 @@ def test_slots_that_only_chunks_need_go_back_when_the_prompt_is_computed(goal: G
     decoded = 11 if goal is Goal.DECODE else 0
     needs = window_demand(manifest, WindowUse(0, 50, 50 + decoded, (48,), (), 0), 32)
     leased = worker.scheduler.ledgers()[WINDOW].leased
-    assert leased == needs.behind_prompt < needs.most
+    assert leased == needs.after_prompt < needs.most
 
 
 @pytest.mark.parametrize("chunk_tokens", [4, 8, 13])

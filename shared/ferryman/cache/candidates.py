@@ -1,4 +1,4 @@
-"""The page ends at which one prompt may resume: their whole resume set is cached. And their costs.
+"""The page ends, with costs, at which one prompt may resume: their whole resume set is cached.
 
 With recurrent state these are the page ends that hold a snapshot. With a window, every page of the
 window must be cached: a page that is missing rules out every page end whose window contains it.

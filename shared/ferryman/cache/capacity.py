@@ -50,7 +50,7 @@ class Concurrency:
     def uncertain_len(self) -> int:
         """Positions in flight that may be discarded when a window slides; -1 if nothing is kept.
 
-        It is 0 without drafts: a window slides only where a page begins, and by then it is known
+        It is 0 without drafts: a window slides only when a page begins, and by then it is known
         whether the last draw ended the request. It is 1 with drafts: the state at the end of a run
         of drafts is saved by the next step only.
         """
@@ -74,7 +74,7 @@ class Concurrency:
 
 
 def tracking_slots(*, prefix_cache: bool, overlap: bool, decodes: bool = True) -> int:
-    """Track slots a request needs besides its working slot, for states while it decodes."""
+    """Track slots a request needs in addition to its working slot, for states while it decodes."""
     if not prefix_cache or not decodes:
         return 0
     return 2 if overlap else 1
@@ -86,7 +86,7 @@ def path_snapshots(recurrent_slots: int) -> int:
 
 
 def prompt_points(manifest: StateManifest, slots: Mapping[Kind, int]) -> int:
-    """Resume points that one prompt may leave behind, 0 for models where every page end is one.
+    """Resume points that one prompt may add to the tree, 0 for models where every page end is one.
 
     A path keeps no more snapshots than this. Without recurrent state a point costs a window of
     pages.
@@ -197,7 +197,7 @@ def requests_at(
         counts.append(slots[Kind.RECURRENT] // concurrency.slots_per_request)
     if Kind.WINDOW in slots:
         window = _window_demand(manifest, concurrency, step_tokens)
-        beyond_first = (slots[Kind.WINDOW] - window.most) // max(1, window.behind_prompt)
+        beyond_first = (slots[Kind.WINDOW] - window.most) // max(1, window.after_prompt)
         counts.append(max(0, 1 + beyond_first))
     return min(counts)
 
@@ -211,7 +211,7 @@ def _least(
 ) -> dict[Kind, int]:
     """The fewest slots with which every row makes progress: two pages each, and its window.
 
-    The window pool has room for one prompt's whole step besides. A second prompt waits, unless the
+    The window pool also has room for one prompt's whole step. A second prompt waits, unless the
     pool is larger.
     """
     least = {Kind.FULL: 2 * concurrency.rows, Kind.RECURRENT: concurrency.recurrent_slots}
@@ -219,7 +219,7 @@ def _least(
         least[Kind.RECURRENT] = _explicit(recurrent_slots, concurrency, warnings)
     if Kind.WINDOW in manifest.kinds:
         window = _window_demand(manifest, concurrency, step_tokens)
-        least[Kind.WINDOW] = window.most + (concurrency.rows - 1) * window.behind_prompt
+        least[Kind.WINDOW] = window.most + (concurrency.rows - 1) * window.after_prompt
     return {kind: least[kind] for kind in manifest.kinds}
 
 

@@ -190,10 +190,10 @@ class EvictionOrder:
         """
         least = min(path[:-1], key=lambda node: (node.children > 1, node.credit, node.depth))
         place = path.index(least)
-        behind, below = path[place + 1], path[place - 1].depth if place else 0
-        if behind.credit != USELESS:
-            behind.credit += least.depth - below
-            self._push(_RECURRENT, (behind,))
+        deeper, below = path[place + 1], path[place - 1].depth if place else 0
+        if deeper.credit != USELESS:
+            deeper.credit += least.depth - below
+            self._push(_RECURRENT, (deeper,))
         del path[place]
         return least
 

@@ -46,7 +46,7 @@ def root_key(manifest: KeyedModel, tenant_salt: bytes = b"", adapter: str = "") 
     """The key above a tenant's first pages. A different salt, or another adapter, changes every
     key. `adapter` is the hex digest of its content; empty for the model alone."""
     name = f"{manifest.fingerprint}|{manifest.page_size}|{manifest.digest}|".encode()
-    # As blake2b's key, because no salt that a tenant may choose can stand for an adapter then.
+    # The adapter is blake2b's key: so no salt that a tenant chooses can stand for an adapter.
     key = bytes.fromhex(adapter)
     return hashlib.blake2b(name + tenant_salt, digest_size=KEY_BYTES, key=key).digest()
 
@@ -57,21 +57,21 @@ def page_keys(root: PageKey, token_ids: TokenIds, page_size: int) -> tuple[PageK
 
 
 def prompt_key(parent: PageKey, rest: TokenIds) -> PageKey:
-    """The name of a whole prompt: `parent` is the key of its last full page (the root of one that
-    has none), `rest` are the tokens behind that page [0 to page size - 1]. It is no page's key."""
+    """The name of a whole prompt: `parent` is the key of its last full page, or the root if it
+    has none; `rest` are the tokens after that page [0 to page size - 1]. It is no page's key."""
     digest = hashlib.blake2b(parent, digest_size=KEY_BYTES)
     digest.update(as_token_ids(rest).data.cast("B") if len(rest) else b"")
     return digest.digest()
 
 
 def extend_keys(
-    root: PageKey, known: tuple[PageKey, ...], token_ids: TokenIds, page_size: int
+    root: PageKey, first_keys: tuple[PageKey, ...], token_ids: TokenIds, page_size: int
 ) -> tuple[PageKey, ...]:
-    """Continues `known`, the keys of the first pages of `token_ids`, to all its full pages."""
+    """Continues `first_keys`, those of the first pages of `token_ids`, to all its full pages."""
     blake2b, page_bytes = hashlib.blake2b, page_size * 4
     raw = as_token_ids(token_ids).data.cast("B")
-    keys, parent = list(known), known[-1] if known else root
-    for end in range((len(known) + 1) * page_bytes, len(raw) + 1, page_bytes):
+    keys, parent = list(first_keys), first_keys[-1] if first_keys else root
+    for end in range((len(first_keys) + 1) * page_bytes, len(raw) + 1, page_bytes):
         digest = blake2b(parent, digest_size=KEY_BYTES)
         digest.update(raw[end - page_bytes : end])
         parent = digest.digest()

@@ -20,7 +20,7 @@ SECTION_ALIGNMENT = 64
 
 
 class Kind(StrEnum):
-    """How a layer's state can be cut."""
+    """The way in which a layer's state can be cut."""
 
     FULL = "full"
     WINDOW = "window"
@@ -164,17 +164,17 @@ class StateManifest:
 
     def differences(self, other: StateManifest) -> tuple[str, ...]:
         """The reasons why state of `other` cannot be used here, one line each; empty if it can."""
-        found = [
+        differences = [
             f"{name}: {getattr(self, name)} here, {getattr(other, name)} there"
             for name in ("fingerprint", "page_size", "scan_chunk", "window_len", "kinds")
             if getattr(self, name) != getattr(other, name)
         ]
-        found += [
+        differences += [
             _layout_difference(self.layout(kind), other.layout(kind))
             for kind in self.kinds
             if kind in other.kinds and self.layout(kind) != other.layout(kind)
         ]
-        return tuple(found)
+        return tuple(differences)
 
 
 def _layout_difference(here: KindLayout, there: KindLayout) -> str:

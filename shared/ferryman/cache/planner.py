@@ -156,14 +156,14 @@ class Planner:
     def plans_anew(
         self, keys: Sequence[PageKey], prompt_len: int, reason: Reason, *, num_decoded: int = 0
     ) -> Iterator[ResumePlan]:
-        """As `plans`, for a request that has to compute all its positions, for `reason`. It keeps
-        its state for others as every request does."""
+        """Plans of a request that has to compute all its positions, for `reason`. It keeps its
+        state for others as every request does."""
         spans = (Uncached(reason, 0, -(-prompt_len // self.manifest.page_size)),)
         for plan in self.plans(keys, prompt_len, EMPTY_DEVICE, EMPTY_HOST, num_decoded=num_decoded):
             yield plan._replace(uncached=spans)
 
     def plan_cold(self, prompt_len: int, reason: Reason, *, num_decoded: int = 0) -> ResumePlan:
-        """Computes everything and keeps nothing. For a worker without a prefix cache, and for units
+        """Computes everything and keeps nothing: for a worker without a prefix cache, and for units
         that proved corrupt. A prompt whose cold plan does not fit can never run here."""
         seconds = prompt_len * self.costs.prefill_seconds_per_token
         pages = -(-prompt_len // self.manifest.page_size)
@@ -312,7 +312,7 @@ class Planner:
         )
 
     def _window_room(self, plan: ResumePlan) -> int:
-        """The slots of the window pool besides the pages that the plan reuses."""
+        """The slots of the window pool without the pages that the plan reuses."""
         return self.windows.num_slots - len(plan.window_pages)
 
     def _fits(self, plan: ResumePlan) -> bool:

@@ -9,9 +9,9 @@ written are frozen here, and each request decodes on copies of them.
                                                     ├─ copied for its sibling: nothing is sent
                                                     └─ …
 
-An end is a cache: it goes when its last sibling has come, after a while, or when its slots are
-needed. A sibling that comes later is handed off whole. vLLM and SGLang run all choices in one
-process, where a fork copies the last block alone (copy-on-write).
+An end is a cache: it is dropped when its last sibling has come, after a while, or when its slots
+are needed. A sibling that comes later is handed off whole. vLLM and SGLang run all choices in one
+process, and a fork copies the last block alone (copy-on-write).
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ UnitSlots = Mapping[tuple[Kind, int], SlotHandle]
 
 @dataclass(slots=True)
 class PromptEnd:
-    """The frozen `units` of one prompt. `first` is the key of its first page; its own key where it
-    fills none. `num_awaited` siblings are to come; it goes at `until` [seconds] in any case."""
+    """The frozen `units` of one prompt. `first` is the key of its first page; its own key if it
+    fills none. `num_awaited` siblings are to come; it is dropped at `until` [seconds] at latest."""
 
     first: PageKey
     units: UnitSlots
@@ -54,26 +54,26 @@ class PromptEnds:
         return len(self._ends)
 
     def keep(self, prompt: PageKey, end: PromptEnd, giver: Holder) -> None:
-        """Freezes the slots, of which `giver` gives up its leases. No step in flight writes them.
-        An earlier end of that prompt goes."""
+        """Freezes the slots; `giver` gives up its leases on them. No step in flight writes them.
+        An earlier end of that prompt is dropped."""
         self._drop(prompt)
         self._pools.move(end.units.values(), giver, PROMPT_END)
         self._ends[prompt] = end
 
     def find(self, prompt: PageKey) -> UnitSlots | None:
-        """The frozen units of a prompt, by exactly its tokens."""
+        """The frozen units of exactly this prompt, or None."""
         end = self._ends.get(prompt)
         return end.units if end is not None else None
 
     def came(self, prompt: PageKey, num_siblings: int) -> None:
-        """A request has leased what it copies, and will have siblings itself. After the last one
-        nothing is kept."""
+        """A request has leased what it copies; `num_siblings` more follow it. After the last one
+        the end is dropped."""
         end = self._ends[prompt]
         end.num_awaited += num_siblings - 1
         if not end.num_awaited:
             self._drop(prompt)
 
-    # Going.
+    # Dropping.
 
     def expire(self, now: float) -> None:
         """Drops the ends whose siblings have not come in time."""
@@ -81,7 +81,7 @@ class PromptEnds:
             self._drop(prompt)
 
     def drop_chain(self, first: PageKey) -> None:
-        """Drops the ends of all prompts that begin with a page, or that are named so."""
+        """Drops the ends of all prompts whose first page, or whose name, is `first`."""
         for prompt in [prompt for prompt, end in self._ends.items() if end.first == first]:
             self._drop(prompt)
 

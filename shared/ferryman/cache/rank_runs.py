@@ -6,7 +6,7 @@ Both sides are cut from one whole (`shards.py`), so a run of the one meets runs 
     rank 0      │ head 0 · head 1 │                    →   head 0 → rank 0, head 1 → rank 1
     rank 1      │ head 2 · head 3 │                    →   head 2 → rank 2, head 3 → rank 3
 
-Each worker knows its own number of ranks, hears the other's, and computes the rest from its model.
+Each worker knows its own number of ranks, gets the other's, and computes the rest from its model.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class RankShares:
         self, whole: StateManifest, num_ranks: int, share_of: Callable[[int], StateManifest]
     ) -> None:
         """A worker of `num_ranks` ranks. `share_of` gives the manifest of one of so many ranks; it
-        raises an error of its own where the model cannot be divided among them."""
+        raises an error of its own if the model cannot be divided among them."""
         self._whole, self.num_ranks, self._share_of = whole, num_ranks, share_of
         self._shares: dict[int, StateManifest] = {}
         self._runs: dict[int, Mapping[Kind, tuple[CrossRankRun, ...]]] = {}
@@ -90,7 +90,7 @@ class RankShares:
 
     @property
     def digest(self) -> str:
-        """That of the own ranks' layout: workers with equal ones cut alike."""
+        """The digest of the own ranks' layout: workers with equal digests cut alike."""
         return self.of(self.num_ranks).digest
 
     def runs_to(self, num_ranks: int) -> Mapping[Kind, tuple[CrossRankRun, ...]]:

@@ -28,7 +28,7 @@ _FULL, _WINDOW, _RECURRENT = Kind.FULL, Kind.WINDOW, Kind.RECURRENT
 
 
 class Reason(StrEnum):
-    """Why a page of the prompt is computed although it might have been reused."""
+    """The reason why a page of the prompt is computed although it might have been reused."""
 
     NEVER_SEEN = "never_seen"
     NO_SNAPSHOT = "no_snapshot"
@@ -114,14 +114,14 @@ class CopyState:
 
 @dataclass(frozen=True, slots=True)
 class LoadState:
-    """From a unit of the host tier."""
+    """The state is loaded from a unit of the host tier."""
 
     unit: HostUnit
 
 
 @dataclass(frozen=True, slots=True)
 class ReceiveState:
-    """From a prefill worker, as part of a hand-off at position n."""
+    """The state comes from a prefill worker, in a hand-off at position n."""
 
 
 Initialiser = ClearState | CopyState | LoadState | ReceiveState

@@ -20,7 +20,7 @@ from ferryman.cache.manifest import Kind
 
 
 class Role(StrEnum):
-    """Why a slot is kept."""
+    """The reason why a slot is kept."""
 
     REQUEST = "request"
     TREE = "tree"
@@ -84,18 +84,18 @@ class Ledger:
 
 Prepare = Callable[[Kind, int], int]
 """Makes the memory of a slot ready before the slot is given for the first time; returns the number
-of slots of that pool, from 0 on, that are ready now. Where memory is short they end before it."""
+of slots of that pool, from 0 on, that are ready now: without that slot if memory is short."""
 
 
 def is_ready(kind: Kind, slot: int) -> int:
-    """For memory that is ready as a whole."""
+    """The `Prepare` of memory that is ready as a whole."""
     return slot + 1
 
 
 class SlotPool:
     """Fixed-size slots of one kind, with their free list. The slot freed last is reused first: its
-    memory is likely still in the processor's cache. Of fresh slots the lowest is given first, so
-    that memory is used from its beginning on. Where it ends too early, the pool ends there too."""
+    memory is likely still in the processor's cache. Among fresh slots the lowest is given first,
+    so memory is used from its beginning on. If it ends too early, the pool ends there too."""
 
     def __init__(self, kind: Kind, num_slots: int, prepare: Prepare = is_ready) -> None:
         self.kind = kind
@@ -122,7 +122,7 @@ class SlotPool:
         return handles
 
     def make_ready(self, count: int) -> bool:
-        """Whether so many slots are free, with the memory of those that are given next."""
+        """Whether `count` slots are free; prepares the memory of those that are given next."""
         if (last := self.last_fresh(count)) is not None:
             self._num_ready = self._prepare(self.kind, last)
             if last >= self._num_ready:
@@ -131,14 +131,14 @@ class SlotPool:
 
     def last_fresh(self, count: int) -> int | None:
         """The last of the next `count` slots, if it was never given: its memory may not be there
-        yet. None if all have theirs, or fewer are free."""
+        yet. None if all have memory, or fewer are free."""
         if not 0 < count <= len(self._free) or self._num_ready >= self.num_slots:
             return None
         last = max(self._free[-count:])
         return last if last >= self._num_ready else None
 
     def _end_at(self, num_slots: int) -> None:
-        """A pool of fewer slots. No later one was ever given, so none has a holder."""
+        """Shortens the pool. No later slot was ever given, so none has a holder."""
         self.num_slots = num_slots
         self._free = [slot for slot in self._free if slot < num_slots]
 
@@ -237,7 +237,7 @@ class Pools:
         return {kind: lack for kind, lack in lacks.items() if lack > 0}
 
     def last_fresh(self, demand: Demand) -> dict[Kind, int]:
-        """By kind: the last slot that the demand would take, where it was never given before."""
+        """The last slot of each kind that the demand would take, if it was never given before."""
         last = {kind: self.by_kind[kind].last_fresh(count) for kind, count in demand.items()}
         return {kind: slot for kind, slot in last.items() if slot is not None}
 
@@ -247,7 +247,7 @@ class Pools:
         """Leases the whole demand to `holder` in one transaction, or nothing, and returns None."""
         if self.shortage(demand):
             return None
-        # Of all kinds before any is leased: memory may be too short for the last of them.
+        # All kinds are made ready before any is leased: memory may be too short for the last.
         ready = [self.by_kind[kind].make_ready(count) for kind, count in demand.items()]
         if not all(ready):
             return None

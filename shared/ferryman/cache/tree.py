@@ -93,7 +93,7 @@ class PrefixTree:
         return [slots[key] for key in keys]
 
     def kinds_of(self, key: PageKey) -> tuple[Kind, ...]:
-        """The kinds of which the page has a unit."""
+        """The kinds of the page's units."""
         return tuple(kind for kind in self.kinds if key in self._slots[kind])
 
     def chain(self, key: PageKey) -> tuple[PageKey, ...]:
@@ -139,25 +139,25 @@ class PrefixTree:
         end = self._grow(branch.keys, now)
         adopted: list[SlotHandle] = []
         duplicates: list[tuple[int, SlotHandle, SlotHandle]] = []
-        came: dict[Kind, tuple[PageKey, ...]] = {}
+        new_keys: dict[Kind, tuple[PageKey, ...]] = {}
         for kind, units in branch.units.items():
             new = self._fill(kind, branch.keys, units, duplicates)
             adopted += new.values()
-            came[kind] = tuple(new)
+            new_keys[kind] = tuple(new)
             if new:
-                self._changes.append(TreeChange(kind, came[kind], True))
-        points = [self._nodes[key] for key in came.get(Kind.RECURRENT, ())]
-        windows = [self._nodes[key] for key in came.get(Kind.WINDOW, ())]
+                self._changes.append(TreeChange(kind, new_keys[kind], True))
+        points = [self._nodes[key] for key in new_keys.get(Kind.RECURRENT, ())]
+        windows = [self._nodes[key] for key in new_keys.get(Kind.WINDOW, ())]
         self._order.on_insert(points, windows, end)
         dropped = self._thin_out(branch.keys) if points else ()
         return Inserted(tuple(adopted), tuple(duplicates), dropped)
 
     def _grow(self, keys: Sequence[PageKey], now: float) -> TreeNode:
         """Adds the pages that are missing, as one run. Returns the last page of the path."""
-        known = self.match_depth(keys)
-        node = self._nodes[keys[known - 1]] if known else self._root
-        if known < len(keys):
-            fork, run, new_keys = node, [], keys[known:]
+        matched = self.match_depth(keys)
+        node = self._nodes[keys[matched - 1]] if matched else self._root
+        if matched < len(keys):
+            fork, run, new_keys = node, [], keys[matched:]
             for key in new_keys:
                 node = TreeNode(key, node, 1, now)
                 run.append(node)
@@ -182,8 +182,10 @@ class PrefixTree:
         slots = self._slots[kind]
         new = {keys[page]: handle for page, handle in units.items() if keys[page] not in slots}
         if len(new) < len(units):
-            known = [(page, handle, slots.get(keys[page])) for page, handle in units.items()]
-            duplicates += [(p, own, there) for p, own, there in known if there and there != own]
+            pairs = [(page, handle, slots.get(keys[page])) for page, handle in units.items()]
+            duplicates += [
+                (p, handle, held) for p, handle, held in pairs if held and held != handle
+            ]
         slots.update(new)
         return new
 
@@ -210,11 +212,9 @@ class PrefixTree:
         return self._evict_units(chosen)
 
     def try_evict(self, lacks: Mapping[Kind, int], is_only_tree: IsFree) -> list[SlotHandle] | None:
-        """As `evict`, for all kinds at once. Returns None and changes nothing unless all can be
-        met.
+        """Does what `evict` does for all kinds at once; None and no change if not all can be met.
 
-        An upper bound is checked first, so most demands that cannot be met cost no look at any
-        page.
+        An upper bound is checked first, so most demands that cannot be met look at no page.
         """
         for kind, lack in lacks.items():
             guarded = self._num_guarded if kind is Kind.FULL else 0
@@ -293,12 +293,12 @@ class PrefixTree:
 
     def _subtree(self, top: TreeNode) -> list[TreeNode]:
         """All pages from `top` on, parents first. Walks the whole tree: this is rare."""
-        found = {id(top): top}
+        pages = {id(top): top}
         for node in sorted(self._nodes.values(), key=lambda node: node.depth):
-            if id(node.parent) in found:
-                found[id(node)] = node
-        assert not any(node.holds for node in found.values()), "a page that is held is dropped"
-        return list(found.values())
+            if id(node.parent) in pages:
+                pages[id(node)] = node
+        assert not any(node.holds for node in pages.values()), "a page that is held is dropped"
+        return list(pages.values())
 
     def drain_changes(self) -> tuple[TreeChange, ...]:
         """The units that entered or left the tree since the last call, in order."""

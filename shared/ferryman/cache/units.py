@@ -10,7 +10,7 @@ from ferryman.cache.manifest import Kind
 
 
 class Tier(StrEnum):
-    """Where a unit was kept: in a node's memory, on its disk, or at another node."""
+    """The place where a unit was kept: in a node's memory, on its disk, or at another node."""
 
     HOST = "host"
     STORAGE = "storage"

@@ -47,7 +47,7 @@ class WindowDemand(NamedTuple):
     """Fresh window slots: the most at once, and the most once the prompt is computed."""
 
     most: int
-    behind_prompt: int
+    after_prompt: int
 
 
 NO_WINDOWS = WindowDemand(0, 0)
@@ -105,7 +105,7 @@ def most_window_pages(
         points = ((end - 1) // page * page,) if uncertain_len >= 0 else ()
         use = WindowUse(0, end, end + far, points, (), uncertain_len, num_drafts)
         demands.append(window_demand(manifest, use, chunk_len))
-    return WindowDemand(max(d.most for d in demands), max(d.behind_prompt for d in demands))
+    return WindowDemand(max(d.most for d in demands), max(d.after_prompt for d in demands))
 
 
 class _Held:
@@ -175,7 +175,7 @@ def chunk_end(start: int, chunk_len: int, prompt_len: int, grid: int) -> int:
 def _worst_starts(manifest: StateManifest, use: WindowUse, chunk_len: int) -> list[int]:
     """Starts of chunks, among them one with the highest count.
 
-    The count rises where the end of the chunk enters a page, and falls where its window leaves one,
+    The count rises when the end of the chunk enters a page, and falls when its window leaves one,
     once for each page. So only the last rise matters, and the chunks around the prompt's end.
     """
     grid, page = manifest.scan_chunk, manifest.page_size

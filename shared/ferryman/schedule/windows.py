@@ -1,4 +1,4 @@
-"""Sliding windows: a page behind the window gives its slot to the next page.
+"""Sliding windows: a page that leaves the window gives its slot to the next page.
 
 Admission takes all slots that a request will ever need (`cache/window_budget.py`), so nothing here
 allocates. Slots that it turns out not to need go back once its prompt is computed.
@@ -30,8 +30,8 @@ def slide(allocator: SlotAllocator, sequence: RunningSequence, position: int) ->
 def newest_point(sequence: RunningSequence, page_size: int) -> int:
     """The newest position beyond the prompt at which the next turn could resume.
 
-    With recurrent state that is the newest track whose step has run, else the newest page end.
-    Before there is one, it is the first that there will be.
+    With recurrent state it is the newest track whose step has run, else the newest page end.
+    Before such a position exists, it is the first that will exist.
     """
     if sequence.working is None:
         return max(sequence.computed, sequence.prompt_len + page_size) // page_size * page_size
@@ -82,5 +82,5 @@ def trim(allocator: SlotAllocator, sequence: RunningSequence) -> None:
         return
     slide(allocator, sequence, sequence.scheduled)
     windows = sequence.plan.windows
-    extra = min(len(sequence.spare), windows.most - windows.behind_prompt)
+    extra = min(len(sequence.spare), windows.most - windows.after_prompt)
     allocator.retire([sequence.spare.pop() for _ in range(extra)], sequence.holder)
