@@ -43,7 +43,7 @@ class CapacityCheck:
                 )
 
     def cold_demand(self, prompt_len: int) -> Demand:
-        """The slots that a prompt takes of which nothing is cached."""
+        """The slots that a prompt takes when nothing of it is cached."""
         return self._planner.plan_cold(prompt_len, Reason.NO_ROOM).demand
 
 

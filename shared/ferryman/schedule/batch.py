@@ -61,7 +61,7 @@ class RowSeed:
 
 @dataclass(frozen=True, slots=True)
 class SlotOps:
-    """The changes of slots that a step makes besides its forward.
+    """The changes of slots that a step makes before and after its forward.
 
     Prologue, in this order: loads, copies, clears, seeds, saves. Epilogue: snapshots. (In a prefill
     step the scan itself writes snapshots, see `Chunk.snapshots`; these are of decode steps.)
@@ -107,7 +107,7 @@ class SlotOpsBuilder:
 
 
 class SampleRequest(NamedTuple):
-    """How one token is drawn: for the token at `position` (absolute) of the request in `row`.
+    """One draw: the token at `position` (absolute) of the request in `row`.
 
     `prompt_len` splits the row's history into prompt and output for the penalties. The tokens of
     `stop_token_ids` end the request.
@@ -132,7 +132,7 @@ class Chunk:
 
     `token_ids` [end - start]; `snapshots` lie in (start, end] on the page grid and are written by
     the scan. `draws` is empty unless the chunk ends the prompt, and then holds one draw. `scores`
-    holds one entry if the prompt's tokens behind those of the chunk are to be scored.
+    holds one entry if the prompt's tokens after those of the chunk are to be scored.
     """
 
     request_id: str
@@ -155,7 +155,7 @@ class PrefillStep:
     """Chunks of several requests, flattened into one ragged batch.
 
     `page_tables[kind]` [chunks, pages] names the slot of every page up to the chunk's end; unused
-    entries are -1. FULL covers [0, end); WINDOW entries behind the window are -1. `adapters`
+    entries are -1. FULL covers [0, end); WINDOW entries before the window are -1. `adapters`
     [chunks] are numbers of LoRA adapters; 0, or an empty array, for the model alone.
     """
 
@@ -206,7 +206,7 @@ class DecodeStep:
     adapters: Ints = field(default_factory=_no_adapters)
 
     def num_drafts(self, index: int) -> int:
-        """How many drafts of request `index` this step verifies."""
+        """The number of drafts of request `index` that this step verifies."""
         return sum(index < size for size in self.verify_depths[1:])
 
     def tokens_of(self, index: int) -> list[int]:
@@ -225,7 +225,7 @@ StepPlan = PrefillStep | DecodeStep
 NO_TOKEN = -1
 """Drawn from logits that are not all finite numbers."""
 NO_CHOICE = -2
-"""Drawn where the request's grammar leaves no token."""
+"""Drawn when the request's grammar leaves no token."""
 NO_DRAW = -3
 """In place of a token that could not be drawn."""
 
@@ -234,8 +234,8 @@ NO_DRAW = -3
 class Sampled:
     """One drawn token; `logprobs` maps token id to natural log probability (empty: not asked).
 
-    The token is NO_TOKEN where the logits are not all finite numbers, and NO_CHOICE at a dead end
-    of the request's grammar.
+    The token is NO_TOKEN if the logits are not all finite numbers, and NO_CHOICE at a dead end of
+    the request's grammar.
     """
 
     token_id: int

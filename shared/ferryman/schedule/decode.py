@@ -111,7 +111,7 @@ class DecodeSteps:
             victim = max(self._sequences.decoding, key=lambda sequence: sequence.order)
             self._isolation.run(victim.request_id, self._retraction.retract, victim, now)
             if victim is sequence or victim.in_flight:
-                return False  # slots that a step still reads come free behind it
+                return False  # slots that a step still reads come free after it
         return True
 
     def _plan_tracks(self, ready: list[RunningSequence], draft: SlotOpsBuilder) -> None:
@@ -169,7 +169,7 @@ def try_full_page(allocator: SlotAllocator, sequence: RunningSequence, page: int
 
 def received_prompt_ops(sequence: RunningSequence, draft: SlotOpsBuilder) -> None:
     """Seeds the row of a request that a hand-off brought: all its tokens are known, the first drawn
-    too. Copies what it shares with others that have its prompt."""
+    token too. Copies what it shares with other requests of the same prompt."""
     draft.seeds.append(RowSeed(sequence.row, sequence.token_ids()))
     draft.copies += sequence.opening
 
@@ -182,9 +182,9 @@ def build_step(
     sequences = [sequence for sequence, _ in runs]
     first: Ints = np.fromiter((s.row for s in sequences), dtype=np.int64, count=len(sequences))
     waves = _waves(runs)
-    rows, behind = _tokens(first, waves)
-    positions = table.positions[rows] + behind
-    reads, writes = table.states_of(rows, behind)
+    rows, depths = _tokens(first, waves)
+    positions = table.positions[rows] + depths
+    reads, writes = table.states_of(rows, depths)
     step = DecodeStep(
         step_id=step_id,
         ops=draft.finish(),
@@ -208,13 +208,13 @@ def build_step(
 
 
 def _waves(runs: Sequence[Run]) -> tuple[int, ...]:
-    """How many of `runs`, the longest first, have a first token, a second one, and so on."""
+    """The number of `runs`, the longest first, that have a first token, a second, and so on."""
     longest = len(runs[0][1])
     return tuple([len(runs)] + [sum(len(d) > j for _, d in runs) for j in range(longest)])
 
 
 def _tokens(first: Ints, waves: tuple[int, ...]) -> tuple[Ints, Ints | int]:
-    """The row of each token, and how many of its request come before it in the step."""
+    """The row of each token, and its depth: the tokens of its request before it in the step."""
     if len(waves) == 1:
         return first, 0
     rows = np.concatenate([first[:size] for size in waves])

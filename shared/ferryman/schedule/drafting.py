@@ -47,13 +47,13 @@ class Drafting(Protocol):
     def num_tokens(self) -> int: ...
 
     def begin(self, request: Request) -> Proposals:
-        """For a request that was admitted; NOTHING_PROPOSED for one that must not draft."""
+        """The proposals of an admitted request; NOTHING_PROPOSED if it must not draft."""
         ...
 
 
 class NothingProposed:
-    """For a request that does not draft. Its steps may overlap, because they need no known
-    tokens."""
+    """The proposals of a request that does not draft. Its steps may overlap, because they need no
+    known tokens."""
 
     def propose(self, drawn: Sequence[int], most: int) -> Sequence[int]:
         return ()
@@ -87,7 +87,7 @@ class ModelDrafts:
 
 
 class _Unnamed:
-    """As many drafts as allowed; the device names them."""
+    """Proposes as many drafts as allowed; the device names them."""
 
     def propose(self, drawn: Sequence[int], most: int) -> Sequence[int]:
         return (ON_DEVICE,) * most
@@ -101,18 +101,18 @@ class AdaptiveDrafting:
         self._allowed = 1 << 30
         self._rest = 0
         self._misses = 0
-        self._proposed_behind = -1
+        self._proposed_after = -1
 
     def propose(self, drawn: Sequence[int], most: int) -> Sequence[int]:
-        if self._proposed_behind >= 0:
-            self._learn(len(drawn) - self._proposed_behind - 1)
-        self._proposed_behind = -1
+        if self._proposed_after >= 0:
+            self._learn(len(drawn) - self._proposed_after - 1)
+        self._proposed_after = -1
         if self._rest:
             self._rest -= 1
             return ()
         drafts = self._proposals.propose(drawn, min(most, self._allowed))
         if drafts:
-            self._proposed_behind = len(drawn)
+            self._proposed_after = len(drawn)
         return drafts
 
     def _learn(self, num_right: int) -> None:
@@ -123,7 +123,7 @@ class AdaptiveDrafting:
 
 @dataclass(frozen=True, slots=True)
 class PromptLookup:
-    """Drafts come from the request's own text, fewer where the text turns out not to repeat."""
+    """Drafts come from the request's own text, fewer if the text turns out not to repeat."""
 
     num_tokens: int
 
@@ -141,7 +141,7 @@ class NgramIndex:
     def __init__(self, prompt: TokenIds) -> None:
         self._prompt = prompt
         self._text: list[int] = []
-        self._behind: dict[tuple[int, ...], int] = {}
+        self._places: dict[tuple[int, ...], int] = {}
         self._num_drawn = 0
 
     def propose(self, drawn: Sequence[int], most: int) -> Sequence[int]:
@@ -153,18 +153,18 @@ class NgramIndex:
         return () if place is None else self._copied_from(place, most)
 
     def _extend(self, token_ids: Sequence[int]) -> None:
-        text, behind = self._text, self._behind
+        text, places = self._text, self._places
         for token_id in token_ids:
             # The n-grams that end here have a successor now, so they may be found.
             place = len(text)
             for length in range(1, min(LONGEST, place) + 1):
-                behind[tuple(text[place - length :])] = place
+                places[tuple(text[place - length :])] = place
             text.append(token_id)
 
     def _newest_place(self) -> int | None:
         text = self._text
         for length in range(min(LONGEST, len(text)), 0, -1):
-            place = self._behind.get(tuple(text[-length:]))
+            place = self._places.get(tuple(text[-length:]))
             if place is not None:
                 return place
         return None
@@ -178,7 +178,7 @@ class NgramIndex:
 
 @dataclass(frozen=True, slots=True)
 class DraftCounts:
-    """For requests that draft: decode steps of each request, drafts verified, drafts accepted."""
+    """Counts of requests that draft: their decode steps, drafts verified and drafts accepted."""
 
     steps: int = 0
     drafted: int = 0

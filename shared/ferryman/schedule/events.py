@@ -61,7 +61,7 @@ class SequenceHeld:
 
 @dataclass(frozen=True, slots=True)
 class SequenceDetached:
-    """A decoding request stands still between two steps; its slots stay until `cancel`.
+    """A decoding request is paused between two steps; its slots stay until `cancel`.
 
     They hold the state of all its tokens but the last, which was drawn and is not consumed.
     """

@@ -1,8 +1,7 @@
 """The form that a caller prescribes for an output: a JSON Schema, a regex, a choice, a grammar.
 
-The text is all there is here. `ferryman.grammar` compiles it; what it says is checked there, how
-much it says is bounded here, before anything is done with it. vLLM speaks of structured outputs
-(once: guided decoding), OpenAI of `response_format`.
+This module has only the text and bounds its length. `ferryman.grammar` compiles the text and checks
+its content. vLLM calls this structured outputs (once: guided decoding), OpenAI `response_format`.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ class OutputGrammar:
 
 
 def _dumped(value: object, kind: GrammarKind) -> str:
-    """As JSON, in the given order: properties are written in the order of the schema."""
+    """The value as JSON, in its own order: properties are written in the order of the schema."""
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError):

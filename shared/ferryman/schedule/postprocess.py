@@ -137,7 +137,7 @@ class Postprocessor:
         """A hand-off is verified: its pages are published here, and its first token counts."""
         self._events.append(SequenceAdmitted(sequence.request_id, sequence.plan, is_resumed=False))
         self._publisher.publish_prompt(sequence, now)
-        # Behind publishing: the full pages are the tree's then, and shared without a copy.
+        # After publishing: then the full pages are the tree's, and are shared without a copy.
         freeze_end(self._allocator, sequence, len(self._sequences.decoding), now)
         self._append_token(sequence, first, now)
 
@@ -176,7 +176,7 @@ class Postprocessor:
             self._append_token(sequence, sampled, now)
 
     def detach(self, sequence: RunningSequence, now: float) -> None:
-        """Has a decoding request stand still, at once or after its last step."""
+        """Pauses a decoding request, at once or after its last step."""
         self._sequences.stop_decoding(sequence)
         sequence.phase = Phase.DETACHING
         self._leave_if_due(sequence, now)
@@ -215,7 +215,7 @@ class Postprocessor:
 
     def _check_numbers(self, sequence: RunningSequence, sampled: Sampled, position: int) -> None:
         """Raises for logits that are not finite, after dropping all state that they may come
-        from. Raises at a dead end of a grammar too, and the error of a failed draw: there the state
+        from. Also raises at a dead end of a grammar, and the error of a failed draw: then the state
         is good."""
         if isinstance(sampled, FailedDraw):
             raise sampled.error

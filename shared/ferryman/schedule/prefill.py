@@ -29,7 +29,7 @@ from ferryman.schedule.slot_allocator import SlotAllocator
 
 
 def next_end(sequence: RunningSequence, budget: int, grid: int) -> int:
-    """Where the next chunk ends, if the step has room for `budget` tokens more."""
+    """The end of the next chunk, if the step has room for `budget` tokens more."""
     length = min(budget, sequence.plan.chunk_len)
     return chunk_end(sequence.scheduled, length, sequence.prompt_len, grid)
 
@@ -97,13 +97,13 @@ def _snapshots(sequence: RunningSequence, start: int, end: int) -> tuple[SlotSna
 
 
 def _scores(sequence: RunningSequence, start: int, end: int) -> tuple[ScoreRequest, ...]:
-    """A row scores the token behind it, which is known even at the chunk's end: so no hidden state
+    """A row scores the token after it, which is known even at the chunk's end: so no hidden state
     has to be carried to the next chunk."""
     num_best = sequence.request.prompt_logprobs
-    behind = sequence.request.token_ids[start + 1 : end + 1]
-    if num_best is None or not len(behind):
+    targets = sequence.request.token_ids[start + 1 : end + 1]
+    if num_best is None or not len(targets):
         return ()
-    return (ScoreRequest(start + 1, behind, num_best),)
+    return (ScoreRequest(start + 1, targets, num_best),)
 
 
 def _last_draw(sequence: RunningSequence) -> tuple[SampleRequest, ...]:

@@ -3,7 +3,7 @@
 The first request of a prompt with siblings freezes what its hand-off has written
 (`cache/prompt_ends.py`). It and its siblings get slots of their own as always; the copies run in
 the prologue of each one's first decode step, on the forward stream. Their sources are leased until
-that step has run, so an end may go at any time.
+that step has run, so an end may be dropped at any time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def freeze_end(
     allocator: SlotAllocator, sequence: RunningSequence, headroom: int, now: float
 ) -> None:
     """Freezes the end of a prompt that was just handed off and published, and gives the request
-    fresh slots. Where there are none, it keeps its own and its siblings are handed off whole.
+    fresh slots. If there are none, it keeps its own and its siblings are handed off whole.
 
     `headroom` full pages stay free for requests that run.
     """
@@ -52,18 +52,18 @@ def freeze_end(
     end = PromptEnd(first, units, request.num_siblings, now + KEPT_SECONDS)
     allocator.prompt_ends.keep(name, end, giver=sequence.holder)
     left = {kind: list(handles) for kind, handles in fresh.items()}
-    own = {unit: left[unit[0]].pop() for unit in units}
-    _replace_own(allocator, sequence, own)
-    _copy(allocator, sequence, units, own)
+    targets = {unit: left[unit[0]].pop() for unit in units}
+    _replace_own(allocator, sequence, targets)
+    _copy(allocator, sequence, units, targets)
 
 
 def _own_units(
     allocator: SlotAllocator, sequence: RunningSequence
 ) -> Iterator[tuple[tuple[Kind, int], SlotHandle]]:
     """The units of resume_set(n) that no other holder has: those of the tree stay there."""
-    needs, own = resume_set(allocator.manifest, sequence.prompt_len), sequence.own
+    needs = resume_set(allocator.manifest, sequence.prompt_len)
     for kind, span in ((Kind.FULL, needs.full), (Kind.WINDOW, needs.window)):
-        for page, handle in own.get(kind, {}).items():
+        for page, handle in sequence.own.get(kind, {}).items():
             is_alone = allocator.pools[kind].holders(handle) == (sequence.holder,)
             if page in range(*span) and is_alone:
                 yield (kind, page), handle
@@ -71,9 +71,9 @@ def _own_units(
         yield (Kind.RECURRENT, sequence.prompt_len), sequence.working
 
 
-def _replace_own(allocator: SlotAllocator, sequence: RunningSequence, own: UnitSlots) -> None:
+def _replace_own(allocator: SlotAllocator, sequence: RunningSequence, fresh: UnitSlots) -> None:
     rows = allocator.rows
-    for (kind, index), handle in own.items():
+    for (kind, index), handle in fresh.items():
         if kind is Kind.RECURRENT:
             sequence.working = handle
             rows.states[sequence.row, 0] = handle.slot
@@ -94,21 +94,21 @@ def share_end(
     units = allocator.prompt_ends.find(name)
     if units is None:
         return
-    own = {unit: handle for unit, handle in wanted if unit in units}
-    _copy(allocator, sequence, units, own)
-    sequence.reuses = sequence.reuses or bool(own)
+    targets = {unit: handle for unit, handle in wanted if unit in units}
+    _copy(allocator, sequence, units, targets)
+    sequence.reuses = sequence.reuses or bool(targets)
     allocator.prompt_ends.came(name, sequence.request.num_siblings)
 
 
 def _copy(
-    allocator: SlotAllocator, sequence: RunningSequence, units: UnitSlots, own: UnitSlots
+    allocator: SlotAllocator, sequence: RunningSequence, units: UnitSlots, targets: UnitSlots
 ) -> None:
     """Notes copies for the first step, and leases their sources until it has run."""
-    sources = tuple(units[unit] for unit in own)
+    sources = tuple(units[unit] for unit in targets)
     allocator.pools.lease(sources, slot_op_holder(sequence.request_id))
     sequence.copy_source = sources
     sequence.opening = tuple(
-        SlotCopy(units[unit].slot, handle.slot, handle.kind) for unit, handle in own.items()
+        SlotCopy(units[unit].slot, handle.slot, handle.kind) for unit, handle in targets.items()
     )
 
 

@@ -39,8 +39,8 @@ Position = Mapping[int, PromptLogprob] | None
 
 
 class ScoreRequest(NamedTuple):
-    """The tokens [rows] behind the first rows of a chunk, the first of them at position `first` of
-    the prompt, and how many of the likeliest tokens are to be named beside each."""
+    """The tokens [rows] after the first rows of a chunk, the first of them at position `first` of
+    the prompt, and the number of likeliest tokens to name with each."""
 
     first: int
     token_ids: TokenIds
@@ -63,7 +63,7 @@ class PromptScores:
     """Scores of the prompt's tokens from position `first` on.
 
     `token_ids`, `logprobs` [tokens, 1 + best]: the prompt's own token, then the likeliest ones in
-    order; `ranks` [tokens] are those of the prompt's own tokens. A log probability is NaN where the
+    order; `ranks` [tokens] are those of the prompt's own tokens. A log probability is NaN if the
     logits were not all finite numbers.
     """
 
@@ -96,13 +96,13 @@ class PromptScores:
             )
 
     def positions(self) -> Iterator[Mapping[int, PromptLogprob]]:
-        """Of each token a mapping from token id: the prompt's own first, then the likeliest."""
+        """A mapping from token id for each token: the prompt's own first, then the likeliest."""
         for ids, values, rank in zip(
             self.token_ids.tolist(), self.logprobs.tolist(), self.ranks.tolist(), strict=True
         ):
-            own = {ids[0]: PromptLogprob(values[0], rank)}
+            actual = {ids[0]: PromptLogprob(values[0], rank)}
             best = enumerate(zip(ids[1:], values[1:], strict=True), start=1)
-            yield own | {token: PromptLogprob(value, place) for place, (token, value) in best}
+            yield actual | {token: PromptLogprob(value, place) for place, (token, value) in best}
 
 
 def joined(parts: Sequence[PromptScores]) -> PromptScores:
@@ -156,8 +156,8 @@ class ScoreBook:
         self._parts.append(piece)
 
     def scores(self) -> tuple[Position, ...]:
-        """One entry per token of the prompt. Call it once they are whole."""
-        assert self.is_whole, "scores are told when all are there"
+        """One entry per token of the prompt. Call it once all scores are there."""
+        assert self.is_whole, "scores are read when all are there"
         return by_position(joined(self._parts) if self._parts else None)
 
     def parts(self) -> tuple[PromptScores, ...]:

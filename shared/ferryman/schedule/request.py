@@ -18,7 +18,7 @@ MAX_LOGPROBS = 20
 
 
 class FinishReason(StrEnum):
-    """Why a request has no further token."""
+    """The reason why a request has no further token."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -27,10 +27,10 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are drawn. Temperature 0 is greedy; `logprobs` counts alternatives (0: none).
-    With `prompt_logprobs` the prompt's own tokens have log probabilities too, and so many
+    """Rules for drawing tokens. Temperature 0 is greedy; `logprobs` counts alternatives (0:
+    none). With `prompt_logprobs` the prompt's own tokens have log probabilities too, and so many
     alternatives each; None asks for none. With a `grammar` only tokens are drawn that it allows,
-    and it says where the output may end.
+    and it decides when the output may end.
 
     Raises InvalidRequest, naming the parameter, for values out of range.
     """
@@ -151,6 +151,6 @@ class Request:
 
     @property
     def prompt_logprobs(self) -> int | None:
-        """The alternatives beside each of the prompt's tokens, if those are to be scored. They are
-        scored once: a request that has generated tokens has told its scores."""
+        """The number of alternatives to each of the prompt's tokens, if those are to be scored.
+        They are scored once: a request that has generated tokens has sent its scores."""
         return None if self.num_generated else self.sampling.prompt_logprobs

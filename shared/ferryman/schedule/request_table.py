@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class WaitingQueue:
-    """Lower `order` first: a request that was retracted stands where it stood."""
+    """Waiting requests, lower `order` first: a retracted request gets its old place back."""
 
     def __init__(self) -> None:
         self._waiting: list[PendingRequest] = []
@@ -132,7 +132,7 @@ class SequenceTable:
                 self.decoding.append(sequence)
 
     def stop_decoding(self, sequence: RunningSequence) -> None:
-        """No further step is planned for a request; it keeps its slots."""
+        """Takes a request out of the decode steps; it keeps its slots."""
         for group in (self.decoding, self.newly_adopted):
             if sequence in group:
                 group.remove(sequence)

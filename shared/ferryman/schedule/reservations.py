@@ -73,7 +73,7 @@ class ReservedSequences:
                 yield (kind, index), handle
 
     def expire(self, now: float) -> None:
-        """Gives back the prompts' ends that no request has come for."""
+        """Gives back the prompts' ends whose siblings have not come in time."""
         self._allocator.prompt_ends.expire(now)
 
     def name_of(self, reservation_id: str) -> str:

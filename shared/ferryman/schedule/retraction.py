@@ -1,6 +1,6 @@
 """Retraction: a request goes back to wait, with its known tokens, so that others can go on.
 
-vLLM calls it preempt. Computed state is offloaded to the host where that is possible.
+vLLM calls it preempt. Computed state is offloaded to the host if possible.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Retraction:
     # State that is copied elsewhere, because its slots are needed.
 
     def pin_retracted(self) -> None:
-        """From now on the resume set of a retracted request is kept until `release_retracted`."""
+        """Makes each later retraction keep its resume set until `release_retracted`."""
         self._keeps = True
 
     def _keep(self, sequence: RunningSequence) -> None:

@@ -49,13 +49,13 @@ class RowTable:
         self.positions[row] = self.adapters[row] = 0
         self._free.append(row)
 
-    def states_of(self, rows: Ints, behind: Ints | int) -> tuple[Ints, Ints]:
-        """Slots read and written by tokens that are `behind` the known one: a draft reads the state
-        that the token before it wrote."""
-        written = self.states[rows, behind]
-        if isinstance(behind, int):
+    def states_of(self, rows: Ints, depths: Ints | int) -> tuple[Ints, Ints]:
+        """Slots read and written by tokens that come `depths` places after the known one: a draft
+        reads the state that the token before it wrote."""
+        written = self.states[rows, depths]
+        if isinstance(depths, int):
             return written, written
-        return self.states[rows, (behind - 1).clip(0)], written
+        return self.states[rows, (depths - 1).clip(0)], written
 
     def set_page(self, kind: Kind, row: int, page: int, slot: int) -> None:
         self._pages[kind][row, page] = slot

@@ -6,7 +6,7 @@
     events = scheduler.take_events()
 
 One scheduler drives the offline engine and all kinds of worker alike. The engine has no phases: a
-step prefills or decodes, as `limits.order` says where both could (`schedule/step_order.py`). With
+step prefills or decodes, in the order that `limits.order` sets (`schedule/step_order.py`). With
 overlap a step is planned while another runs, so everything that the commit needs is recorded with
 the step and not read from the request later.
 """
@@ -124,8 +124,8 @@ class Scheduler:
         self._capacity.check(request, goal)
 
     def last_fresh(self, prompt_len: int) -> dict[Kind, int]:
-        """By kind: the last slot that a prompt of which nothing is cached would take, where it was
-        never given before, so that its memory may not be there yet."""
+        """The last slot of each kind that a prompt would take if nothing of it is cached, as far as
+        it was never given before: then its memory may not be there yet."""
         return self.allocator.pools.last_fresh(self._capacity.cold_demand(prompt_len))
 
     def submit(self, request: Request, goal: Goal, host: HostView = EMPTY_HOST) -> None:
@@ -199,14 +199,14 @@ class Scheduler:
         sequence, tree = self.sequences.running(request_id), self.allocator.tree
         if kind is Kind.RECURRENT:
             return [(first, sequence.working)] if sequence.working else []
-        own = sequence.own[kind]
+        leased, keys = sequence.own[kind], sequence.keys
         pages = range(first, end)
-        return [(page, own.get(page) or tree.slot(kind, sequence.keys[page])) for page in pages]
+        return [(page, leased.get(page) or tree.slot(kind, keys[page])) for page in pages]
 
     def detach(self, request_id: str, now: float) -> bool:
-        """Has a decoding request stand still between two steps, to be handed off: it draws nothing
-        more, and `SequenceDetached` follows once no step holds it. Its slots hold the state of all
-        its tokens but the last, until `cancel`.
+        """Pauses a decoding request between two steps, to be handed off: it draws nothing more, and
+        `SequenceDetached` follows once no step holds it. Its slots hold the state of all its tokens
+        but the last, until `cancel`.
 
         False for a request that cannot be stopped yet: it has drawn no token, waits for slots, or
         its first step has to copy state into them.
@@ -342,7 +342,7 @@ class Scheduler:
         return resume_units(self.manifest, self.allocator.tree, keys)
 
     def flush(self) -> int:
-        """Drops every cached unit that is not in use; returns how many slots that freed."""
+        """Drops every cached unit that is not in use; returns the number of slots that freed."""
         everything = {kind: pool.num_slots for kind, pool in self.allocator.pools.by_kind.items()}
         free = sum(pool.num_free for pool in self.allocator.pools.by_kind.values())
         self.allocator.prompt_ends.drop_all()

@@ -112,7 +112,7 @@ class SlotAllocator:
     ) -> RunningSequence | None:
         """Pins reused state, evicts and allocates; or changes nothing and returns None.
 
-        `headroom` full pages must stay free besides, so that requests already running can grow.
+        `headroom` further full pages must stay free, so that requests already running can grow.
         """
         if not self.rows.num_free:
             return None
@@ -143,7 +143,7 @@ class SlotAllocator:
 
     def _try_make_room(self, wanted: Demand) -> bool:
         """Evicts the shortage of all pools, or nothing: a demand that cannot be met costs no
-        cache. The ends of prompts go where the tree alone has too little."""
+        cache. The ends of prompts are dropped if the tree alone has too little."""
         lacks = self.pools.shortage(wanted)
         if not lacks or self._try_evict(lacks):
             return True
@@ -156,7 +156,7 @@ class SlotAllocator:
         return True
 
     def _try_evict(self, lacks: Demand) -> bool:
-        """Whether the tree could give up so many slots, at once; those of 0 or less count not."""
+        """Whether the tree could give up so many slots, at once; skips counts of 0 or less."""
         real = {kind: lack for kind, lack in lacks.items() if lack > 0}
         dropped = self.tree.try_evict(real, self._is_only_tree) if real else []
         if dropped is None:
@@ -174,8 +174,8 @@ class SlotAllocator:
         return self.tree.next_to_evict(kind, self._is_only_tree)
 
     def drop_chain(self, first: PageKey, with_slots: Iterable[RunningSequence]) -> None:
-        """Removes a first page, and all that stands on it, from the tree at once. It is matched no
-        more, and its slots become free when the last lease on them ends.
+        """Removes a first page, and all that stands on it, from the tree at once. It is no longer
+        matched, and its slots become free when the last lease on them ends.
 
         Requests that use it go on with leases of their own, and publish nothing.
         """
@@ -276,12 +276,12 @@ class SlotAllocator:
         taken: dict[Kind, tuple[SlotHandle, ...]],
         windows: Sequence[SlotHandle],
     ) -> dict[Kind, dict[int, SlotHandle]]:
-        own: dict[Kind, dict[int, SlotHandle]] = {}
+        pages: dict[Kind, dict[int, SlotHandle]] = {}
         if Kind.FULL in taken:
-            own[Kind.FULL] = dict(enumerate(taken[Kind.FULL], start=plan.anchor_pages))
+            pages[Kind.FULL] = dict(enumerate(taken[Kind.FULL], start=plan.anchor_pages))
         if Kind.WINDOW in taken:
-            own[Kind.WINDOW] = dict(zip(plan.window_pages, windows, strict=True))
-        return own
+            pages[Kind.WINDOW] = dict(zip(plan.window_pages, windows, strict=True))
+        return pages
 
     def _spread_windows(
         self, sequence: RunningSequence, plan: ResumePlan, fresh: Sequence[SlotHandle]
@@ -330,14 +330,15 @@ class SlotAllocator:
             self.retire(source, slot_op_holder(sequence.request_id))
 
     def reclaim(self, sequence: RunningSequence) -> None:
-        """As `leave`, for a request that failed half-way: gives back every lease in its name,
-        recorded in the request or not."""
+        """Gives back every lease in the name of a request that failed half-way, recorded in the
+        request or not."""
         anchor = sequence.anchor_pages
         held = (sequence.keys[anchor - 1],) if anchor else ()
         self.retire((), sequence.holder, held, (sequence.row,))
         for holder in _holders_of(sequence):
-            going = {slot for one in self._retired if one.holder == holder for slot in one.slots}
-            leased = (handle for handle, whose in self.pools.leases() if whose == holder)
+            retired = [entry for entry in self._retired if entry.holder == holder]
+            going = {slot for entry in retired for slot in entry.slots}
+            leased = (handle for handle, lessee in self.pools.leases() if lessee == holder)
             self.retire([handle for handle in leased if handle not in going], holder)
 
     def check_integrity(self, with_slots: Iterable[RunningSequence]) -> None:
@@ -349,9 +350,9 @@ class SlotAllocator:
         assert frozen == sorted(self.prompt_ends.handles()), "a frozen slot is lost"
         in_tree = {handle for handle, holder in leases if holder == TREE}
         assert in_tree == set(self.tree.handles()), "the tree's slots are not those leased to it"
-        known = {holder for sequence in sequences for holder in _holders_of(sequence)}
-        known |= {retired.holder for retired in self._retired}
-        strays = {h for _, h in leases if h.role in (Role.REQUEST, Role.SLOT_OP)} - known
+        expected = {holder for sequence in sequences for holder in _holders_of(sequence)}
+        expected |= {retired.holder for retired in self._retired}
+        strays = {h for _, h in leases if h.role in (Role.REQUEST, Role.SLOT_OP)} - expected
         assert not strays, f"slots are leased to requests that are not here: {sorted(strays)}"
         holds = Counter(key for retired in self._retired for key in retired.held_keys)
         holds.update(s.keys[s.anchor_pages - 1] for s in sequences if s.anchor_pages)

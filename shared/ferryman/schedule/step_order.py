@@ -1,6 +1,6 @@
 """The order of steps: which kind a schedule plans next while prompts wait and requests decode.
 
-A worker that only prefills, or only decodes, has one kind. Where both meet, the order decides what
+A worker that only prefills, or only decodes, has one kind. When both meet, the order decides what
 an arriving prompt costs the requests that decode:
 
     PREFILL_FIRST   prompts go first, chunk after chunk; running requests wait for all of them
@@ -19,11 +19,11 @@ class StepOrder(Protocol):
     """The choice between two kinds of step, each planned only if it has something to do."""
 
     def decodes_next(self, *, after_prefill: bool) -> bool:
-        """Whether a decode step is tried before a prefill step, which else is tried first."""
+        """Whether a decode step is tried first; otherwise a prefill step is tried first."""
         ...
 
     def prefill_tokens(self, chunk_tokens: int, num_decoding: int, grid: int) -> int:
-        """The most tokens of one prefill step beside so many requests that decode."""
+        """The most tokens of one prefill step while `num_decoding` requests decode."""
         ...
 
 

@@ -54,12 +54,12 @@ class DecodeSize:
     def padded(self, tokens: Ints, kept: Ints) -> Ints:
         """An array [tokens, …] with padding between; every table has the width of the size."""
         wide = (self.pages,) if tokens.ndim == 2 else ()
-        found = np.full((self.num_tokens, *wide), PADDING, np.int64)
+        padded = np.full((self.num_tokens, *wide), PADDING, np.int64)
         if tokens.ndim == 2:
-            found[kept, : tokens.shape[1]] = tokens
+            padded[kept, : tokens.shape[1]] = tokens
         else:
-            found[kept] = tokens
-        return found
+            padded[kept] = tokens
+        return padded
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,18 +92,18 @@ class StepSizes:
 
     def widths(self) -> tuple[int, ...]:
         """The widths of page tables, in pages."""
-        found = [max(ALIGNED_PAGES, LEAST_TOKENS // self.page_size)]
-        while found[-1] < self.max_pages:
-            found.append(2 * found[-1])
-        return tuple(found)
+        widths = [max(ALIGNED_PAGES, LEAST_TOKENS // self.page_size)]
+        while widths[-1] < self.max_pages:
+            widths.append(2 * widths[-1])
+        return tuple(widths)
 
     @property
     def max_tokens(self) -> int:
-        """Of the largest step, padding included."""
+        """The tokens of the largest step, padding included."""
         return max(self._requests(waves)[-1] * waves for waves in self.wave_counts())
 
     def _requests(self, waves: int) -> tuple[int, ...]:
-        """With several waves only even ones: a wave begins where two words are aligned."""
+        """Numbers of requests, only even ones for several waves: a wave begins at aligned words."""
         most = -(-self.max_requests // 2) * 2 if self.max_requests > 1 or waves > 1 else 1
         counts = [n for n in (*SMALL, *range(2 * STRIDE, most, STRIDE)) if n < most] + [most]
         return tuple(n for n in counts if waves == 1 or n % 2 == 0)

@@ -65,7 +65,7 @@ class TokenRules:
         return next((name for name in names if getattr(self, name)), "")
 
     def check_vocabulary(self, vocab: int) -> None:
-        """Raises InvalidRequest for token ids that a model with so many has not."""
+        """Raises InvalidRequest for token ids beyond the `vocab` that a model has."""
         for param, token_ids in (
             ("logit_bias", [token_id for token_id, _ in self.logit_bias]),
             ("allowed_token_ids", self.allowed_token_ids),

@@ -129,7 +129,7 @@ class TreePublisher:
         return {Kind.FULL: {page: handle for page, handle in pages if page < num_pages}}
 
     def _publish(self, sequence: RunningSequence, num_pages: int, units: Units, now: float) -> None:
-        """Ownership changes by changing leases; nothing is copied. Where the tree has a page
+        """Ownership changes by changing leases; nothing is copied. If the tree has a page
         already, the request uses the tree's slot and gives its own back."""
         keys = sequence.keys[:num_pages]
         if not keys or not any(units.values()):
@@ -146,16 +146,16 @@ class TreePublisher:
     def _swap_duplicates(
         self, sequence: RunningSequence, duplicates: Sequence[tuple[int, SlotHandle, SlotHandle]]
     ) -> None:
-        """The page table points at the tree's slot first; only then is the own slot given back."""
-        for page, own, canonical in duplicates:
-            if own.kind is Kind.FULL:
+        """Points the page table at the tree's slot before it gives the request's slot back."""
+        for page, handle, canonical in duplicates:
+            if handle.kind is Kind.FULL:
                 sequence.reuses = True
                 self._allocator.rows.set_page(Kind.FULL, sequence.row, page, canonical.slot)
-        if slots := [own for _, own, _ in duplicates if own.kind is not Kind.WINDOW]:
+        if slots := [handle for _, handle, _ in duplicates if handle.kind is not Kind.WINDOW]:
             self._allocator.retire(slots, sequence.holder)
 
     def _move_anchor(self, sequence: RunningSequence, num_pages: int, now: float) -> None:
-        """From now on the pages up to `num_pages` are the tree's, protected by one hold."""
+        """Gives the pages up to `num_pages` to the tree, protected by one hold."""
         for pages in (sequence.own[k] for k in sequence.own if k is Kind.FULL):
             for page in [page for page in pages if page < num_pages]:
                 del pages[page]

@@ -67,9 +67,9 @@ class Verification:
         for position in range((start // page_size + 1) * page_size, end, page_size):
             slot = self._take_track_slot(sequence)
             if slot is not None:
-                behind = position - start - 1
-                sequence.tracks.append(TrackSlot(states[behind], position))
-                states[behind] = slot
+                depth = position - start - 1
+                sequence.tracks.append(TrackSlot(states[depth], position))
+                states[depth] = slot
 
     def saves(self, sequence: RunningSequence) -> tuple[SlotSnapshot, ...]:
         """If a run ended on a page's end, the next step freezes that state before it continues."""
