@@ -10,7 +10,7 @@ from ferryman.handoff.values import Reservation
 
 @dataclass(frozen=True, slots=True)
 class WriterId:
-    """One life of a process that may write."""
+    """A process that may write, from one start to its end."""
 
     worker_id: str
     epoch: int
@@ -48,7 +48,7 @@ class FreeSlots:
 
 @dataclass(frozen=True, slots=True)
 class StopWriter:
-    """Tell the writer to stop and to report `writer_stopped` when it has; until then,
+    """Ask the writer to stop and to report `writer_stopped` when it has; until then,
     quarantine."""
 
     request_id: str
@@ -70,7 +70,7 @@ class CommitAnswer:
 
 @dataclass(frozen=True, slots=True)
 class AbortAnswer:
-    """`may_still_write` says whether slots went into quarantine."""
+    """The answer to an abort. `may_still_write`: slots went into quarantine."""
 
     may_still_write: bool
     effects: tuple[Effect, ...]

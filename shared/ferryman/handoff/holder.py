@@ -41,7 +41,7 @@ class SendEnded:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """Decode told the end of the reservation: committed, failed or given up."""
+    """Decode reported the end of the reservation: committed, failed or given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ TRANSITIONS: Mapping[HoldState, Mapping[type, HoldState]] = {
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Slots of one attempt that are kept for one reservation of the decode life `decode_epoch`."""
+    """Slots of one attempt that are kept for one reservation of decode process `decode_epoch`."""
 
     request_id: str
     attempt: int
@@ -147,7 +147,7 @@ class HoldTable:
             entry.lease_end = now + entry.hold.lease_seconds
 
     def answered(self, reservation_id: str, decode_epoch: int) -> tuple[HoldEffect, ...]:
-        """Decode's answer. It counts only from the life that made the reservation."""
+        """Decode's answer. It counts only from the process that made the reservation."""
         entry = self._entries.get(reservation_id)
         if entry is None or entry.hold.decode_epoch != decode_epoch:
             return ()
@@ -156,8 +156,8 @@ class HoldTable:
     def cancel(self, request_id: str, attempt: int) -> tuple[HoldEffect, ...]:
         """Ends every hold of one attempt."""
         name = request_id, attempt
-        found = [e for e in self._entries.values() if (e.hold.request_id, e.hold.attempt) == name]
-        return tuple(effect for entry in found for effect in self._apply(entry, HoldCancelled()))
+        holds = [e for e in self._entries.values() if (e.hold.request_id, e.hold.attempt) == name]
+        return tuple(effect for entry in holds for effect in self._apply(entry, HoldCancelled()))
 
     def expire(self, now: float) -> tuple[HoldEffect, ...]:
         over = [entry for entry in self._entries.values() if now >= entry.lease_end]

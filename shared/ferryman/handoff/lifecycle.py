@@ -141,74 +141,76 @@ def check(events: Iterable[LifecycleEntry]) -> list[Violation]:
     by_request: dict[str, list[LifecycleEntry]] = {}
     for event in events:
         by_request.setdefault(event.request_id, []).append(event)
-    return [found for log in by_request.values() for found in _check_request(log)]
+    return [violation for log in by_request.values() for violation in _check_request(log)]
 
 
 def is_over(events: Iterable[LifecycleEntry]) -> bool:
-    """Whether the router that has the one request of these events has ended it. The end of one from
-    which it was taken over is not the request's."""
-    known = [event for event in events if _is_known(event) and event.role == ROUTER]
-    taken = [event for event in known if event.name == "taken_over"]
+    """Whether the router that has the one request of these events has ended it. An end reported by
+    a router that lost the request to another does not count."""
+    by_router = [event for event in events if _is_known(event) and event.role == ROUTER]
+    taken = [event for event in by_router if event.name == "taken_over"]
     has_it = max(taken, key=lambda event: event.attempt).publisher if taken else None
-    return any(not _row(event) for event in known if has_it in (None, event.publisher))
+    return any(not _row(event) for event in by_router if has_it in (None, event.publisher))
 
 
 def _check_request(log: list[LifecycleEntry]) -> list[Violation]:
     by_publisher: dict[tuple[str, str, int], list[LifecycleEntry]] = {}
     for event in log:
         by_publisher.setdefault(event.publisher, []).append(event)
-    found = [_violation(event, "unknown_event", "") for event in log if not _is_known(event)]
-    for said in by_publisher.values():
-        ordered = sorted(filter(_is_known, said), key=lambda event: event.seq)
-        found += _check_sequence(ordered)
-        found += _check_order(ordered)
-    return found + _check_needs(log) + _check_one_decode(log) + _check_whole(log)
+    violations = [_violation(event, "unknown_event", "") for event in log if not _is_known(event)]
+    for published in by_publisher.values():
+        ordered = sorted(filter(_is_known, published), key=lambda event: event.seq)
+        violations += _check_sequence(ordered)
+        violations += _check_order(ordered)
+    return violations + _check_needs(log) + _check_one_decode(log) + _check_whole(log)
 
 
 def _check_sequence(ordered: list[LifecycleEntry]) -> list[Violation]:
     """Numbers run from 1 without repetition, and a gap event covers each that is missing."""
-    found, last = [], 0
+    violations, last = [], 0
     for event in ordered:
         first = event.seq
         if event.name == GAP:
             first, end = event.lost
             if end != event.seq - 1:
-                found.append(_violation(event, "bad_gap", f"{first} to {end} at {event.seq}"))
+                violations.append(_violation(event, "bad_gap", f"{first} to {end} at {event.seq}"))
         if event.seq == last:
-            found.append(_violation(event, "repeated_seq", f"{event.seq} twice"))
+            violations.append(_violation(event, "repeated_seq", f"{event.seq} twice"))
         elif first > last + 1:
-            found.append(_violation(event, "missing_seq", f"{last + 1} to {first - 1} are absent"))
+            violations.append(
+                _violation(event, "missing_seq", f"{last + 1} to {first - 1} are absent")
+            )
         last = event.seq
-    return found
+    return violations
 
 
 def _check_order(ordered: list[LifecycleEntry]) -> list[Violation]:
     gaps = [event.seq for event in ordered if event.name == GAP]
-    said = [event for event in ordered if event.name != GAP]
-    if said and said[0].role == ROUTER:
-        attempts = pairwise(said)
-        found = [
+    published = [event for event in ordered if event.name != GAP]
+    if published and published[0].role == ROUTER:
+        attempts = pairwise(published)
+        violations = [
             _violation(after, "attempt_went_back", f"after {before.attempt}")
             for before, after in attempts
             if after.attempt < before.attempt
         ]
-        return found + _check_line(said, gaps)
+        return violations + _check_line(published, gaps)
     lines: dict[int, list[LifecycleEntry]] = {}
-    for event in said:
+    for event in published:
         lines.setdefault(event.attempt, []).append(event)
-    return [found for line in lines.values() for found in _check_line(line, gaps)]
+    return [violation for line in lines.values() for violation in _check_line(line, gaps)]
 
 
 def _check_line(line: list[LifecycleEntry], gaps: list[int]) -> list[Violation]:
     """Follows the table along the events of one publisher."""
-    found, name, seq = [], START, 0
+    violations, name, seq = [], START, 0
     for event in line:
         allowed = FOLLOWS[event.role][name]
         lost_some = any(seq < gap < event.seq for gap in gaps)
         if event.name not in allowed and (not allowed or not lost_some):
-            found.append(_violation(event, "illegal_order", f"after {name or 'nothing'}"))
+            violations.append(_violation(event, "illegal_order", f"after {name or 'nothing'}"))
         name, seq = event.name, event.seq
-    return found
+    return violations
 
 
 def _check_needs(log: list[LifecycleEntry]) -> list[Violation]:
@@ -223,26 +225,26 @@ def _check_needs(log: list[LifecycleEntry]) -> list[Violation]:
     silent = {event.role for event in log if event.name == GAP}
     if not is_over(log):
         silent.add(ROUTER)
-    found = []
+    violations = []
     for event in last:
         needs = NEEDS.get((event.role, event.name), ())
         lacks = needs and existing.isdisjoint(needs)
         if lacks and silent.isdisjoint(role for role, _ in needs):
             words = " or ".join(f"{role}.{name}" for role, name in needs)
-            found.append(_violation(event, "missing_cause", f"without {words}"))
-    return found
+            violations.append(_violation(event, "missing_cause", f"without {words}"))
+    return violations
 
 
 def _check_one_decode(log: list[LifecycleEntry]) -> list[Violation]:
     """Only one process may take over an attempt."""
     owners: dict[int, tuple[str, str, int]] = {}
-    found = []
+    violations = []
     for event in log:
         if (event.role, event.name) == (DECODE, "verified"):
             owner = owners.setdefault(event.attempt, event.publisher)
             if owner != event.publisher:
-                found.append(_violation(event, "two_decoders", f"{owner[1]} has it"))
-    return found
+                violations.append(_violation(event, "two_decoders", f"{owner[1]} has it"))
+    return violations
 
 
 def _check_whole(log: list[LifecycleEntry]) -> list[Violation]:
@@ -255,7 +257,7 @@ def _check_whole(log: list[LifecycleEntry]) -> list[Violation]:
         if (event.role, event.name) == (DECODE, "aborted")
         and (*event.publisher, event.attempt) in taken
     ]
-    found = [
+    violations = [
         _violation(event, "ended_by_prefill", f"after verified: {event.facts['reason']}")
         for event in aborted
         if event.facts.get("reason") in ENDS_RESERVATIONS
@@ -266,10 +268,10 @@ def _check_whole(log: list[LifecycleEntry]) -> list[Violation]:
             continue
         reason = event.facts.get("reason")
         if reason == "cancelled":
-            found.append(_violation(event, "cut_answer", "is no end of an answer"))
+            violations.append(_violation(event, "cut_answer", "is no end of an answer"))
         elif reason == "length" and event.attempt in lost:
-            found.append(_violation(event, "cut_answer", "though decode had aborted it"))
-    return found
+            violations.append(_violation(event, "cut_answer", "though decode had aborted it"))
+    return violations
 
 
 def _is_known(event: LifecycleEntry) -> bool:
@@ -282,5 +284,5 @@ def _row(event: LifecycleEntry) -> tuple[str, ...]:
 
 
 def _violation(event: LifecycleEntry, rule: str, detail: str) -> Violation:
-    said = f"{event.role}.{event.name} of {event.worker_id} {detail}".rstrip()
-    return Violation(event.request_id, event.attempt, rule, said)
+    text = f"{event.role}.{event.name} of {event.worker_id} {detail}".rstrip()
+    return Violation(event.request_id, event.attempt, rule, text)

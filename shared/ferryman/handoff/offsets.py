@@ -114,7 +114,7 @@ class TokenLedger:
         return self._hashes[-1]
 
     def begin_attempt(self, attempt: int) -> None:
-        """From now on only this attempt's frames count. Attempt numbers only grow."""
+        """Accepts only this attempt's frames from now on. Attempt numbers only grow."""
         assert attempt > self.attempt, f"attempt {attempt} does not follow {self.attempt}"
         self.attempt = attempt
 
@@ -128,7 +128,7 @@ class TokenLedger:
             return Lacking(self.next_offset, frame.offset)
         num_known = min(self.next_offset - frame.offset, len(frame.token_ids))
         fresh = frame.token_ids[num_known:]
-        hashes = self._hashes_behind(frame.offset + num_known, fresh)
+        hashes = self._hashes_after(frame.offset + num_known, fresh)
         if hashes[-1] != frame.running_hash or not self._knows(frame, num_known):
             self._num_diverged += 1
             return Diverged(frame.offset)
@@ -149,10 +149,10 @@ class TokenLedger:
         )
 
     def _knows(self, frame: TokenFrame, num_known: int) -> bool:
-        known = self._token_ids[frame.offset : frame.offset + num_known]
-        return known == list(frame.token_ids[:num_known])
+        accepted = self._token_ids[frame.offset : frame.offset + num_known]
+        return accepted == list(frame.token_ids[:num_known])
 
-    def _hashes_behind(self, offset: int, token_ids: tuple[int, ...]) -> list[int]:
+    def _hashes_after(self, offset: int, token_ids: tuple[int, ...]) -> list[int]:
         hashes = [self._hashes[offset]]
         for token_id in token_ids:
             hashes.append(extend_hash(hashes[-1], (token_id,)))

@@ -2,7 +2,7 @@
 
 The table decides; the decode server carries out the effects it returns. Every write is checked in
 the same tick as its copy against (epoch, reservation, attempt, slot generation), so a writer of an
-earlier life, attempt or owner of a slot is refused at once.
+earlier process, attempt or owner of a slot is refused at once.
 
 The data plane decides which process writes. With one-sided writes it is the prefill process; with
 frames over gRPC only decode's own servicer copies, and it stops as soon as its last copy has
@@ -91,7 +91,7 @@ class _OpenReservation:
 
 
 class ReservationTable:
-    """The reservations of the process whose epoch is `epoch`."""
+    """The reservations of one decode process, with that `epoch`."""
 
     def __init__(self, epoch: int, limits: ReceiverLimits) -> None:
         self.epoch = epoch
@@ -107,9 +107,9 @@ class ReservationTable:
         """Raises unless this attempt may reserve; call it before slots are allocated."""
         if self._tombstones.holds(request_id, attempt, now):
             raise self._refusal(Stale(f"attempt {attempt} of {request_id} was cancelled"))
-        known = [e.reservation.attempt for e in self._of_request.get(request_id, ())]
-        if known and attempt <= max(known):
-            raise self._refusal(Stale(f"{request_id} has reserved for attempt {max(known)}"))
+        earlier = [e.reservation.attempt for e in self._of_request.get(request_id, ())]
+        if earlier and attempt <= max(earlier):
+            raise self._refusal(Stale(f"{request_id} has reserved for attempt {max(earlier)}"))
         if len(self._live) >= self._limits.max_open:
             raise QueueFull(f"{len(self._live)} reservations are open")
 
@@ -189,12 +189,12 @@ class ReservationTable:
         """Gives up an attempt and all before it, known or not, and refuses their later messages."""
         self._tombstones.add(request_id, attempt, now)
         mine = self._of_request.get(request_id, ())
-        found = [e for e in mine if e.reservation.attempt <= attempt]
-        effects = [effect for entry in found for effect in self._apply(entry, Aborted())]
-        return AbortAnswer(any(e.state not in TERMINAL for e in found), tuple(effects))
+        aborted = [e for e in mine if e.reservation.attempt <= attempt]
+        effects = [effect for entry in aborted for effect in self._apply(entry, Aborted())]
+        return AbortAnswer(any(e.state not in TERMINAL for e in aborted), tuple(effects))
 
     def give_up(self, fence: WriteFence) -> tuple[Effect, ...]:
-        """Gives up one reservation: its writer wants to, or decode cannot load its part of it. A
+        """Gives up one reservation: its writer asks for it, or decode cannot load its part of it. A
         committed one stays.
 
         Raises WrongEpoch or LeaseLost for a reservation that is not known here.
@@ -213,11 +213,11 @@ class ReservationTable:
         )
 
     def writer_died(self, writer: WriterId) -> tuple[Effect, ...]:
-        """This life of the writer is over."""
+        """The writer's process of this epoch has ended."""
         return self._apply_to_all([e for e in self._live.values() if e.writer == writer])
 
     def writer_seen(self, writer: WriterId) -> tuple[Effect, ...]:
-        """The writer lives in this epoch, so its other lives have ended."""
+        """The writer runs in this epoch, so its processes of other epochs have ended."""
         mine = [e for e in self._live.values() if e.writer.worker_id == writer.worker_id]
         return self._apply_to_all([e for e in mine if e.writer.epoch != writer.epoch])
 

@@ -18,7 +18,7 @@ from ferryman.handoff.transitions import follow
 
 
 class RequestState(StrEnum):
-    """How far a request has come."""
+    """The progress of a request."""
 
     RECEIVED = "received"
     QUEUED = "queued"

@@ -25,7 +25,7 @@ from ferryman.handoff.transitions import follow, terminal_states
 
 
 class ReservationState(StrEnum):
-    """How far a reservation has come."""
+    """The progress of a reservation."""
 
     OFFERED = "offered"
     RECEIVING = "receiving"
@@ -87,16 +87,16 @@ ReservationEvent = (
 )
 
 S = ReservationState
-_NOBODY_WRITES: dict[type, ReservationState] = {WriterStopped: S.FREED, WriterDied: S.FREED}
+_WRITER_GONE: dict[type, ReservationState] = {WriterStopped: S.FREED, WriterDied: S.FREED}
 _GIVEN_UP: dict[type, ReservationState] = {ReservationLeaseEnded: S.EXPIRING, Aborted: S.EXPIRING}
 _COMMIT: dict[type, ReservationState] = {CommitVerified: S.COMMITTED, CommitRefused: S.FAILED}
 _WRITE: dict[type, ReservationState] = {Written: S.RECEIVING, Renewed: S.RECEIVING}
 
 # fmt: off
 TRANSITIONS: Mapping[ReservationState, Mapping[type, ReservationState]] = {
-    S.OFFERED:   {**_WRITE, **_COMMIT, **_GIVEN_UP, **_NOBODY_WRITES},
-    S.RECEIVING: {**_WRITE, **_COMMIT, **_GIVEN_UP, **_NOBODY_WRITES},
-    S.EXPIRING:  {ReservationLeaseEnded: S.EXPIRING, Aborted: S.EXPIRING, **_NOBODY_WRITES},
+    S.OFFERED:   {**_WRITE, **_COMMIT, **_GIVEN_UP, **_WRITER_GONE},
+    S.RECEIVING: {**_WRITE, **_COMMIT, **_GIVEN_UP, **_WRITER_GONE},
+    S.EXPIRING:  {ReservationLeaseEnded: S.EXPIRING, Aborted: S.EXPIRING, **_WRITER_GONE},
     S.COMMITTED: {},
     S.FAILED:    {},
     S.FREED:     {},

@@ -1,4 +1,4 @@
-"""How many tokens of a prompt were not computed, by the tier their state came from.
+"""The tokens of a prompt that were not computed, by the tier their state came from.
 
 Only prefill counts: state that decode held already was not sent, but prefill computed it all the
 same unless it held it too. So a prefix that both workers hold counts once, and the count never

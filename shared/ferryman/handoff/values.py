@@ -64,7 +64,7 @@ class UnitDigest:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Decode's promise of slots for one attempt of one request. `epoch` is decode's own."""
+    """Decode's promise of slots for one attempt of one request. `epoch` is decode's epoch."""
 
     reservation_id: str
     epoch: int
@@ -113,17 +113,17 @@ def num_units(ranges: Iterable[PageRange]) -> int:
 
 def merged(ranges: Iterable[PageRange]) -> tuple[PageRange, ...]:
     """The same units as sorted, disjoint ranges that do not touch: equal sets are equal values."""
-    found: list[PageRange] = []
+    disjoint: list[PageRange] = []
     for _, same_kind in groupby(sorted(ranges), key=lambda span: span.kind):
         first, end = -1, -1
         for span in same_kind:
             if span.first <= end:
                 end = max(end, span.end)
-                found[-1] = PageRange(span.kind, first, end)
+                disjoint[-1] = PageRange(span.kind, first, end)
             else:
                 first, end = span.first, span.end
-                found.append(span)
-    return tuple(found)
+                disjoint.append(span)
+    return tuple(disjoint)
 
 
 def intersection(left: Iterable[PageRange], right: Iterable[PageRange]) -> tuple[PageRange, ...]:
