@@ -36,7 +36,7 @@ class ArenaSlots:
     def give_back(self, units: Iterable[SlotHandle]) -> None:
         self.pools.release(units, TREE)
 
-    # Where units lie.
+    # Places of units.
 
     def unit(self, name: UnitName, key: PageKey, slot: SlotHandle, digest: bytes) -> StoredUnit:
         """A unit whose bytes have been written to a slot."""

@@ -14,7 +14,7 @@ from ferryman.tiers.values import StoredUnit, UnitName
 
 
 def num_pages(group: Iterable[UnitName]) -> int:
-    """How many pages of the chain a group covers, from page 0."""
+    """The number of pages of the chain that a group covers, from page 0."""
     return 1 + max(page for _, page in group)
 
 
@@ -38,7 +38,7 @@ def largest_group(
     points = list(offer.points())
     # Points are descending; a group that fits at one point also fits at every shallower one.
     best = bisect_left(points, True, key=lambda depth: fits(offer.minimal(depth)))
-    groups = (each(depth) for depth in points[best:][:1] for each in (offer.prefix, offer.minimal))
+    groups = (cut(depth) for depth in points[best:][:1] for cut in (offer.prefix, offer.minimal))
     return next((group for group in groups if fits(group)), ())
 
 

@@ -3,7 +3,7 @@
 | head | entry a unit ... | page keys ... | to 4096 | unit | to 4096 | unit | to 4096 ...
 
 Dropping a unit clears its flag and punches a hole for its bytes; the blob is removed with its last
-unit. So an extent is charged with its header and the units alive, or whole where blobs have no
+unit. So an extent is charged with its header and the units alive, or whole if blobs have no
 holes.
 """
 
@@ -33,7 +33,7 @@ def header_bytes(num_units: int, num_keys: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ExtentLayout:
-    """Where the units of one extent lie."""
+    """The places of the units of one extent."""
 
     header_bytes: int
     offsets: tuple[int, ...]
@@ -41,7 +41,7 @@ class ExtentLayout:
 
 
 def lay_out_extent(num_keys: int, unit_bytes: Sequence[int]) -> ExtentLayout:
-    """Units one behind the other, each at a multiple of 4096."""
+    """Units one after the other, each at a multiple of 4096."""
     offset = header = header_bytes(len(unit_bytes), num_keys)
     offsets = []
     for num_bytes in unit_bytes:
@@ -99,7 +99,7 @@ class ExtentTable:
 
     def units(self) -> Iterable[tuple[int, int]]:
         """(generation, index) of everything alive."""
-        return [(name, index) for name, each in self._extents.items() for index in each.alive]
+        return [(name, index) for name, extent in self._extents.items() for index in extent.alive]
 
     def reserve(self, file_bytes: int) -> int:
         """Charges the bytes of an extent to be written and returns its generation."""
@@ -190,9 +190,9 @@ class ExtentTable:
     def drain_work(self) -> tuple[BlobWork, ...]:
         """The disk work since the last call, without drops inside a blob that is removed."""
         work, self._work = self._work, []
-        gone = {each.generation for each in work if isinstance(each, RemoveExtent)}
+        gone = {job.generation for job in work if isinstance(job, RemoveExtent)}
         return tuple(
-            each for each in work if isinstance(each, RemoveExtent) or each.generation not in gone
+            job for job in work if isinstance(job, RemoveExtent) or job.generation not in gone
         )
 
 

@@ -2,7 +2,7 @@
 
 The table owns nothing and leases nothing: an owner drops units and removes extents at any moment.
 So an entry is a place to try, and a reader that does not find the unit there drops the entry. Only
-living units are remembered; all else is looked at anew.
+living units are remembered; all others are looked up again.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ UnitPlace = tuple[ExtentName, Kind, PageKey]
 
 
 class FolderTable:
-    """The extents of one model that were looked at last: `max_entries` at most, where an extent
-    and each of its units is an entry."""
+    """The extents of one model that were looked at last: `max_entries` at most; an extent is an
+    entry, and so is each of its units."""
 
     def __init__(self, manifest_digest: str, max_entries: int) -> None:
         self.max_entries = max_entries
@@ -39,16 +39,15 @@ class FolderTable:
         self.num_entries = 0
 
     def lacking(self, places: Iterable[UnitPlace], most: int) -> tuple[ExtentName, ...]:
-        """The extents in which one of these units is not known to be; the first `most`, each
-        once."""
+        """The extents for which the table lacks one of these units; the first `most`, each once."""
         unknown = (name for name, kind, key in places if self.unit(name, kind, key) is None)
         return tuple(dict.fromkeys(unknown))[:most]
 
-    def add(self, name: ExtentName, found: FoundExtent) -> None:
+    def add(self, name: ExtentName, extent: FoundExtent) -> None:
         """Replaces an extent by its living units: none if it is another model's, or if they are
         more than the whole table may hold."""
-        is_ours = found.manifest_digest == self._digest and found.generation == name.generation
-        units = {(unit.kind, unit.key): unit for unit in found.units if is_ours}
+        is_ours = extent.manifest_digest == self._digest and extent.generation == name.generation
+        units = {(unit.kind, unit.key): unit for unit in extent.units if is_ours}
         self._put(name, units if len(units) < self.max_entries else {})
 
     def _put(self, name: ExtentName, units: dict[tuple[Kind, PageKey], StoredUnit]) -> None:
@@ -72,7 +71,7 @@ class FolderTable:
         return self._extents[name].get((kind, key))
 
     def drop(self, name: ExtentName, unit: StoredUnit) -> None:
-        """Forgets a unit that was not where its header said."""
+        """Forgets a unit that was not at the place in its header."""
         if self._extents.get(name, {}).pop((unit.kind, unit.key), None):
             self.num_entries -= 1
 

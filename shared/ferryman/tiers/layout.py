@@ -1,4 +1,4 @@
-"""How an arena of a given size is split over the kinds of one model's state.
+"""The split of an arena of a given size over the kinds of one model's state.
 
 | full slots ............ | window slots .. | recurrent slots .... |      each part page-aligned
 """
@@ -28,7 +28,7 @@ class PoolRegion:
 
 @dataclass(frozen=True, slots=True)
 class ArenaLayout:
-    """Where the slots of every kind lie."""
+    """The places of the slots of every kind."""
 
     regions: Mapping[Kind, PoolRegion]
 
@@ -54,7 +54,7 @@ class PoolBudget:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How one total is split, and its capacity in tokens (full pages) and in snapshots."""
+    """The split of one total, and its capacity in tokens (full pages) and in snapshots."""
 
     pools: tuple[PoolBudget, ...]
     num_tokens: int

@@ -1,8 +1,8 @@
 """Leases of readers and reservations of writers, each under a name that its owner chose.
 
 A reservation:  writing ── commit ──> visible
-                   ├─ release (the writer's word), or the writer is gone ──> freed
-                   └─ time is over ──> quarantined ─┬─ commit: too late, but the writer's word
+                   ├─ release (the writer has stopped), or it is gone ──> freed
+                   └─ time is over ──> quarantined ─┬─ commit: too late, but the writer has stopped
                                                     └─ release, or the writer is gone ──> freed
 
 A writer maps the arena and cannot be recalled, so a timeout alone never frees its slots.
@@ -92,7 +92,7 @@ class LeaseTable(Generic[L]):
         return self._by_name.pop(name, None)
 
     def renew(self, name: str, now: float, end: float) -> bool:
-        """Prolongs a lease; False where there is none, or where its time is over."""
+        """Prolongs a lease; False if there is none, or if its time is over."""
         lease = self._by_name.get(name)
         if lease is None or now >= lease.end:
             return False

@@ -5,7 +5,7 @@ host        ####### s                       before = 3: a resume set is there
 storage             ######### s     s       asked = 8: with it, one would be there
 room for 3 pages    ######### s             granted = 6: the deepest resume point that fits
 
-Room is reserved once the units of the slower tiers are known. Where eviction cannot free enough,
+Room is reserved once the units of the slower tiers are known. If eviction cannot free enough,
 the prefetch shrinks to a shallower resume point, as long as it gains `threshold_tokens`.
 """
 
@@ -144,7 +144,7 @@ class PrefetchPlanner:
     share: float
 
     def _options(self, store: HostStore, ask: PrefetchRequest, offer: WriteOffer) -> PrefetchGrant:
-        """How far the offered units would reach. Changes nothing."""
+        """The grant if the offered units had room. Changes nothing."""
         keys = ask.keys[: ask.max_pages]
         before = store.usable_pages(keys)
         asked = max(before, next(offer.points(), 0))
@@ -199,7 +199,7 @@ class PrefetchPlanner:
 
 def offered(sources: Sequence[PrefetchSource]) -> dict[Kind, tuple[int, ...]]:
     """The units that at least one source holds."""
-    return by_kind(name for each in sources for name in each.names())
+    return by_kind(name for source in sources for name in source.names())
 
 
 def arena_bytes(layout: ArenaLayout) -> int:

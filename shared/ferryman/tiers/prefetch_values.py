@@ -14,7 +14,7 @@ TIMEOUT_SECONDS_PER_TOKEN = 0.25 / 1024
 
 
 class PrefetchPolicy(StrEnum):
-    """How long the caller waits for the units that got room.
+    """The time that the caller waits for the units that got room.
 
     best_effort: no wait; units that have arrived up to a resume point count, and a prefetch that
     starts now goes on for later requests. wait_complete: until all units are there. timeout: at
@@ -38,7 +38,7 @@ class PrefetchPolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PrefetchOptions:
-    """When a caller's prefetch ends, and the least gain in tokens for which it wants one."""
+    """The end of a caller's prefetch, and the least gain in tokens for which it wants one."""
 
     policy: PrefetchPolicy = PrefetchPolicy.TIMEOUT
     threshold_tokens: int = 256
@@ -48,7 +48,7 @@ DEFAULT_WISH = PrefetchOptions()
 
 
 class PrefetchShortfall(StrEnum):
-    """Why pages of a slower tier were not brought. A plan's reasons use the same words."""
+    """The reason why pages of a slower tier were not brought; plans use the same words."""
 
     HOST_FULL = "host_full"
     STORAGE_TIMEOUT = "storage_timeout"
@@ -71,7 +71,7 @@ class PrefetchRequest:
 @dataclass(frozen=True, slots=True, order=True)
 class UnitOrigin:
     """The tier that a unit was brought from. `folder` names the node whose folder of the bucket it
-    lay in, where that is another node's."""
+    was in, if that is another node."""
 
     tier: Tier
     folder: str = ""
@@ -98,7 +98,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Prefetched:
-    """How far the host tier reaches, in pages from page 0, each the end of a resume set.
+    """The reach of the host tier, in pages from page 0, each the end of a resume set.
 
     `before_pages` at the start; `asked_pages` with every unit of the slower tiers; `granted_pages`
     with the units that got room; `brought_pages` now. `reason` is a `PrefetchShortfall`, or empty
@@ -115,7 +115,7 @@ class Prefetched:
 
     @property
     def num_bytes(self) -> dict[Tier, int]:
-        return {tier: each.num_bytes for tier, each in self.traffic.items()}
+        return {tier: traffic.num_bytes for tier, traffic in self.traffic.items()}
 
 
 NOTHING_BROUGHT = Prefetched()

@@ -11,7 +11,7 @@ from ferryman.cache.resume import resume_set
 from ferryman.cache.tree import PrefixTree
 from ferryman.tiers.values import AcquireRequest, Residency, UnitName
 
-# The deepest resume point, and a second one as a fallback where loading the first costs more than
+# The deepest resume point, and a second one as a fallback if loading the first costs more than
 # computing.
 MAX_SNAPSHOTS_GRANTED = 2
 

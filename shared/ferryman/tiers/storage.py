@@ -58,9 +58,9 @@ class StorageStore(UnitStore):
         self._writing: dict[int, _Writing] = {}
         self._truncated = 0
 
-    def restore(self, found: Iterable[FoundExtent], now: float) -> None:
+    def restore(self, extents: Iterable[FoundExtent], now: float) -> None:
         """Adopts the extents of an earlier process; drops units without a place on a chain."""
-        for extent in sorted(found, key=_depth):
+        for extent in sorted(extents, key=_depth):
             if extent.manifest_digest == self.manifest.digest:
                 self._restore(extent, now)
             else:
@@ -103,11 +103,11 @@ class StorageStore(UnitStore):
         self._readers.check_new(lease_id)
         units = []
         for kind, page in dict.fromkeys(names):
-            found = self.unit(kind, keys[page]) if page < len(keys) else None
-            if found and found.page_index != page:
-                found = None  # the keys are not one chain
-            self._count(kind, num_hits=found is not None, num_misses=found is None)
-            units += [found] if found else []
+            unit = self.unit(kind, keys[page]) if page < len(keys) else None
+            if unit and unit.page_index != page:
+                unit = None  # the keys are not one chain
+            self._count(kind, num_hits=unit is not None, num_misses=unit is None)
+            units += [unit] if unit else []
         if units:
             pages = sorted({unit.page_index for unit in units})
             for page in pages:
@@ -187,10 +187,10 @@ class StorageStore(UnitStore):
         return sorted(taken, key=lambda kind: -taken[kind])
 
     def _some_of(self, kind: Kind, short: int) -> int:
-        """How many units of a kind to evict at once: a part of the shortage, so that the kind that
-        takes most is determined again before the rest."""
-        each = aligned(self.manifest.layout(kind).slot_bytes)
-        return max(1, short // (each * len(self.manifest.kinds)))
+        """The number of units of a kind to evict at once: a part of the shortage, so that the kind
+        that takes most is determined again before the rest."""
+        unit_bytes = aligned(self.manifest.layout(kind).slot_bytes)
+        return max(1, short // (unit_bytes * len(self.manifest.kinds)))
 
     def _note_truncation(self, whole: Group, stored: Group) -> None:
         if len(stored) < len(whole):
@@ -201,7 +201,7 @@ class StorageStore(UnitStore):
 
     def commit(self, generation: int, now: float) -> int:
         """Makes the units of a written extent visible and returns how many are new. It returns 0
-        where the pages below are gone; the caller then removes the file."""
+        if the pages below are gone; the caller then removes the file."""
         writing = self._end_writing(generation)
         plan = writing.plan
         header_bytes = plan.file_bytes - sum(aligned(unit.num_bytes) for unit in plan.units)
@@ -236,7 +236,7 @@ class StorageStore(UnitStore):
         return super().drop_chain(first)
 
     def drop_corrupt(self, unit: StoredUnit, flaw: Flaw) -> int:
-        """As `drop`, with a count and an effect; 0 when this unit has been dropped or replaced
+        """Drops a unit, with a count and an effect; 0 when this unit has been dropped or replaced
         already."""
         if not self.stands(unit):
             return 0

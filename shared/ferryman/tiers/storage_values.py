@@ -73,8 +73,8 @@ class StoredGroup:
     """The result of an offer: `num_asked` of its units were not stored before, `num_stored` are
     now.
 
-    Fewer are stored where only a smaller resume point found room, and none where the folder failed
-    or is suspended.
+    Fewer are stored if only a smaller resume point got room, and none if the folder failed or is
+    suspended.
     """
 
     num_asked: int

@@ -74,8 +74,7 @@ class HostStore(UnitStore):
         return AcquireGrant(max(points, default=0), self._host_units(ask.keys, names))
 
     def lease(self, ask: LeaseRequest, now: float) -> tuple[HostUnit, ...]:
-        """Leases those of the named units that are here, for a copy; counts neither a hit nor a
-        use.
+        """Leases the named units that are here, for a copy; counts neither a hit nor a use.
 
         The name of a lost lease cannot be used again. Makes no lease when no unit is here.
         """
@@ -119,10 +118,10 @@ class HostStore(UnitStore):
     def _host_units(
         self, keys: Sequence[PageKey], names: Iterable[UnitName]
     ) -> tuple[HostUnit, ...]:
-        found = [(kind, page, self._resident[kind, keys[page]].unit) for kind, page in names]
+        units = [(kind, page, self._resident[kind, keys[page]].unit) for kind, page in names]
         return tuple(
             HostUnit(kind, page, keys[page], unit.offset, unit.num_bytes, unit.digest)
-            for kind, page, unit in found
+            for kind, page, unit in units
         )
 
     # Writers.
@@ -240,8 +239,8 @@ class HostStore(UnitStore):
         new = self._insert(keys[:top], units, now)
         adopted = dict.fromkeys(unit.handle for unit in new)
         self._slots.pools.move(adopted, reservation.holder, TREE)
-        own = [slot for slot in slots.values() if slot not in adopted]
-        self._slots.pools.release(own, reservation.holder)
+        duplicates = [slot for slot in slots.values() if slot not in adopted]
+        self._slots.pools.release(duplicates, reservation.holder)
         for unit in new:
             self._count(unit.kind, num_stored=1)
         return len(new)
@@ -263,7 +262,7 @@ class HostStore(UnitStore):
         return tuple(lost)
 
     def release(self, lease_id: str) -> None:
-        """Ends a lease or reservation: its owner reads or writes no more under this name."""
+        """Ends a lease or reservation: its owner no longer reads or writes under this name."""
         if lease := self._readers.pop(lease_id):
             self._slots.pools.release(lease.slots, lease.holder)
         elif reservation := self._writers.pop(lease_id):
@@ -322,9 +321,9 @@ class HostStore(UnitStore):
             num_quarantined=sum(len(w.slots) for w in self._writers if w.is_quarantined),
             num_hits=self._hits,
             num_misses=self._misses,
-            num_stored=sum(each.num_stored for each in counts),
-            num_evicted=sum(each.num_evicted for each in counts),
-            num_corrupt=sum(each.num_corrupt for each in counts),
+            num_stored=sum(count.num_stored for count in counts),
+            num_evicted=sum(count.num_evicted for count in counts),
+            num_corrupt=sum(count.num_corrupt for count in counts),
         )
 
     def num_free(self, kind: Kind) -> int:

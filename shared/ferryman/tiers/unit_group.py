@@ -65,7 +65,7 @@ class WriteOffer:
         self._pages_of = {kind: frozenset(pages) for kind, pages in self._units.items()}
 
     def _end_of_path(self, offered: frozenset[int]) -> int:
-        """Full pages attach where the resident ones end; pages behind a gap have no place."""
+        """Full pages continue the resident ones; pages after a gap have no place."""
         if Kind.FULL not in self._manifest.kinds:
             return len(self._keys)
         top = self.base
@@ -170,5 +170,5 @@ def by_kind(names: Iterable[UnitName]) -> dict[Kind, tuple[int, ...]]:
 
 
 def demand_of(group: Group) -> dict[Kind, int]:
-    """How many slots of each kind a group takes."""
+    """The number of slots of each kind that a group takes."""
     return dict(Counter(kind for kind, _ in group))

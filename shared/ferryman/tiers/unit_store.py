@@ -34,7 +34,7 @@ class UnitAllocator(Protocol):
         ...
 
     def give_back(self, units: Iterable[SlotHandle]) -> None:
-        """Takes back units that the tree holds no more."""
+        """Takes back units that the tree no longer holds."""
         ...
 
 
@@ -67,8 +67,8 @@ class UnitStore:
 
     def unit(self, kind: Kind, key: PageKey) -> StoredUnit | None:
         """The place of a unit and its expected digest."""
-        found = self._resident.get((kind, key))
-        return found.unit if found else None
+        resident = self._resident.get((kind, key))
+        return resident.unit if resident else None
 
     def deepest_chain(self, units: Iterable[tuple[Kind, PageKey]]) -> tuple[PageKey, ...]:
         """The keys of all pages up to the deepest of these units that is here; empty if none is."""
@@ -99,8 +99,8 @@ class UnitStore:
     def _insert(
         self, keys: Sequence[PageKey], units: Sequence[StoredUnit], now: float
     ) -> tuple[StoredUnit, ...]:
-        """Makes units of a chain visible and returns the new ones. Where the tree has a unit
-        already, it keeps its own, and the caller frees the other."""
+        """Makes units of a chain visible and returns the new ones. If the tree has a unit
+        already, it keeps that one, and the caller frees the other."""
         branch: dict[Kind, dict[int, SlotHandle]] = {}
         for unit in units:
             branch.setdefault(unit.kind, {})[unit.page_index] = unit.handle
@@ -118,13 +118,13 @@ class UnitStore:
         all kinds: dropping a full page drops the units that stand on it."""
         self._tree.evict(kind, num_units, self._allocator.is_unused)
         gone = self._note_changes()
-        for each, number in gone.items():
-            self._count(each, num_evicted=number)
+        for gone_kind, number in gone.items():
+            self._count(gone_kind, num_evicted=number)
         return gone.total()
 
     def flush(self) -> int:
         """Evicts every unit without reader or writer and returns how many were dropped."""
-        return sum(self._evict(kind, each["num_units"]) for kind, each in self._counts.items())
+        return sum(self._evict(kind, counts["num_units"]) for kind, counts in self._counts.items())
 
     def drop(self, kind: Kind, key: PageKey) -> int:
         """Drops a unit and all that stands on it, leased or not; returns how many."""
@@ -148,25 +148,25 @@ class UnitStore:
         for name, is_stored in [((c.kind, key), c.is_stored) for c in changes for key in c.keys]:
             kind, _ = name
             if is_stored:
-                found = self._resident[name]
-                self._count(kind, num_units=1, num_bytes=found.unit.num_bytes)
-                self._effects.append(self._stored_effect(found))
+                resident = self._resident[name]
+                self._count(kind, num_units=1, num_bytes=resident.unit.num_bytes)
+                self._effects.append(self._stored_effect(resident))
                 continue
-            found = self._resident.pop(name)
+            resident = self._resident.pop(name)
             gone[kind] += 1
-            self._count(kind, num_units=-1, num_bytes=-found.unit.num_bytes)
-            self._allocator.give_back([found.unit.handle])
-            self._effects.append(UnitForgotten(*name, found.root, tier=self._tier))
+            self._count(kind, num_units=-1, num_bytes=-resident.unit.num_bytes)
+            self._allocator.give_back([resident.unit.handle])
+            self._effects.append(UnitForgotten(*name, resident.root, tier=self._tier))
         return gone
 
     # Reports.
 
-    def _stored_effect(self, found: _Resident) -> UnitStored:
-        unit = found.unit
+    def _stored_effect(self, resident: _Resident) -> UnitStored:
+        unit = resident.unit
         return UnitStored(
             unit.kind,
             unit.key,
-            found.root,
+            resident.root,
             unit.num_bytes,
             unit.digest,
             unit.generation,
@@ -198,5 +198,5 @@ class UnitStore:
         """Raises AssertionError unless tree and table agree."""
         self._tree.check_integrity()
         held = {name: self._tree.slot(*name) for name in self._tree.units()}
-        known = {name: found.unit.handle for name, found in self._resident.items()}
-        assert known == held, "units are miscounted"
+        table = {name: resident.unit.handle for name, resident in self._resident.items()}
+        assert table == held, "units are miscounted"

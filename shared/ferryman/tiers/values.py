@@ -15,7 +15,7 @@ UnitName = tuple[Kind, int]
 
 @dataclass(frozen=True, slots=True)
 class WorkerLife:
-    """One life of one worker that maps the arena."""
+    """One process of a worker, which maps the arena."""
 
     worker_id: str
     epoch: int
@@ -85,7 +85,7 @@ class StoredUnit:
     """One unit in a tier: the `index`-th slot of its pool in its `generation`, or the `index`-th
     unit of the extent whose number is `generation`. It begins at `offset` of the arena or extent.
 
-    `digest` is the xxh3-128 of its bytes, taken where they left the device.
+    `digest` is the xxh3-128 of its bytes, taken when they left the device.
     """
 
     kind: Kind

@@ -1,12 +1,12 @@
-"""When the units of one tier are written to the tier behind it: three policies, three types.
+"""Policies that decide when the units of one tier are written to the tier below it.
 
     WriteThrough            as soon as a unit is new
     WriteThroughSelective   at its second hit
     WriteBack               when it is about to be evicted, a little ahead
 
-`PendingBackups` applies one policy to one tier: it is told of new units, hits, shortages and
-evictions, and returns the units to write now. Eviction does not wait for it: a unit that is evicted
-before it could be written is lost, and counted.
+`PendingBackups` applies one policy to one tier: its caller reports new units, hits, shortages
+and evictions, and it returns the units to write now. Eviction does not wait for it: a unit that is
+evicted before it could be written is lost, and counted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NUM_WRITTEN_AHEAD = 32
 
 
 class WritePolicy(Protocol):
-    """When a unit is due to be written."""
+    """The rule by which a unit is due to be written."""
 
     def is_due_when_new(self, unit: UnitKey) -> bool: ...
 
@@ -39,7 +39,7 @@ class WritePolicy(Protocol):
         ...
 
     def num_due_ahead(self, free_share: float) -> int:
-        """How many of the coldest units are due while `free_share` of their pool is free."""
+        """The number of coldest units that are due while `free_share` of their pool is free."""
         ...
 
     def is_lost(self, unit: UnitKey) -> bool:
@@ -117,10 +117,10 @@ def write_policy_named(name: str) -> WritePolicy:
 
 
 class PendingBackups:
-    """The units of a tier that are written to the tier behind it, or on their way there.
+    """The units of a tier that are written to the tier below it, or on their way there.
 
-    A unit that was returned counts as on its way and is not returned again unless `on_failed` says
-    so.
+    A unit that was returned counts as on its way and is not returned again unless `on_failed` is
+    called.
     """
 
     def __init__(self, policy: WritePolicy) -> None:
@@ -153,10 +153,10 @@ class PendingBackups:
             self._forget(unit)
         return num_lost
 
-    # Events in the tier behind it.
+    # Events in the tier below it.
 
     def start(self, units: Iterable[UnitKey]) -> tuple[UnitKey, ...]:
-        """Starts to write units whatever the policy; returns those that are not settled."""
+        """Starts to write units, under any policy; returns those that are not settled."""
         fresh = tuple(dict.fromkeys(unit for unit in units if not self.is_settled(unit)))
         self._on_its_way.update(fresh)
         return fresh
@@ -166,22 +166,22 @@ class PendingBackups:
         return unit in self._written or unit in self._on_its_way
 
     def is_written(self, unit: UnitKey) -> bool:
-        """Whether the unit is written to the tier behind."""
+        """Whether the unit is written to the tier below."""
         return unit in self._written
 
     def mark_written(self, units: Iterable[UnitKey]) -> None:
-        """The units are in the tier behind now, or came from there."""
+        """The units are in the tier below now, or came from there."""
         for unit in units:
             self._on_its_way.discard(unit)
             self._written.add(unit)
 
     def on_failed(self, units: Iterable[UnitKey]) -> None:
-        """The units are not in the tier behind: they were not written, or were dropped there."""
+        """The units are not in the tier below: they were not written, or were dropped there."""
         for unit in units:
             self._forget(unit)
 
     def forget_all(self) -> None:
-        """The tier behind is a new and empty one."""
+        """The tier below is a new and empty one."""
         self._on_its_way.clear()
         self._written.clear()
 

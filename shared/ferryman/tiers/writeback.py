@@ -1,10 +1,10 @@
-"""From the host tier to storage: which units are to be written, in which order, as which groups.
+"""Writes from the host tier to storage: which units, in which order, as which groups.
 
 Both the host-cache, which copies bytes, and the simulator, which counts seconds, take their groups
 from here:
 
-    backlog hears of both tiers ──> job ──> group, group, ... ──> settle
-                                            the caller writes each one before it takes the next
+    effects ──> backlog ──> job ──> group, group, ... ──> settle
+                                    the caller writes each one before it takes the next
 
 Other servers say write back, offload or backup.
 """
@@ -25,7 +25,7 @@ from ferryman.tiers.write_policy import PendingBackups, UnitKey, WritePolicy
 
 MAX_WAITING = 256
 
-# The account on which units are written; the host-cache names it in what it publishes.
+# The request for which units are written; the host-cache names it in the events it publishes.
 Tags = TypeVar("Tags")
 
 
@@ -40,7 +40,7 @@ class BacklogCounts:
 
 @dataclass(frozen=True, slots=True)
 class WritebackJob(Generic[Tags]):
-    """Units to be written, and the account they are written on."""
+    """Units to be written, and the tags of the request they are written for."""
 
     units: tuple[UnitKey, ...]
     tags: Tags
@@ -69,8 +69,8 @@ class WritebackBacklog(Generic[Tags]):
 
     def on_host_effects(self, effects: Sequence[TierEffect], tags: Tags) -> None:
         """Units came into the host tier or left it."""
-        new = [(each.kind, each.key) for each in effects if isinstance(each, UnitStored)]
-        gone = [(each.kind, each.key) for each in effects if isinstance(each, UnitForgotten)]
+        new = [(unit.kind, unit.key) for unit in effects if isinstance(unit, UnitStored)]
+        gone = [(unit.kind, unit.key) for unit in effects if isinstance(unit, UnitForgotten)]
         self._lost += self._backups.on_removed(gone)
         self._put(self._backups.on_added(new), tags)
 
@@ -79,18 +79,18 @@ class WritebackBacklog(Generic[Tags]):
         self._put(self._backups.on_hit(units), tags)
 
     def on_pressure(self, host: HostStore, tags: Tags) -> None:
-        """Where little of a pool is free, the next units to evict may be written ahead."""
+        """Writes the next units to evict ahead, if little of a pool is free."""
         for kind in host.manifest.kinds:
             coldest = ((kind, key) for key in host.next_to_evict(kind))
             self._put(self._backups.on_pressure(host.free_share(kind), coldest), tags)
 
     def on_storage_effects(self, effects: Sequence[TierEffect]) -> None:
         """Units came into the storage tier or left it."""
-        for each in effects:
-            if isinstance(each, UnitStored):
-                self._backups.mark_written([(each.kind, each.key)])
-            elif isinstance(each, UnitForgotten):
-                self._backups.on_failed([(each.kind, each.key)])
+        for effect in effects:
+            if isinstance(effect, UnitStored):
+                self._backups.mark_written([(effect.kind, effect.key)])
+            elif isinstance(effect, UnitForgotten):
+                self._backups.on_failed([(effect.kind, effect.key)])
 
     def mark_written(self, units: Iterable[UnitKey]) -> None:
         """These units are in storage already."""
