@@ -41,7 +41,7 @@ from __future__ import annotations
 
 class FerrymanError(Exception):
     """A failure with a status; `code` names a gRPC status, `http_status` its HTTP twin.
-    `retry_after_seconds` is a guess at when the same call may succeed, 0 where there is none."""
+    `retry_after_seconds` is a guess at when the same call may succeed, 0 if there is none."""
 
     code = "INTERNAL"
     http_status = 500
@@ -49,7 +49,7 @@ class FerrymanError(Exception):
 
     @property
     def reason(self) -> str:
-        """The typed reason that travels beside the status: the class's own name."""
+        """The typed reason that is sent with the status: the class's own name."""
         return type(self).__name__
 
 
@@ -145,7 +145,7 @@ class LeaseLost(Stale):
 
 
 class WrongEpoch(Stale):
-    """The message is for an earlier life of this process."""
+    """The message is for an earlier process."""
 
 
 class TakenOver(Stale):

@@ -1,7 +1,7 @@
 """The names of processes, requests and reservations.
 
-A worker's id is made from a secret of its life, by a hash: by showing the secret a process proves
-that the id is its own, and nobody who merely knows the id can.
+A worker's id is the hash of a secret that its process makes at its start: by showing the secret a
+process proves that the id is its own. Knowing the id alone proves nothing.
 
 Every name except an epoch is one NATS token and needs no escaping in a URL, a log line or a file
 name. The makers take their source of randomness as an argument, so that a test can choose the
@@ -73,9 +73,9 @@ def check_request_id(text: str) -> str:
     """The id itself: 1 to 64 letters, digits, underscores and hyphens, but not NO_REQUEST. Raises
     InvalidRequest for any other text."""
     if not is_request_id(text):
-        shown = text if len(text) <= MAX_REQUEST_ID_LEN else text[:MAX_REQUEST_ID_LEN] + "…"
+        excerpt = text if len(text) <= MAX_REQUEST_ID_LEN else text[:MAX_REQUEST_ID_LEN] + "…"
         raise InvalidRequest(
-            f"request id {shown!r} must be 1 to {MAX_REQUEST_ID_LEN} letters, digits, _ or -",
+            f"request id {excerpt!r} must be 1 to {MAX_REQUEST_ID_LEN} letters, digits, _ or -",
             "request_id",
         )
     return text
@@ -88,7 +88,7 @@ def is_request_id(text: str) -> bool:
 
 def check_correlation_id(text: str) -> str:
     """The caller's own name for a request: printable, 1 to 128 bytes. Raises InvalidRequest for any
-    other text. Callers and proxies may use a name twice; each request has a unique id besides."""
+    other text. Callers and proxies may use a name twice; each request also has a unique id."""
     try:
         num_bytes = len(text.encode())
     except UnicodeEncodeError:
