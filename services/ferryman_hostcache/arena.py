@@ -55,8 +55,8 @@ class Arena:
             raise
 
     def take(self, offset: int, num_bytes: int) -> bool:
-        """Takes memory for these bytes, before anybody touches them: too little of it would be a
-        SIGBUS then. False, and none is taken, where there is too little."""
+        """Takes memory for these bytes before their first use, because too little memory would be a
+        SIGBUS then. Returns False, and takes none, if there is too little."""
         try:
             os.posix_fallocate(self._fd, offset, num_bytes)
         except OSError as error:
@@ -89,15 +89,15 @@ class Arena:
 
 class ArenaGrowth:
     """Takes memory for the slots of each kind as they are given for the first time, a stretch at
-    once. Where shared memory has none left, the kind ends at the slots that have theirs."""
+    once. If shared memory has none left, the kind ends at the slots that have theirs."""
 
     def __init__(self, arena: Arena, layout: ArenaLayout) -> None:
         self._arena, self._layout = arena, layout
         self._num_ready = dict.fromkeys(layout.regions, 0)
 
     def prepare(self, kind: Kind, slot: int) -> int:
-        """Has memory for `slot` and for the rest of a stretch; returns the number of slots, from 0
-        on, that have it."""
+        """Takes memory for `slot` and the rest of a stretch; returns the number of slots, from 0
+        on, that have memory."""
         region, begin = self._layout.regions[kind], self._num_ready[kind]
         if slot < begin:
             return begin
@@ -106,15 +106,15 @@ class ArenaGrowth:
         if self._arena.take(region.offset_of(begin), num_bytes):
             self._num_ready[kind] = end
         else:
-            said = (
+            message = (
                 "%s has no memory left: %d of %d %s slots; lower FERRYMAN_HOST_MEMORY or enlarge it"
             )
-            log.warning(said, self._arena.path.parent, begin, region.num_slots, kind)
+            log.warning(message, self._arena.path.parent, begin, region.num_slots, kind)
         return self._num_ready[kind]
 
 
 def _check_room(folder: Path, num_bytes: int) -> None:
-    """Checks first, so that a machine that is too small is not filled up."""
+    """Raises ConfigError before any memory is taken, so that a small machine is not filled up."""
     try:
         room = os.statvfs(folder)
     except OSError as error:
@@ -157,19 +157,19 @@ class AttachedWorkers:
 
     def living(self, worker_id: str) -> WorkerLife:
         """The life that is calling; Stale unless it has attached and holds its lock."""
-        mine = [each for each in self._attached if each.life.worker_id == worker_id]
-        for each in reversed(mine):
-            if self._is_alive(each.index):
-                each.has_locked = True
-                return each.life
+        mine = [entry for entry in self._attached if entry.life.worker_id == worker_id]
+        for entry in reversed(mine):
+            if self._is_alive(entry.index):
+                entry.has_locked = True
+                return entry.life
         raise Stale(f"{worker_id} maps no arena here; attach again and lock the byte given")
 
     def sweep(self, now: float) -> tuple[WorkerLife, ...]:
         """Removes and returns the lives that have no mapping left."""
-        over = [each for each in self._attached if self._is_over(each, now)]
-        self._attached = [each for each in self._attached if each not in over]
-        left = {each.life for each in self._attached}
-        return tuple(dict.fromkeys(each.life for each in over if each.life not in left))
+        over = [entry for entry in self._attached if self._is_over(entry, now)]
+        self._attached = [entry for entry in self._attached if entry not in over]
+        left = {entry.life for entry in self._attached}
+        return tuple(dict.fromkeys(entry.life for entry in over if entry.life not in left))
 
     def _is_over(self, attached: _Attached, now: float) -> bool:
         if self._is_alive(attached.index):

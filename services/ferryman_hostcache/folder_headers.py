@@ -1,4 +1,4 @@
-"""Headers of extents in other nodes' folders: read once, kept in a table, and how the bucket does.
+"""Headers of extents in other nodes' folders, read once and kept, and the health of the bucket.
 
 A header is sealed with the cluster's key. Place, size and digest of a unit come from it alone.
 """
@@ -27,9 +27,9 @@ from ferryman_hostcache.storage.threads import ReaderThreads
 
 log = logging.getLogger(__name__)
 
-MAX_HEADERS = 64  # read for one prompt; of the others it knows nothing yet
+MAX_HEADERS = 64  # read for one prompt; the others stay unknown
 MAX_HEADER_BYTES = 1 << 20
-MAX_ENTRIES = 1 << 16  # of extents and units together, of which the headers are known
+MAX_ENTRIES = 1 << 16  # extents and units together whose headers are known
 LOOKUP_SECONDS = 1.0  # for the headers of one prompt; those that come later serve the next one
 
 
@@ -82,35 +82,35 @@ class FolderHeaders:
         return self._table.unit(name, kind, key)
 
     def drop(self, name: ExtentName, unit: StoredUnit) -> None:
-        """Forgets a unit that was not where its header said."""
+        """Forgets a unit that was not at the place in its header."""
         self._table.drop(name, unit)
 
     def forget(self, name: ExtentName) -> None:
-        """Forgets an extent that is gone: the next lookup makes sure, and reports all its units."""
+        """Forgets an extent that is gone: the next lookup checks it, and reports all its units."""
         self._table.remove(name)
 
     async def read(
         self, places: Iterable[UnitPlace]
     ) -> Mapping[ExtentName, Set[tuple[Kind, PageKey]]]:
-        """Reads those of units that are not known, within LOOKUP_SECONDS. Returns what the headers
-        show, nothing for an extent that is not there; all else is not in these extents."""
+        """Reads unknown headers of `places` within LOOKUP_SECONDS. Returns the units of each extent
+        that was read, none for one that is not there; other units are not in these extents."""
         lacking = self._table.lacking(places, MAX_HEADERS)
         if not lacking or self._health.is_resting:
             return {}
         reading = {self._under_way.get(name) or self._start(name): name for name in lacking}
         done, _ = await asyncio.wait(reading, timeout=LOOKUP_SECONDS)
-        shown = ((reading[future], self._shown(future)) for future in done)
-        return {name: units for name, units in shown if units is not None}
+        listed = ((reading[future], self._shown(future)) for future in done)
+        return {name: units for name, units in listed if units is not None}
 
     def _shown(self, future: Future[FoundExtent]) -> Set[tuple[Kind, PageKey]] | None:
-        """None where the bucket did not say."""
+        """The units in a header; None if the bucket did not answer."""
         if future.cancelled():
             return None
         match future.exception():
             case None:
-                found = future.result()
-                is_ours = found.manifest_digest == self.manifest_digest
-                return {(unit.kind, unit.key) for unit in found.units if is_ours}
+                extent = future.result()
+                is_ours = extent.manifest_digest == self.manifest_digest
+                return {(unit.kind, unit.key) for unit in extent.units if is_ours}
             case BadExtent() | FileNotFoundError():
                 return frozenset()
         return None

@@ -127,10 +127,10 @@ def _traffic(prefetching: PrefetchRunner, tier: Tier) -> Traffic:
 def ledger(host: HostCache) -> HttpAnswer:
     """The slots of each pool by use, and whether they add up."""
     kinds = host.store.statistics().kinds if host.is_laid_out else {}
-    pools = {kind.value: asdict(each) for kind, each in kinds.items()}
+    pools = {kind.value: asdict(counts) for kind, counts in kinds.items()}
     balances = all(
-        each.total == each.free + each.resident + each.reserved + each.leaving
-        for each in kinds.values()
+        pool.total == pool.free + pool.resident + pool.reserved + pool.leaving
+        for pool in kinds.values()
     )
     return json_answer(
         {"epoch": host.identity.epoch, "balances": balances, "pools": pools},

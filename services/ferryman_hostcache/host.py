@@ -168,16 +168,17 @@ class HostCache:
     ) -> None:
         """Makes the arrived units of a prefetch visible up to a resume point. Raises LeaseLost.
 
-        Units of another node's folder are written to storage as a peer's are: their owner evicts
-        them by its own use alone."""
+        Units of another node's folder are written to storage like a peer's units, because their
+        owner may evict them at any time."""
         names = self.store.commit_arrived(lease_id, digests, self._clock())
         units = {(kind, keys[page]): origins[kind, page] for kind, page in names}
-        self._backlog.mark_written(unit for unit, each in units.items() if each == OWN_STORAGE)
-        self.origins.remember(_attempt(tags), {unit: each.tier for unit, each in units.items()})
+        self._backlog.mark_written(unit for unit, origin in units.items() if origin == OWN_STORAGE)
+        tiers = {unit: origin.tier for unit, origin in units.items()}
+        self.origins.remember(_attempt(tags), tiers)
         self.flush_effects(tags)
         for origin in sorted(set(units.values())):
             facts = {"folder": origin.folder} if origin.folder else {}
-            count = sum(each == origin for each in units.values())
+            count = sum(other == origin for other in units.values())
             self.log_event(tags, "stored", units=count, origin=origin.tier.value, **facts)
 
     def renew(self, lease_ids: Iterable[str]) -> tuple[str, ...]:
@@ -197,8 +198,8 @@ class HostCache:
         before = self.store.unit(kind, key)
         if before is None:
             return
-        found = await asyncio.to_thread(self.arena.digest, before.offset, before.num_bytes)
-        if found == before.digest or self.store.unit(kind, key) != before:
+        digest = await asyncio.to_thread(self.arena.digest, before.offset, before.num_bytes)
+        if digest == before.digest or self.store.unit(kind, key) != before:
             return
         log.error("corrupt unit %s", Tail(kind=kind, key=key.hex(), slot=before.index))
         dropped = self.store.drop_corrupt(kind, key)

@@ -66,7 +66,7 @@ class IndexPublisher:
         self._was_anew = False
         self._wake = asyncio.Event()
         self.ended = asyncio.Event()  # after it no more writes to the index
-        self._told = asyncio.Event()
+        self._all_sent = asyncio.Event()
         self._is_incomplete = self._is_stopping = False
         self._num_dropped = 0
         self._refresh_at = clock() + REFRESH_SECONDS
@@ -86,7 +86,8 @@ class IndexPublisher:
         self._node = replace(self._node, folder=folder.node_id)
 
     def on_holdings(self) -> None:
-        """From now on `holdings` lists what is stored. Before, a former owner's entries stand."""
+        """Notes that `holdings` lists the stored units from now on. Until then, a former owner's
+        entries stay."""
         self._has_holdings = True
         self._wake.set()
 
@@ -97,12 +98,12 @@ class IndexPublisher:
             self._waiting.clear()
             self._is_incomplete = True
         if len(self._waiting) != before:
-            self._told.clear()
+            self._all_sent.clear()
             self._wake.set()
 
     async def flushed(self) -> None:
         """Waits until the index has received everything; the caller sets the time limit."""
-        await self._told.wait()
+        await self._all_sent.wait()
 
     async def run(self) -> None:
         """Sends heartbeats and changes; until cancelled or stopped."""
@@ -125,8 +126,7 @@ class IndexPublisher:
         self._is_incomplete |= self.is_away
 
     async def _claim(self, folder: NodeLife) -> None:
-        """A folder that has a later owner is announced no more: it would remove that one's
-        entries."""
+        """Stops announcing a folder with a later owner: it would remove that owner's entries."""
         match await self._index.claim(folder, CLAIM_SECONDS):
             case FolderClaim.SUPERSEDED:
                 log.warning("%s has a later owner", folder.node_id)
@@ -143,8 +143,7 @@ class IndexPublisher:
         return (self._node,)
 
     def stop(self) -> None:
-        """Ends `run`. A cancel in its very first calls has been lost, so a flag asks it to end,
-        too."""
+        """Ends `run`, also by a flag, because a cancel in its very first calls has been lost."""
         self._is_stopping = True
         self._wake.set()
 
@@ -153,7 +152,7 @@ class IndexPublisher:
         return self._is_incomplete or has_dropped or self._clock() >= self._refresh_at
 
     def _refresh(self) -> None:
-        """Waiting changes are sent too: they may be removals of units that this life announced."""
+        """Announces all units anew. Waiting changes are sent too: they may be removals."""
         self._anew, self._read = iter(self._holdings()), deque()
         self._num_dropped = self._index.statistics().num_dropped
         self._is_incomplete, self._refresh_at = False, self._clock() + REFRESH_SECONDS
@@ -164,7 +163,7 @@ class IndexPublisher:
         changes: Sequence[Change] = ()
         while not self._is_incomplete and not self.is_away:
             if not (changes := self._next_run()):
-                self._told.set()
+                self._all_sent.set()
                 return
             await self._send_run(changes)
             self._announced += len(changes)
@@ -200,7 +199,7 @@ class IndexPublisher:
         self._wake.clear()
 
     async def unregister(self) -> None:
-        """Ends this life in the index, and with it all its entries; those of the folder stand."""
+        """Removes this process and its entries from the index; those of the folder stay."""
         await self._index.withdraw(self._node)
 
     def statistics(self) -> IndexPublisherStatistics:

@@ -1,4 +1,4 @@
-"""Connects the tiers behind the host tier: storage and its writer, peers, prefetches, fetches."""
+"""Connects the tiers below the host tier: storage and its writer, peers, prefetches, fetches."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def _said(
 ) -> tuple[bytes, ...]:
     """The tagged parts of an answer. The last key stands for the whole chain of the request."""
     ranges = (
-        " ".join(f"{each.kind}:{each.first_page}:{each.end_page}" for each in held)
+        " ".join(f"{span.kind}:{span.first_page}:{span.end_page}" for span in held)
         for held in (answer.resident, answer.in_storage)
     )
     words = f"{node.owner}|{answer.usable_pages}|{'|'.join(ranges)}"
@@ -154,9 +154,9 @@ class PeerClient:
             manifest_digest=order.manifest_digest,
             page_keys=keys_to_bytes(order.keys),
             units=[
-                each
+                span
                 for kind, pages in by_kind(order.rooms).items()
-                for each in ranges_of(kind, pages)
+                for span in ranges_of(kind, pages)
             ],
         )
         intake = _Intake(order, self._seals, arrivals)

@@ -37,7 +37,7 @@ BATCH_UNITS = 16
 @dataclass(frozen=True, slots=True)
 class PrefetchTiers:
     """The sources of a prefetch. At most `max_peers` nodes are asked for their units. `folders` are
-    other nodes' in the bucket of this one's storage, if that is in a bucket."""
+    other nodes' folders in the bucket of this node's storage, if it is in a bucket."""
 
     storage: StorageTier
     index: PrefixIndex
@@ -67,7 +67,7 @@ class PrefetchIO:
         self.digests: dict[UnitName, bytes] = {}
         self.origins: dict[UnitName, UnitOrigin] = {}
         self.traffic: dict[Tier, Traffic] = {}
-        self._said: Mapping[tuple[Kind, PageKey], frozenset[bytes]] = {}
+        self._indexed_digests: Mapping[tuple[Kind, PageKey], frozenset[bytes]] = {}
         self.num_failed = self.num_corrupt = self.num_mismatched = self.num_forged = 0
 
     # Lookups.
@@ -77,21 +77,22 @@ class PrefetchIO:
         first."""
         keys = ask.keys[: ask.max_pages]
         stored = self._tiers.storage.lookup(keys)
-        own = PrefetchSource(Tier.STORAGE, "", stored.pages)
+        own_storage = PrefetchSource(Tier.STORAGE, "", stored.pages)
         have = max(ask.have_pages, self._host.store.usable_pages(keys))
-        found = await self._named_by_index(keys)
+        prefixes = await self._named_by_index(keys)
         async with asyncio.TaskGroup() as group:
             asking = [
                 group.create_task(self._in_folder(folder, keys))
-                for folder in self._folders(found, max(have, stored.usable_pages))
+                for folder in self._folders(prefixes, max(have, stored.usable_pages))
             ]
             asking += [
-                group.create_task(self._held_by(node, keys)) for node in self._holders(found, have)
+                group.create_task(self._held_by(node, keys))
+                for node in self._holders(prefixes, have)
             ]
-        return [own, *(source for task in asking for source in task.result())]
+        return [own_storage, *(source for task in asking for source in task.result())]
 
     async def _in_folder(self, folder: NodeLife, keys: Sequence[PageKey]) -> list[PrefetchSource]:
-        """One source, or none where the folder has nothing of the chain."""
+        """One source, or none if the folder has nothing of the chain."""
         assert self._tiers.folders, "without a bucket there are no folders to ask"
         view = await self._tiers.folders.lookup(folder, keys, self._host.store.manifest)
         self._views[folder.node_id] = view
@@ -114,18 +115,18 @@ class PrefetchIO:
         shape = ResumeShape.of(self._host.store.manifest)
         return list((await self._tiers.index.usable_pages(keys, shape)).values())
 
-    def _folders(self, found: Sequence[NodePrefix], have: int) -> list[NodeLife]:
-        return self._tiers.folders.better(found, have) if self._tiers.folders else []
+    def _folders(self, prefixes: Sequence[NodePrefix], have: int) -> list[NodeLife]:
+        return self._tiers.folders.better(prefixes, have) if self._tiers.folders else []
 
-    def _holders(self, found: Sequence[NodePrefix], have: int) -> list[NodeLife]:
+    def _holders(self, prefixes: Sequence[NodePrefix], have: int) -> list[NodeLife]:
         me = self._host.identity.node_id
         better = [
-            each
-            for each in found
-            if each.node.node_id != me and each.node.address and each.usable_pages > have
+            prefix
+            for prefix in prefixes
+            if prefix.node.node_id != me and prefix.node.address and prefix.usable_pages > have
         ]
-        better.sort(key=lambda each: (-each.usable_pages, each.node.node_id))
-        return [each.node for each in better[: self._tiers.max_peers]]
+        better.sort(key=lambda prefix: (-prefix.usable_pages, prefix.node.node_id))
+        return [prefix.node for prefix in better[: self._tiers.max_peers]]
 
     def _missed(self, node: NodeLife, error: FerrymanError) -> None:
         self.num_failed += 1
@@ -201,7 +202,7 @@ class PrefetchIO:
         rooms = {name: self._rooms[name] for name in names}
         order = FetchOrder(self._host.store.manifest.digest, self._keys, rooms)
         units = [(kind, self._keys[page]) for kind, page in names]
-        self._said = await self._tiers.index.digests(node, self._keys[0], units)
+        self._indexed_digests = await self._tiers.index.digests(node, self._keys[0], units)
         began = self._clock()
         try:
             await self._tiers.peers.fetch(node, order, self, tags=self._tags)
@@ -215,8 +216,8 @@ class PrefetchIO:
 
     def on_unit(self, name: UnitName, digest: bytes) -> None:
         """The bytes have the digest that came with them; the index may name another one."""
-        said = self._said.get((name[0], self._keys[name[1]]))
-        if said and digest not in said:
+        indexed = self._indexed_digests.get((name[0], self._keys[name[1]]))
+        if indexed and digest not in indexed:
             self.num_mismatched += 1
         else:
             self._note(name, digest, UnitOrigin(Tier.PEER))
@@ -231,8 +232,8 @@ class PrefetchIO:
 
     def _note(self, name: UnitName, digest: bytes, origin: UnitOrigin) -> None:
         self.digests[name], self.origins[name] = digest, origin
-        one = Traffic(1, len(self._rooms[name]), 0.0)
-        self.traffic[origin.tier] = self.traffic.get(origin.tier, Traffic()) + one
+        unit = Traffic(1, len(self._rooms[name]), 0.0)
+        self.traffic[origin.tier] = self.traffic.get(origin.tier, Traffic()) + unit
 
     def _took(self, tier: Tier, seconds: float) -> None:
         if tier in self.traffic:

@@ -78,15 +78,15 @@ class PrefetchRunner:
     # Starting and finishing.
 
     def start(self, ask: PrefetchRequest, tags: CallTags, patience: float) -> PrefetchJob:
-        """Starts a prefetch, or finds the one that was started for this request and attempt.
+        """Starts a prefetch, or returns the one that was started for this request and attempt.
 
         A prefetch for a reader with more pages cannot be used (the router starts one by its last
         knowledge of the worker), nor can one of another prompt, if a client has used a request id
         again. A prefetch ends by itself, after `patience` seconds at the latest. Raises QueueFull,
         or Stale before any worker has attached.
         """
-        if found := self._found(ask, tags):
-            return found
+        if running := self._found(ask, tags):
+            return running
         if len(self._running) >= self._max_running:
             raise QueueFull(f"{self._max_running} prefetches are under way")
         store = self._host.store

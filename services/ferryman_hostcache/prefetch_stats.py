@@ -57,10 +57,10 @@ class PrefetchStats:
         )
         self.lacking_units.update(progress.grant.lacking)
         self.brought_units.update((origin.tier, name[0]) for name, origin in io.origins.items())
-        for tier, each in io.traffic.items():
-            self.traffic[tier] = self.traffic.get(tier, Traffic()) + each
+        for tier, moved in io.traffic.items():
+            self.traffic[tier] = self.traffic.get(tier, Traffic()) + moved
             num_bytes, seconds = self._recent.get(tier, (0.0, 0.0))
-            self._recent[tier] = KEPT * num_bytes + each.num_bytes, KEPT * seconds + each.seconds
+            self._recent[tier] = KEPT * num_bytes + moved.num_bytes, KEPT * seconds + moved.seconds
 
     def seconds_per_byte(self, tier: Tier) -> float:
         """The cost of a byte in the last transfers from a tier; 0 before the first."""

@@ -74,10 +74,10 @@ class HostCacheServicer(HostCacheServiceServicer):
     async def Lookup(self, request: pb.LookupRequest, context: Context) -> pb.LookupResponse:
         self._host.check_epoch(request.epoch)
         keys = keys_from_bytes(request.page_keys)
-        found, stored = self._host.store.lookup(keys), self._host.storage.lookup(keys)
+        resident, stored = self._host.store.lookup(keys), self._host.storage.lookup(keys)
         answer = pb.LookupResponse(
-            usable_pages=found.usable_pages,
-            resident=_ranges(found),
+            usable_pages=resident.usable_pages,
+            resident=_ranges(resident),
             in_storage=_ranges(stored),
         )
         if request.challenge:
@@ -156,8 +156,8 @@ class HostCacheServicer(HostCacheServiceServicer):
     ) -> pb.HostCacheServiceCommitResponse:
         self._host.check_epoch(request.epoch)
         digests = {
-            (kind_from_wire(each.kind), each.page_index): digest_from_bytes(each.digest)
-            for each in request.digests
+            (kind_from_wire(unit.kind), unit.page_index): digest_from_bytes(unit.digest)
+            for unit in request.digests
         }
         stored = self._host.commit(_lease_id(request.lease_id), digests)
         return pb.HostCacheServiceCommitResponse(stored=stored)
@@ -210,61 +210,61 @@ class HostCacheServicer(HostCacheServiceServicer):
 
     async def Stats(self, request: pb.StatsRequest, context: Context) -> pb.StatsResponse:
         identity = self._host.identity
-        said = pb.StatsResponse(
+        stats = pb.StatsResponse(
             arena_bytes=self._host.arena.num_bytes,
             is_index_away=self._publisher.is_away,
             epoch=identity.epoch,
             node_id=identity.node_id,
         )
         if self._host.is_laid_out:
-            _count(said, self._host)
-            _split(said, self._host)
-        _count_prefetches(said, self._prefetching)
-        return said
+            _count(stats, self._host)
+            _split(stats, self._host)
+        _count_prefetches(stats, self._prefetching)
+        return stats
 
 
-def _split(said: pb.StatsResponse, host: HostCache) -> None:
+def _split(stats: pb.StatsResponse, host: HostCache) -> None:
     """The total budget, and the slots of each kind."""
     budget = budget_of(host.store.manifest, host.store.layout)
-    said.budget.tokens, said.budget.snapshots = budget.num_tokens, budget.num_snapshots
+    stats.budget.tokens, stats.budget.snapshots = budget.num_tokens, budget.num_snapshots
     for pool in budget.pools:
-        said.budget.pools.add(
+        stats.budget.pools.add(
             kind=kind_to_wire(pool.kind), num_bytes=pool.num_bytes, slots=pool.num_slots
         )
 
 
-def _count_prefetches(said: pb.StatsResponse, prefetching: PrefetchRunner) -> None:
+def _count_prefetches(stats: pb.StatsResponse, prefetching: PrefetchRunner) -> None:
     counts = prefetching.statistics()
-    said.prefetch.running, said.prefetch.begun = counts.num_running, counts.num_begun
-    said.prefetch.complete, said.prefetch.truncated = counts.num_complete, counts.num_truncated
-    said.prefetch.fruitless, said.prefetch.corrupt = counts.num_fruitless, counts.num_corrupt
-    said.prefetch.failed_reads = counts.num_failed_reads
-    said.tiers.extend(traffic_to_wire(prefetching.tally.traffic))
+    stats.prefetch.running, stats.prefetch.begun = counts.num_running, counts.num_begun
+    stats.prefetch.complete, stats.prefetch.truncated = counts.num_complete, counts.num_truncated
+    stats.prefetch.fruitless, stats.prefetch.corrupt = counts.num_fruitless, counts.num_corrupt
+    stats.prefetch.failed_reads = counts.num_failed_reads
+    stats.tiers.extend(traffic_to_wire(prefetching.tally.traffic))
 
 
-def _count(said: pb.StatsResponse, host: HostCache) -> None:
+def _count(stats: pb.StatsResponse, host: HostCache) -> None:
     counts, layout = host.store.statistics(), host.store.layout
-    said.leases, said.reservations = counts.num_leases, counts.num_reservations
-    said.quarantined, said.hits, said.misses = (
+    stats.leases, stats.reservations = counts.num_leases, counts.num_reservations
+    stats.quarantined, stats.hits, stats.misses = (
         counts.num_quarantined,
         counts.num_hits,
         counts.num_misses,
     )
-    said.stored, said.evicted, said.corrupt = (
+    stats.stored, stats.evicted, stats.corrupt = (
         counts.num_stored,
         counts.num_evicted,
         counts.num_corrupt,
     )
-    for kind, each in counts.kinds.items():
-        said.used_bytes += (each.total - each.free) * layout.slot_bytes(kind)
-        said.kinds.add(
+    for kind, pool in counts.kinds.items():
+        stats.used_bytes += (pool.total - pool.free) * layout.slot_bytes(kind)
+        stats.kinds.add(
             kind=kind_to_wire(kind),
-            total=each.total,
-            free=each.free,
-            resident=each.resident,
-            reserved=each.reserved,
-            leased=each.leased,
-            leaving=each.leaving,
+            total=pool.total,
+            free=pool.free,
+            resident=pool.resident,
+            reserved=pool.reserved,
+            leased=pool.leased,
+            leaving=pool.leaving,
         )
 
 
@@ -294,18 +294,18 @@ def _tags(context: types_pb2.RequestContext) -> CallTags:
     return CallTags(context.request_id, context.attempt, context.traceparent)
 
 
-def _ranges(found: Residency) -> list[types_pb2.PageRange]:
-    return [each for kind, pages in found.pages.items() for each in ranges_of(kind, pages)]
+def _ranges(units: Residency) -> list[types_pb2.PageRange]:
+    return [span for kind, pages in units.pages.items() for span in ranges_of(kind, pages)]
 
 
 def _names(ranges: Iterable[types_pb2.PageRange], num_pages: int) -> Iterator[UnitName]:
     """Units in the order of the request."""
-    for each in ranges:
-        for kind, pages in pages_from_ranges([each], num_pages).items():
+    for span in ranges:
+        for kind, pages in pages_from_ranges([span], num_pages).items():
             yield from ((kind, page) for page in pages)
 
 
 def _patience(request: pb.PrefetchRequest) -> float:
-    """How long a prefetch may go on without a caller."""
-    said = seconds(request.context.deadline_ms)
-    return min(said, MAX_PREFETCH_SECONDS) if said else MAX_PREFETCH_SECONDS
+    """The time that a prefetch may go on without a caller."""
+    left = seconds(request.context.deadline_ms)
+    return min(left, MAX_PREFETCH_SECONDS) if left else MAX_PREFETCH_SECONDS

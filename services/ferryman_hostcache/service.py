@@ -135,8 +135,8 @@ async def running_host_cache(
             "worker_id": member.worker_id,
             "node": identity.node_id,
         }
-        found = Discoverable("ferryman-hostcache", "1.0.0", "Keeps a node's host memory", about)
-        await stack.enter_async_context(member.bus.discoverable(found))
+        entry = Discoverable("ferryman-hostcache", "1.0.0", "Keeps a node's host memory", about)
+        await stack.enter_async_context(member.bus.discoverable(entry))
         orders: Orders = {"drain": drain_order(order_drain), "flush": partial(_flush, host)}
         beats = Beats(host, lower_tiers.prefetching, member.worker_id, service.address)
         await stack.enter_async_context(member.reporting(beats.next, orders))
@@ -192,7 +192,7 @@ async def _open_doors(
         hostcache_pb2_grpc.add_HostCacheServiceServicer_to_server(servicer, server)
 
     address = f"{settings.listen.host}:{settings.listen.port}"
-    # Only workers attach, and only other host-caches fetch: the tokens say who is who.
+    # Only workers attach, and only other host-caches fetch: the tokens name their roles.
     door = grpc_listening(
         address,
         register,
@@ -203,9 +203,9 @@ async def _open_doors(
         locks=access.locks(refused_calls(metrics)),
     )
     listening = await stack.enter_async_context(door)
-    where = f"{settings.advertise}:{listening.port}"
-    publisher.set_address(where)
-    return RunningHostCache(member.worker_id, where, http_port, host, publisher, lower_tiers)
+    reachable = f"{settings.advertise}:{listening.port}"
+    publisher.set_address(reachable)
+    return RunningHostCache(member.worker_id, reachable, http_port, host, publisher, lower_tiers)
 
 
 async def _tick(service: RunningHostCache) -> None:

@@ -2,10 +2,10 @@
 
     index: which extent of which folder ──> header, sealed ──> bytes of units, each with its digest
 
-An owner evicts as if nobody read. So a unit that is gone, cut short, zeroed or another model's is a
-miss: it leaves the table of headers and, because the index named it, the index. That is no failure
-of the medium, and nobody is told of corruption. A bucket that refuses or does not answer is left
-alone for a while.
+An owner evicts without regard to readers. So a unit that is gone, cut short, zeroed or another
+model's is a miss: it is removed from the table of headers and, because the index named it, from the
+index. That is no failure of the medium and is not reported as corruption. A bucket that refuses or
+does not answer is left alone for a while.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class FolderView:
 
     @property
     def name(self) -> str:
-        """The folder's in the bucket."""
+        """The folder's name in the bucket."""
         return self.folder.folder
 
     @property
@@ -77,19 +77,19 @@ class FolderView:
 
 
 class SharedFolders:
-    """The folders beside `own`. Used from the event loop only. `reader_of` gives the reader of a
-    folder by its name."""
+    """The other nodes' folders in the bucket of `folder`, this node's. For the event loop only.
+    `reader_of` gives the reader of a folder by its name."""
 
     def __init__(
         self,
-        own: BucketFolder,
+        folder: BucketFolder,
         reader_of: Callable[[str], BlobReader],
         index: PrefixIndex,
         key: MacKey,
         settings: StorageSettings,
         clock: Callable[[], float],
     ) -> None:
-        self.own, self._reader_of, self._index, self._key = own, reader_of, index, key
+        self.own, self._reader_of, self._index, self._key = folder, reader_of, index, key
         self._threads = ReaderThreads(settings.max_reads, clock)
         self._health = BucketHealth(settings.rest_seconds, clock)
         self._headers = self._headers_of("")  # of no model, before the first lookup
@@ -106,12 +106,12 @@ class SharedFolders:
 
     # Lookups.
 
-    def better(self, found: Iterable[NodePrefix], have: int) -> list[NodeLife]:
+    def better(self, prefixes: Iterable[NodePrefix], have: int) -> list[NodeLife]:
         """The folders that have more than `have` pages of a chain, the best first."""
         if self._health.is_resting:
             return []
-        beside = folders_beside(self.own.node_id, found)
-        return [each.node for each in beside if each.usable_pages > have][:MAX_FOLDERS]
+        beside = folders_beside(self.own.node_id, prefixes)
+        return [prefix.node for prefix in beside if prefix.usable_pages > have][:MAX_FOLDERS]
 
     async def lookup(
         self, folder: NodeLife, keys: Sequence[PageKey], manifest: StateManifest
@@ -120,24 +120,24 @@ class SharedFolders:
         if self._headers.manifest_digest != manifest.digest:
             self._headers = self._headers_of(manifest.digest)
         wanted = [(kind, key) for key in keys for kind in manifest.kinds][:MAX_UNITS]
-        told = await self._index.stored_units(folder, keys[0], wanted)
+        indexed = await self._index.stored_units(folder, keys[0], wanted)
         places: dict[UnitKey, UnitPlace] = {
-            unit: (ExtentName(folder.folder, told[unit].generation), *unit)
+            unit: (ExtentName(folder.folder, indexed[unit].generation), *unit)
             for unit in wanted
-            if unit in told
+            if unit in indexed
         }
-        shown = await self._headers.read(places.values())
-        found = self._found(places.values(), keys)
-        # An extent that was not looked at may hold what the index says.
-        gone = [unit for unit, place in places.items() if unit not in shown.get(place[0], (unit,))]
+        headers = await self._headers.read(places.values())
+        units = self._found(places.values(), keys)
+        # An extent whose header was not read may hold the unit that the index names.
+        gone = [unit for unit, at in places.items() if unit not in headers.get(at[0], (unit,))]
         await self._report(folder, keys[0], gone)
-        return FolderView(folder, keys[0], found)
+        return FolderView(folder, keys[0], units)
 
     def _found(
         self, places: Iterable[UnitPlace], keys: Sequence[PageKey]
     ) -> dict[UnitName, StoredUnit]:
-        """The units that headers show where the index says. The index says where to look, and
-        nothing else that counts."""
+        """The units whose headers confirm the place in the index. The index only names places to
+        look; the headers decide."""
         pages = {key: page for page, key in enumerate(keys)}
         units = (self._headers.unit(*place) for place in places)
         return {
@@ -174,8 +174,8 @@ class SharedFolders:
         return tuple(brought)
 
     async def _report(self, folder: NodeLife, root: PageKey, gone: Sequence[UnitKey]) -> None:
-        """Removes units from the index that are not there. An owner that has one all the same
-        announces it again, in some hours at the latest."""
+        """Removes units that are not there from the index. An owner that still has one announces it
+        again, within some hours."""
         if gone:
             self._gone += len(gone)
             await self._index.forget(folder, root, Tier.STORAGE, gone)
@@ -197,15 +197,15 @@ class SharedFolders:
 async def open_shared_folders(
     settings: StorageSettings, key: ClusterKey, index: PrefixIndex
 ) -> AsyncIterator[SharedFolders | None]:
-    """Other nodes' folders beside this node's, for the length of a block; None where its storage is
+    """Other nodes' folders next to this node's, for the length of a block; None if its storage is
     not in a bucket, or its folder has a name that no host has. Raises ConfigError."""
-    own = _own_folder(settings.folder, key)
-    if own is None:
+    folder = _own_folder(settings.folder, key)
+    if folder is None:
         yield None
         return
     stored = key.subkey(Purpose.STORED_UNIT)
     readers = readers_beside(settings.folder)
-    folders = SharedFolders(own, readers, index, stored, settings, time.monotonic)
+    folders = SharedFolders(folder, readers, index, stored, settings, time.monotonic)
     try:
         yield folders
     finally:

@@ -1,7 +1,7 @@
 """Writes the host tier to storage in the background, group by group.
 
-The source slots are leased meanwhile, so the host tier cannot reuse them. If a lease is lost all
-the same, the digest shows the storage tier that the bytes have changed.
+The source slots are leased meanwhile, so the host tier cannot reuse them. If a lease is lost
+nevertheless, the digest shows the storage tier that the bytes have changed.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class StorageWriter:
             self._host.store.release(lease_id)
 
     def tick(self) -> None:
-        """Prolongs the leases of units being read; writes ahead where little of the host tier is
+        """Prolongs the leases of units being read; writes ahead if little of the host tier is
         free."""
         self._host.store.renew(self._leases, self._clock())
         self._backlog.on_pressure(self._host.store, CallTags())

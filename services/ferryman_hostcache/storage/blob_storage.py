@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 MAX_FAILURES_IN_A_ROW = 5
 MAX_STORES_WAITING = 64
 
-# Failures of this process, which do not tell anything about the unit.
+# Failures of this process, which mean nothing about the unit.
 OUR_OWN = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
@@ -182,7 +182,7 @@ class BlobStorage:
     # Reading.
 
     async def read(self, reads: Sequence[UnitRead]) -> tuple[StoredUnit, ...]:
-        """When this returns or is cancelled, no memory of `reads` is written any more."""
+        """Reads and verifies units. After its return or cancel no memory of `reads` is written."""
         store = self._working
         if store is None:
             return ()
@@ -215,8 +215,7 @@ class BlobStorage:
     # Writing.
 
     async def store(self, keys: Sequence[PageKey], units: Sequence[OfferedUnit]) -> StoredGroup:
-        """Stores one group at a time. The extent of a cancelled call is finished and kept all the
-        same."""
+        """Stores one group at a time. The extent of a cancelled call is still finished and kept."""
         if self._waiting >= MAX_STORES_WAITING:
             return StoredGroup(len(units), 0, 0)
         self._waiting += 1
@@ -252,7 +251,7 @@ class BlobStorage:
         began: float,
         writing: Future[None],
     ) -> None:
-        """Ends the plan in a commit or an abort, also when no caller waits any more."""
+        """Ends the plan with a commit or an abort, also if no caller waits any more."""
         error = asyncio.CancelledError() if writing.cancelled() else writing.exception()
         if error is None:
             self._breaker.worked()

@@ -41,8 +41,8 @@ class BlobStore(BlobReader, Protocol):
 
     @property
     def term(self) -> int:
-        """The number of this ownership, above all former ones, where others can read the blobs; 0
-        where nobody else can."""
+        """The number of this ownership, above all former ones, if other nodes can read the blobs; 0
+        if they cannot."""
 
     def put(self, name: str, num_bytes: int, parts: Sequence[BlobPart]) -> None:
         """Writes a blob of `num_bytes`, at least one: the parts, and zeros between them.
@@ -69,8 +69,8 @@ class BlobStore(BlobReader, Protocol):
         """The number and size of the blobs."""
 
     def extent_table(self) -> ExtentTable:
-        """An empty table, which charges extents as this medium does. It gives them numbers that no
-        former owner can give any more, if one that only seemed dead may still write."""
+        """An empty table, which charges extents as this medium does. If a former owner that only
+        seemed dead may still write, the table's numbers are above that owner's."""
 
     def close(self) -> None:
         """Releases the ownership: another process may own the blobs now. No other call is allowed

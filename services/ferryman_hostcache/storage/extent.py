@@ -167,7 +167,7 @@ def header_length(head: bytes) -> int:
 
 
 def file_bytes_in(head: bytes) -> int:
-    """The length of its blob, as a head says it; known to be right once the seal is."""
+    """The length of the blob as written in a head; valid once the seal is verified."""
     return int(_HEAD.unpack_from(head)[6])
 
 

@@ -31,8 +31,8 @@ Run = tuple[UnitRead, ...]
 
 
 class PendingRead:
-    """Tells whether the reader still waits. Once `end` has returned, its memory is not written any
-    more, however long the medium takes."""
+    """Records whether the reader still waits. Once `end` has returned, its memory is not written
+    any more, even if the medium answers late."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -42,11 +42,11 @@ class PendingRead:
         with self._lock:
             self._is_wanted = False
 
-    def deliver(self, read: UnitRead, found: memoryview) -> bool:
+    def deliver(self, read: UnitRead, content: memoryview) -> bool:
         """Copies verified bytes to the reader's memory."""
         with self._lock:
             if self._is_wanted:
-                np.copyto(_bytes_of(read.memory), _bytes_of(found))
+                np.copyto(_bytes_of(read.memory), _bytes_of(content))
             return self._is_wanted
 
     @property
@@ -98,19 +98,19 @@ def read_run(
     for index, asked in enumerate(run):
         entry = entries[index * ENTRY_BYTES : (index + 1) * ENTRY_BYTES]
         start = asked.unit.offset - first.offset
-        found = payload[start : start + asked.unit.num_bytes]
-        flaw = flaw_of_entry(entry, asked.unit, seals) or _flaw_of(found, asked)
+        content = payload[start : start + asked.unit.num_bytes]
+        flaw = flaw_of_entry(entry, asked.unit, seals) or _flaw_of(content, asked)
         if flaw:
             flawed.append((asked.unit, flaw))
-        elif wanted.deliver(asked, found):
+        elif wanted.deliver(asked, content):
             brought.append(asked.unit)
     return ReadResult(tuple(brought), tuple(flawed), len(payload))
 
 
-def _flaw_of(found: memoryview, read: UnitRead) -> Flaw | None:
-    if not len(found) == read.unit.num_bytes == read.memory.nbytes:
+def _flaw_of(content: memoryview, read: UnitRead) -> Flaw | None:
+    if not len(content) == read.unit.num_bytes == read.memory.nbytes:
         return Flaw.LENGTH
-    return None if xxhash.xxh3_128_digest(found) == read.unit.digest else Flaw.DIGEST
+    return None if xxhash.xxh3_128_digest(content) == read.unit.digest else Flaw.DIGEST
 
 
 def _bytes_of(memory: memoryview) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:

@@ -123,14 +123,14 @@ def bucket_of(place: str) -> tuple[str, str, str, str] | None:
     name of this node's folder; None for a place that is not in a bucket. Raises ConfigError."""
     if urlsplit(place).scheme != "s3":
         return None
-    where: tuple[str, str, str, str] = _object_address().split_url(place)
-    return where
+    parts: tuple[str, str, str, str] = _object_address().split_url(place)
+    return parts
 
 
 def readers_beside(url: str) -> Callable[[str], BlobReader]:
-    """Readers of other nodes' folders beside the one at `url`, by name. Raises ConfigError."""
-    found: Callable[[str], BlobReader] = _object_address().folders_beside(url)
-    return found
+    """Readers of other nodes' folders next to the one at `url`, by name. Raises ConfigError."""
+    readers: Callable[[str], BlobReader] = _object_address().folders_beside(url)
+    return readers
 
 
 @asynccontextmanager

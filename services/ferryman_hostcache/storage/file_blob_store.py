@@ -215,8 +215,8 @@ def _verify(path: Path, parts: Sequence[BlobPart], flags: int) -> None:
     buffer = AlignedBuffer()
     with _opened(path, os.O_RDONLY | flags) as fd:
         for part in parts:
-            found = buffer.read(partial(_fill, fd), part.offset, len(part.memory))
-            if xxhash.xxh3_128_digest(found) != part.digest:
+            content = buffer.read(partial(_fill, fd), part.offset, len(part.memory))
+            if xxhash.xxh3_128_digest(content) != part.digest:
                 raise OSError(errno.EBADMSG, "what was written does not read the same")
 
 

@@ -41,8 +41,8 @@ class StorageTier(Protocol):
 
     @property
     def term(self) -> int:
-        """The number of this ownership, above all former ones, where other nodes can read what is
-        stored; 0 where none can."""
+        """The number of this ownership, above all former ones, if other nodes can read what is
+        stored; 0 if they cannot."""
 
     def attach(self, manifest: StateManifest) -> None:
         """Makes the stored units of this model visible; before, every lookup misses."""
@@ -68,7 +68,7 @@ class StorageTier(Protocol):
         """Prolongs leases; returns those that are gone."""
 
     def release(self, lease_id: str) -> None:
-        """Ends a lease: the reader reads no more under this name. An unknown name is fine."""
+        """Ends a lease: the reader no longer reads under this name. An unknown name is fine."""
 
     async def read(self, reads: Sequence[UnitRead]) -> tuple[StoredUnit, ...]:
         """Reads bytes into memory; returns the units whose bytes are the ones stored."""
@@ -76,7 +76,7 @@ class StorageTier(Protocol):
     async def store(self, keys: Sequence[PageKey], units: Sequence[OfferedUnit]) -> StoredGroup:
         """Stores one group under a chain as a whole: visible when all of it is stored.
 
-        Full pages attach where those here end, so offer all that `lookup` does not list. Raises
+        Full pages continue those that are here, so offer all that `lookup` does not list. Raises
         InvalidRequest when a unit's size is not the one in the manifest.
         """
 

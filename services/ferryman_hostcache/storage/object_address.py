@@ -1,6 +1,6 @@
 """Opens the object store that a URL names: `s3://bucket/prefix?endpoint=…&region=…`.
 
-Credentials and all that the URL does not say come from `AWS_*`, as for other tools.
+Credentials and all options that the URL lacks come from `AWS_*`, as for other tools.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ferryman_hostcache.storage.object_reader import ObjectReader
 REQUEST_SECONDS, CONNECT_SECONDS, RETRY_SECONDS = 10.0, 3.0, 10.0
 MAX_RETRIES = 3
 OPTIONS = ("endpoint", "region")
-# As the client reads them, the first one first.
+# In the order in which the client reads them.
 ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 
 
@@ -33,7 +33,7 @@ def open_object_store(url: str) -> ObjectBlobStore:
 
 
 def folders_beside(url: str) -> Callable[[str], ObjectReader]:
-    """Readers of the folders beside the one at `url`, by name."""
+    """Readers of the folders next to the one at `url`, by name."""
     _, bucket, parent, _ = split_url(url)
     place, _, query = url.partition("?")
     objects = _connected(place, bucket, parent, _options(place, query))

@@ -62,7 +62,7 @@ class ObjectBlobStore:
         try:
             self._upload(name, content)
             _verify(self._read_back(name, parts))
-            self._owner.check()  # it may have been lost meanwhile: then nobody is to know of it
+            self._owner.check()  # if lost meanwhile, the object must not be announced
         except BaseException:
             self._give_up(name)
             raise
@@ -78,10 +78,10 @@ class ObjectBlobStore:
         """The stored bytes of each part; a request for many small ones together."""
         for run in _runs(parts):
             begin = run[0].offset
-            found = memoryview(bytearray(_end(run[-1]) - begin))
-            found = found[: self.read(name, begin, found)]
+            content = memoryview(bytearray(_end(run[-1]) - begin))
+            content = content[: self.read(name, begin, content)]
             for part in run:
-                yield found[part.offset - begin :][: len(part.memory)], part
+                yield content[part.offset - begin :][: len(part.memory)], part
 
     def _give_up(self, name: str) -> None:
         """Removes an object that was not put; the first failure is the one to report."""
@@ -109,12 +109,12 @@ class ObjectBlobStore:
             for page in obstore.list(self._objects, chunk_size=LISTED_AT_ONCE):
                 num_seen += len(page)
                 if num_seen > MAX_OBJECTS:
-                    # Those not seen would be counted as no room, and their numbers given again.
+                    # Objects not listed would count as no room, and their numbers would be reused.
                     raise OSError(errno.EFBIG, f"more than {MAX_OBJECTS} objects")
                 yield from (
-                    (found["path"], found["size"])
-                    for found in page
-                    if found["path"] != OWNER_NAME and "/" not in found["path"]
+                    (entry["path"], entry["size"])
+                    for entry in page
+                    if entry["path"] != OWNER_NAME and "/" not in entry["path"]
                 )
 
     def extent_table(self) -> ExtentTable:
@@ -181,12 +181,12 @@ def _end(part: BlobPart) -> int:
 
 
 def _part_of(content: memoryview, part: BlobPart) -> tuple[memoryview, BlobPart]:
-    """The bytes of a blob where a part is, with that part."""
+    """The bytes of one part of a blob, with that part."""
     return content[part.offset : part.offset + len(part.memory)], part
 
 
-def _verify(found: Iterator[tuple[memoryview, BlobPart]]) -> None:
+def _verify(contents: Iterator[tuple[memoryview, BlobPart]]) -> None:
     """Raises EBADMSG unless every part has its digest."""
-    for memory, part in found:
+    for memory, part in contents:
         if xxhash.xxh3_128_digest(memory) != part.digest:
             raise OSError(errno.EBADMSG, "what was written does not read the same")

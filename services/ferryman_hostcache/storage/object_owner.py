@@ -2,9 +2,9 @@
 
 Only conditional puts decide, never a clock of another machine. A newcomer that finds the object
 watches it: renewed within a lease, it has an owner; otherwise the newcomer replaces the version
-that it saw. An owner that could not renew for half a lease writes no more. Each owner has a term of
-its own, above those of all former ones, so what one that only seemed dead still writes has a name
-that no later owner gives.
+that it saw. An owner that could not renew for half a lease stops writing. Each owner has a term of
+its own, above those of all former owners. So an owner that only seemed dead writes under names that
+no later owner gives.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class ObjectOwner:
 
     def take(self, last_term: Callable[[], int]) -> None:
         """Blocks for a lease when a former owner ended without giving back. Raises ConfigError when
-        there is an owner, or the store cannot be used. `last_term` is asked when this is the owner:
-        the highest term that the objects show."""
+        there is an owner, or the store cannot be used. `last_term` is called once this is the
+        owner: it returns the highest term that the objects show."""
         try:
             if not self._try_create():
                 self._take_over()
@@ -97,7 +97,7 @@ class ObjectOwner:
         )
 
     def _put(self, mode: obstore.PutMode) -> None:
-        """A new version, other than any before, while the version in `mode` is the last."""
+        """Puts a new version, different from all before, if the version in `mode` is the last."""
         began = time.monotonic()
         self._turn += 1
         content = _CONTENT.pack(self._identity, self._turn, self._term)
@@ -105,14 +105,14 @@ class ObjectOwner:
             self._version = obstore.put(self._objects, OWNER_NAME, content, mode=mode)["e_tag"]
         except (AlreadyExistsError, PreconditionError):
             # An earlier try may have come through although its answer was lost.
-            found = obstore.get(self._objects, OWNER_NAME)
-            if not bytes(found.bytes()).startswith(self._identity):
+            current = obstore.get(self._objects, OWNER_NAME)
+            if not bytes(current.bytes()).startswith(self._identity):
                 raise
-            self._version = found.meta["e_tag"]
+            self._version = current.meta["e_tag"]
         self._renewed = began
 
     def _renew(self) -> None:
-        """On a thread, until the ownership is given back or lost."""
+        """Renews on a thread, until the ownership is given back or lost."""
         while not self._ending.wait(self._seconds / RENEWALS):
             try:
                 self._put({"e_tag": self._version})
@@ -129,7 +129,7 @@ class ObjectOwner:
             raise OSError(errno.ESTALE, "another process may own the objects")
 
     def give_back(self) -> None:
-        """The next owner needs not wait, if the store can still be reached."""
+        """Frees the claim, so the next owner need not wait, if the store can still be reached."""
         self._ending.set()
         self._thread.join()
         try:

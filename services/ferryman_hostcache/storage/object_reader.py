@@ -1,4 +1,4 @@
-"""Reads objects by ranges, whoever owns them; the errno of each failure and what to do about it."""
+"""Reads objects by ranges, from any owner; the errno of each failure and what to do about it."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ class ObjectReader:
         done = 0
         while done < len(into):
             wanted = min(REQUEST_BYTES, len(into) - done)
-            found = self._range(self._folder + name, begin + done, wanted)
-            into[done : done + len(found)] = found
-            done += len(found)
-            if len(found) < wanted:
+            content = self._range(self._folder + name, begin + done, wanted)
+            into[done : done + len(content)] = content
+            done += len(content)
+            if len(content) < wanted:
                 break
         return done
 
@@ -66,7 +66,7 @@ class ObjectReader:
                     obstore.get_range(self._objects, name, start=begin, length=num_bytes)
                 )
             except BaseError:
-                # A range that begins behind the end is refused, as one that failed is.
+                # A range that begins after the end is refused like one that failed.
                 if begin < obstore.head(self._objects, name)["size"]:
                     raise
                 return memoryview(b"")
@@ -83,21 +83,21 @@ def os_errors() -> Iterator[None]:
         number = _number_of(error)
         raise OSError(number, os.strerror(number)) from error
     except BaseError as error:
-        said = str(error).partition("\n")[0]
-        raise OSError(_number_said(said), said) from error
+        message = str(error).partition("\n")[0]
+        raise OSError(_number_said(message), message) from error
 
 
 def explained(error: Exception) -> str:
-    """The first line of the library's error, behind what an operator can do about it."""
+    """The first line of the library's error, after the advice for the operator."""
     whole = str(error)
     first = whole.partition("\n")[0]
     advice = (words for phrase, words in ADVICE if phrase in whole)
     return f"{words} ({first})" if (words := next(advice, "")) else first
 
 
-def _number_said(said: str) -> int:
+def _number_said(message: str) -> int:
     """The errno of an answer that the library has no built-in error for."""
-    numbers = (number for phrase, number in SAID if phrase in said)
+    numbers = (number for phrase, number in SAID if phrase in message)
     return next(numbers, errno.EIO)
 
 

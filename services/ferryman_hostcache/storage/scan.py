@@ -1,6 +1,6 @@
 """Scans a blob store at start: finds whole extents by their headers, and removes other blobs.
 
-The manifest of the last model is stored beside them, so that a new life can restore its extents
+The manifest of the last model is stored with them, so that the next process can restore its extents
 before it serves. It is a hint only, because `attach` compares digests. Blocking; for threads.
 """
 
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 MANIFEST_NAME = "manifest.json"
 MAX_MANIFEST_BYTES = 4 << 20
-FIRST_BYTES = 16 << 10  # of a header that is far away: the whole of one with up to 145 pages
+FIRST_BYTES = 16 << 10  # first read of a remote header; all of it for up to 145 pages
 # the manifest digest of extents that were not read in time, or that another cluster wrote
 NOT_LOOKED_AT = ""
 
@@ -53,18 +53,18 @@ class Scanned:
 def scan(blobs: BlobStore, key: MacKey, seconds: float, clock: Callable[[], float]) -> Scanned:
     """Reads headers only, newest first, for `seconds`. Extents that are not read, or that another
     cluster wrote, count as another model's: they stay until their room is needed."""
-    end, found, num_corrupt = clock() + seconds, [], 0
+    end, extents, num_corrupt = clock() + seconds, [], 0
     sizes = {name: size for name, size in blobs.scan().items() if name.endswith(EXTENT_SUFFIX)}
     for name in sorted(sizes, reverse=True):
         try:
             size = sizes[name]
             unread = FoundExtent(generation_of(name), NOT_LOOKED_AT, (), (), 0, size, size)
-            found.append(unread if clock() >= end else _look(blobs, name, unread, key))
+            extents.append(unread if clock() >= end else _look(blobs, name, unread, key))
         except (BadExtent, OSError) as error:
             log.warning("removed %s of %s: %s", name, blobs.place, error)
             _remove(blobs, name)
             num_corrupt += 1
-    return Scanned(tuple(found), blobs.statistics().num_unfinished, num_corrupt)
+    return Scanned(tuple(extents), blobs.statistics().num_unfinished, num_corrupt)
 
 
 def _look(blobs: BlobStore, name: str, unread: FoundExtent, key: MacKey) -> FoundExtent:
@@ -82,8 +82,8 @@ def read_header(blobs: BlobReader, generation: int, key: MacKey, most: int) -> F
     """The extent of this generation, by a header of at most `most` bytes. Raises BadExtent, and
     OSError.
 
-    A blob may be replaced between two reads, by itself with fewer living units: no seal covers
-    what differs.
+    A blob may be replaced between two reads by the same one with fewer living units: no seal
+    covers the difference.
     """
     name = extent_name(generation)
     header = _range(blobs, name, 0, FIRST_BYTES)

@@ -37,14 +37,14 @@ class ReaderThreads:
     def __init__(self, num_threads: int, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._threads = ThreadPoolExecutor(num_threads, "storage-reader")
-        self._own = local()
+        self._local = local()
         self.read_bytes, self.read_seconds = 0, 0.0
         self.num_in_flight = 0
 
     async def read(
         self, blobs: BlobReader, reads: Sequence[UnitRead], seals: ExtentSeals
     ) -> list[tuple[Run, Outcome]]:
-        """When this returns or is cancelled, no memory of `reads` is written any more."""
+        """Reads runs of units. After its return or cancel no memory of `reads` is written."""
         wanted, runs, began = PendingRead(), list(runs_of(reads)), self._clock()
         futures = [self._submit_run(blobs, run, seals, wanted) for run in runs]
         try:
@@ -58,7 +58,7 @@ class ReaderThreads:
         return list(zip(runs, outcomes, strict=True))
 
     def submit(self, job: Callable[[], Result]) -> Future[Result]:
-        """Another read, on one of the threads."""
+        """Runs another read on one of the threads."""
         self.num_in_flight += 1
         future = asyncio.get_running_loop().run_in_executor(self._threads, job)
         future.add_done_callback(self._landed)
@@ -75,16 +75,16 @@ class ReaderThreads:
     def _read_run(
         self, blobs: BlobReader, run: Run, seals: ExtentSeals, wanted: PendingRead
     ) -> Outcome:
-        """On a thread."""
+        """Runs on a thread."""
         try:
             return read_run(blobs, run, seals, self._buffer(), wanted)
         except OSError as error:
             return error
 
     def _buffer(self) -> AlignedBuffer:
-        if not hasattr(self._own, "buffer"):
-            self._own.buffer = AlignedBuffer()
-        buffer: AlignedBuffer = self._own.buffer
+        if not hasattr(self._local, "buffer"):
+            self._local.buffer = AlignedBuffer()
+        buffer: AlignedBuffer = self._local.buffer
         return buffer
 
     def close(self) -> None:
@@ -150,12 +150,12 @@ def write_extent(
 def give_ups(blobs: BlobStore, work: Sequence[BlobWork]) -> list[Callable[[], None]]:
     """The calls that drop units and remove extents; what is gone already is fine. They raise
     OSError. All units of one extent are one call, because a medium may write it anew for each."""
-    removed = [each for each in work if isinstance(each, RemoveExtent)]
+    removed = [job for job in work if isinstance(job, RemoveExtent)]
     ranges: dict[int, list[BlobRange]] = {}
-    for each in work:
-        if isinstance(each, DropUnit):
-            ranges.setdefault(each.generation, []).extend(dead_ranges(each))
+    for job in work:
+        if isinstance(job, DropUnit):
+            ranges.setdefault(job.generation, []).extend(dead_ranges(job))
     return [
-        *(partial(blobs.delete, extent_name(each.generation)) for each in removed),
+        *(partial(blobs.delete, extent_name(job.generation)) for job in removed),
         *(partial(blobs.punch, extent_name(name), holes) for name, holes in ranges.items()),
     ]
