@@ -30,6 +30,7 @@ from ferryman_router.intake.body_intake import (
     ReaderProcess,
 )
 from ferryman_router.request.response import OutputLog
+from ferryman_router.routing.fleet import Fleet
 
 LARGE, MIDDLE = LARGE_BYTES + 1, QUICK_BYTES + 1
 
@@ -153,8 +154,8 @@ async def test_who_reads_again_after_a_pause_hears_all_and_lets_others_have_thei
     end = GenerateFinished(FinishReason.STOP, Usage(1))
     requests: Any = [OneJourney(num_chunks, end), OneJourney(num_chunks, end)]
     form: Any = PlainForm()
-    frontend: Any = None
-    stream = FrameStream(ResponseGroup(frontend, requests, form, "id", 16, AnswerOptions()), {})
+    frontend: Any = SimpleNamespace(ctx=SimpleNamespace(fleet=Fleet(5.0)))
+    stream = FrameStream(ResponseGroup(frontend, requests, form, "id", AnswerOptions()), {})
     sent: list[bytes] = []
     turns: list[int] = []
 

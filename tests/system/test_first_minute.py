@@ -81,6 +81,9 @@ def test_a_question_in_the_first_start_is_answered_once_there_are_workers(tmp_pa
         answer = ask(http)
         assert answer.status_code == 200, answer.text
         assert answer.json()["choices"][0]["message"]["content"] == ANSWER
+        usage = answer.json()["usage"]
+        # The page size was not known yet when the request came.
+        assert usage["ferryman"]["uncached_reasons"] == {"never_seen": usage["prompt_tokens"]}
         assert process.poll() is None
 
 

@@ -258,8 +258,7 @@ async def _begun(
         created=int(deps.wall_clock()),
         echoes=echoes,
     )
-    page_size = frontend.ctx.fleet.page_size()
-    group = ResponseGroup(frontend, requests, form, caller.request_id, page_size, body.answer)
+    group = ResponseGroup(frontend, requests, form, caller.request_id, body.answer)
     # Before the first token of a stream, or the end of a whole answer, a failure has a status.
     await _wait(group, request, until_over=not body.is_stream)
     if group.broken is not None and not (body.is_stream and group.has_begun):

@@ -36,7 +36,6 @@ class ResponseGroup:
     requests: Sequence[RequestRunner]
     form: ResponseFormat
     answer_id: str
-    page_size: int
     options: AnswerOptions
 
     def cancel(self, cause: str) -> None:
@@ -70,7 +69,9 @@ class ResponseGroup:
             end.usage if index % self.options.num_candidates == 0 else end.usage.of_output
             for index, end in enumerate(self.finished)
         ]
-        return usage_object(self.answer_id, usages, self.page_size)
+        # Known now: a request may have come before the first worker.
+        page_size = self.frontend.ctx.fleet.page_size()
+        return usage_object(self.answer_id, usages, page_size)
 
     def scored_prompt(self, index: int) -> ScoredPrompt | None:
         """The prompt of a request, if it is scored: the first of those that share it has asked."""
