@@ -10,10 +10,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ferryman.cache.manifest import Kind, ResumeShape, StateManifest
 from ferryman.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 VERSION = 1
 PREFILL, DECODE, BOTH, HOSTCACHE = "prefill", "decode", "both", "hostcache"
@@ -140,11 +143,12 @@ def heartbeat_from_bytes(payload: bytes) -> Heartbeat:
     except NO_BEAT as error:
         raise InvalidRequest(f"these bytes are no beat: {error!r}") from error
     for part in (beat, beat.state):
-        _check_values(part)
+        check_values(part)
     return beat
 
 
-def _check_values(part: Heartbeat | ServedState) -> None:
+def check_values(part: DataclassInstance) -> None:
+    """Raises InvalidRequest for a value that is none of its field."""
     for declared in fields(part):
         value, types = getattr(part, declared.name), _PLAIN.get(str(declared.type))
         is_other = types is not None and type(value) not in types

@@ -14,10 +14,10 @@ from typing import Any
 
 from ferryman.errors import InvalidRequest
 from ferryman.wire.nats.heartbeat import (
-    LIMIT,
     NO_BEAT,
     VERSION,
     Heartbeat,
+    check_values,
     heartbeat_from_bytes,
     heartbeat_to_bytes,
     role_serves,
@@ -93,13 +93,5 @@ def _start_in(payload: bytes) -> StartBeat | None:
         beat = StartBeat(**{**values, "phase": StartPhase(values["phase"])})
     except NO_BEAT as error:
         raise InvalidRequest(f"these bytes are no beat: {error!r}") from error
-    _check(beat)
+    check_values(beat)
     return beat
-
-
-def _check(beat: StartBeat) -> None:
-    numbers = (beat.epoch, beat.done, beat.total)
-    are_whole = all(type(number) is int and 0 <= number < LIMIT for number in numbers)
-    is_time = type(beat.seconds) in (int, float) and 0 <= beat.seconds < LIMIT
-    if not (are_whole and is_time and type(beat.role) is type(beat.worker_id) is str):
-        raise InvalidRequest(f"these bytes are no beat: {beat!r:.160}")
