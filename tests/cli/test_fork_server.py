@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.system.cluster import wait_until
+from tests.waiting import wait_until
 
 from ferryman.errors import ConfigError
 from ferryman_launcher.child import Child, ChildSpec, spawn

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.system.cluster import wait_until
+from tests.waiting import wait_until
 
 START_SECONDS = 120
 COMMAND_SECONDS = 1200

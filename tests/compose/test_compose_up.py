@@ -15,7 +15,7 @@ import nats
 import pytest
 from tests.compose.composed_cluster import IMAGE, STAYING, ComposedCluster
 from tests.deploy.compose_file import SETTINGS
-from tests.system.exact import one_process
+from tests.harness.cluster import one_process
 
 from ferryman.client import Client
 from ferryman.schedule.request import SamplingParams

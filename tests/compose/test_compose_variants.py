@@ -15,7 +15,7 @@ from tests.compose.composed_cluster import STAYING, ComposedCluster, composed_cl
 from tests.compose.conftest import WHEELS
 from tests.compose.container_engine import ContainerEngine
 from tests.compose.test_compose_up import ANSWER, FAILSAFE_SECONDS, STORY
-from tests.system.exact import one_process
+from tests.harness.cluster import one_process
 
 from ferryman.client import Client, DoorTls
 from ferryman.errors import NotFound

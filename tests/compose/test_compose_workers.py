@@ -13,7 +13,7 @@ from tests.compose.conftest import WHEELS
 from tests.compose.container_engine import ContainerEngine
 from tests.compose.test_compose_up import ANSWER, chat, stream_of_a_killed_worker
 from tests.deploy.shipped_metrics import alerts
-from tests.system.cluster import wait_until
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(1800)]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.compose.composed_cluster import IMAGE, ComposedCluster
 from tests.compose.container_engine import ContainerEngine
-from tests.system.exact import one_process
+from tests.harness.cluster import one_process
 from tests.tiny_models import VARIANTS, WITH_WINDOWS
 from tests.variants import NATIVE, save_variant
 from tools.leave_out import read_list

@@ -15,16 +15,15 @@ import httpx
 import redis.asyncio as aioredis
 from nats.aio.client import Client as NatsClient
 from tests.cluster_keys import STRANGERS_KEY
-from tests.system.cluster import wait_until
+from tests.harness.cluster import API_KEY, Up
 from tests.system.forged_calls import CALLS, method_of
-from tests.system.test_up import API_KEY, Up, as_observer
+from tests.waiting import wait_until
 
 from ferryman.client import Client
 from ferryman.llm import LLM
 from ferryman.schedule.request import SamplingParams
 from ferryman.security.cluster_key import Purpose
 from ferryman.security.credentials import ClusterRole, Login, RoleCredentials, credentials_of
-from ferryman.security.credentials_file import read_credentials
 from ferryman.security.key_file import read_key_file
 from ferryman.wire.nats.bus import Messages
 from ferryman.wire.nats.connection import NatsOptions
@@ -35,7 +34,6 @@ from ferryman.wire.nats.permissions import inbox_of
 from ferryman.wire.nats.subjects import LifeSubject, Subjects
 from ferryman.wire.public import GenerateEvent, GenerateStarted, TokenChunk
 from ferryman_launcher.options import demo_model
-from ferryman_launcher.state_folder import credentials_path
 
 FAILSAFE_SECONDS = 120
 SUBJECTS = Subjects("local")
@@ -56,17 +54,13 @@ class AttackedCluster:
 
     def leaked(self, role: ClusterRole) -> RoleCredentials:
         """The credentials in a role's file."""
-        return read_credentials(credentials_path(self.up.state_dir, role))
+        return self.up.credentials(role)
 
     @property
     def tenant_salt(self) -> bytes:
         """The one tenant's, made from the cluster's key: nobody else can name its pages."""
         key = read_key_file(self.up.state_dir / "cluster.key")
         return key.subkey(Purpose.TENANT_SALT).tag(API_KEY.encode())
-
-    def log(self, name: str) -> str:
-        """All that a process has said."""
-        return (self.up.state_dir / "logs" / f"{name}.log").read_text()
 
     def metric(self, role: str, pattern: str) -> float:
         """The sum of a process's metrics whose names and labels begin so."""
@@ -76,7 +70,7 @@ class AttackedCluster:
 
     def metrics(self, role: str) -> str:
         """As an observer reads them."""
-        return self.read(role, "/metrics", as_observer(self.up)["authorization"]).text
+        return self.read(role, "/metrics", self.up.as_observer["authorization"]).text
 
     def read(self, role: str, path: str, authorization: str = "") -> httpx.Response:
         """The answer of a process to somebody who shows this, or nothing."""
@@ -97,12 +91,13 @@ class AttackedCluster:
 
     def await_logged(self, words: str, number: int) -> None:
         """Until the broker's log, which `ferryman up` writes, has these words so often."""
-        wait_until(lambda: self.log("nats").count(words) >= number, words, seconds=FAILSAFE_SECONDS)
-        assert self.log("nats").count(words) == number
+        log = self.up.log
+        wait_until(lambda: log("nats").count(words) >= number, words, seconds=FAILSAFE_SECONDS)
+        assert log("nats").count(words) == number
 
     def ready(self, role: str) -> str:
         """Where a worker shows its metrics: it says so when it is ready."""
-        (found,) = re.findall(r'"observe": "([^"]+)"', self.log(role))
+        (found,) = re.findall(r'"observe": "([^"]+)"', self.up.log(role))
         return str(found)
 
     @asynccontextmanager
@@ -197,7 +192,7 @@ async def refusals(client: NatsClient, refused: list[str], number: int) -> None:
 async def look_at(up: Up) -> AttackedCluster:
     """All that an observer sees of a cluster, and the answer that one process gives."""
     up.complete("seen", max_tokens=1)
-    login = read_credentials(credentials_path(up.state_dir, ClusterRole.OBSERVER)).nats
+    login = up.credentials(ClusterRole.OBSERVER).nats
     async with (
         asyncio.timeout(FAILSAFE_SECONDS),
         nats_bus(NatsOptions(up.said["nats"], "observer", login)) as bus,

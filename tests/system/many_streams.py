@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
-from tests.system.cluster import Cluster
-from tests.system.exact import one_process
+from tests.harness.cluster import Cluster, one_process
 
 from ferryman.client import Client
 from ferryman.ids import make_request_id

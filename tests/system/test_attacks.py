@@ -16,6 +16,7 @@ import nats.errors
 import pytest
 from nats.aio.msg import Msg
 from redis.exceptions import AuthenticationError, NoPermissionError
+from tests.harness.cluster import API_KEY, up
 from tests.sockets import addresses_of, listening_addresses
 from tests.system.attacked_cluster import (
     FAILSAFE_SECONDS,
@@ -27,10 +28,9 @@ from tests.system.attacked_cluster import (
     refusals,
     strangers,
 )
-from tests.system.cluster import wait_until
 from tests.system.forged_calls import CALLS, TOKENS, ForgedCalls, forge_units, method_of
 from tests.system.public_doors import errors_over_grpc, statuses_over_http
-from tests.system.test_up import API_KEY, as_observer, up
+from tests.waiting import wait_until
 
 from ferryman.client import Client
 from ferryman.errors import LeaseLost, NotFound, PermissionDenied, Unauthenticated
@@ -132,7 +132,7 @@ FORGED = {
 
 
 async def test_a_stranger_is_not_let_in_by_the_broker(cluster: AttackedCluster) -> None:
-    before = cluster.log("nats").count(LOGIN_REFUSED)
+    before = cluster.up.log("nats").count(LOGIN_REFUSED)
     counted = cluster.metric("router", "refused_bus_logins_total")
     async with cluster.stream_beside():
         for login in (Login("", ""), Login("router", ""), strangers(ROUTER).nats):
@@ -150,7 +150,7 @@ async def test_a_stranger_is_not_let_in_by_the_broker(cluster: AttackedCluster) 
 async def test_a_leaked_login_says_nothing_of_others_on_the_broker(
     cluster: AttackedCluster,
 ) -> None:
-    before, tried = cluster.log("nats").count(REFUSED), 0
+    before, tried = cluster.up.log("nats").count(REFUSED), 0
     async with cluster.stream_beside():
         logged = await cluster.num_logged()
         for role in {*LEAKED, ROUTER}:
@@ -414,7 +414,7 @@ def test_probes_are_answered_and_hear_nothing_else(cluster: AttackedCluster) -> 
         "hostcache": {"status": "ready"},
     }
     assert cluster.read("router", "/ready").json() == {"status": "ready"}
-    more = cluster.read("router", "/ready", as_observer(cluster.up)["authorization"]).json()
+    more = cluster.read("router", "/ready", cluster.up.as_observer["authorization"]).json()
     assert more["workers"] == {"prefill": 1, "decode": 1}
 
 

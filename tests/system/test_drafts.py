@@ -9,19 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import pytest
-from tests.system.cluster import (
+from tests.harness.cluster import (
     FAST_PLANE,
     PAGE_SIZE,
     Cluster,
     ClusterShape,
     Generated,
+    assert_same,
     generate,
     generate_all,
     on_plane,
+    one_process,
     running_cluster,
     save_served_model,
 )
-from tests.system.exact import assert_same, one_process
 
 from ferryman.client import Client
 from ferryman.llm import Completion

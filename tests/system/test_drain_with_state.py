@@ -16,13 +16,7 @@ from dataclasses import dataclass, field
 
 import httpx
 import pytest
-from tests.system.cluster import (
-    Cluster,
-    ClusterShape,
-    Service,
-    running_cluster,
-    save_served_model,
-)
+from tests.harness.cluster import Cluster, ClusterShape, Service, running_cluster, save_served_model
 from tests.system.many_streams import Streams, sampling_of, undisturbed
 
 from ferryman.client import Client

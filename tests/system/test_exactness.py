@@ -13,20 +13,21 @@ from dataclasses import replace
 from urllib.parse import urlsplit
 
 import pytest
-from tests.planes import plane_of
-from tests.sockets import listening_addresses
-from tests.system.cluster import (
+from tests.harness.cluster import (
     FAST_PLANE,
     Cluster,
     ClusterShape,
     Generated,
+    assert_same,
     generate,
     generate_all,
     on_plane,
+    one_process,
     running_cluster,
     save_served_model,
 )
-from tests.system.exact import assert_same, one_process
+from tests.planes import plane_of
+from tests.sockets import listening_addresses
 
 from ferryman.client import Client
 from ferryman.handoff.lifecycle import LifecycleEntry

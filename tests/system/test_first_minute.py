@@ -3,22 +3,15 @@ asks then is answered."""
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from tests.system.cluster import wait_until
-from tests.system.test_up import SMALL, as_observer, up
+from tests.harness.cluster import starting, up
+from tests.waiting import wait_until
 
 from ferryman.runtime.embedded import free_ports
-from ferryman_launcher.state_folder import running_cluster
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
@@ -39,27 +32,6 @@ def ask(http: str, **headers: str) -> httpx.Response:
     return httpx.post(f"{http}/v1/chat/completions", json=body, headers=headers, timeout=SECONDS)
 
 
-@contextmanager
-def first_start(state_dir: Path, http_port: int) -> Iterator[subprocess.Popen[str]]:
-    """A cluster that has just been begun, with no loop compiled yet."""
-    command = (sys.executable, "-m", "ferryman_cli", "up", "--json", "--state-dir", str(state_dir))
-    process = subprocess.Popen(
-        (*command, "--http-port", str(http_port), "--grpc-port", "0", *SMALL),
-        env={**os.environ, "NUMBA_CACHE_DIR": str(state_dir / "loops")},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-    )
-    assert process.stdout is not None
-    with process.stdout:
-        try:
-            yield process
-        finally:
-            process.send_signal(signal.SIGINT)
-            process.wait(timeout=120)
-
-
 def is_open(http: str) -> bool:
     try:
         return httpx.get(f"{http}/health", timeout=SECONDS).status_code == 200
@@ -70,7 +42,8 @@ def is_open(http: str) -> bool:
 def test_a_question_in_the_first_start_is_answered_once_there_are_workers(tmp_path: Path) -> None:
     (port,) = free_ports(1)
     http = f"http://127.0.0.1:{port}"
-    with first_start(tmp_path, port) as process:
+    no_loop_is_compiled = {"NUMBA_CACHE_DIR": str(tmp_path / "loops")}
+    with starting(tmp_path, "--http-port", str(port), **no_loop_is_compiled) as cluster:
         wait_until(lambda: is_open(http), "the open door", seconds=240)
         readiness = httpx.get(f"{http}/ready", timeout=SECONDS)
         assert (readiness.status_code, readiness.json()["status"]) == (503, "starting")
@@ -84,16 +57,15 @@ def test_a_question_in_the_first_start_is_answered_once_there_are_workers(tmp_pa
         usage = answer.json()["usage"]
         # The page size was not known yet when the request came.
         assert usage["ferryman"]["uncached_reasons"] == {"never_seen": usage["prompt_tokens"]}
-        assert process.poll() is None
+        assert cluster.process.poll() is None
 
 
 def test_a_question_behind_the_death_of_the_only_decode_worker_is_answered(tmp_path: Path) -> None:
     with up(tmp_path) as cluster:
-        http, before = cluster.doors[0], running_cluster(tmp_path).pids["decode"]
-        os.kill(before, signal.SIGKILL)
-        answer = ask(http)
+        before = cluster.kill("decode")
+        answer = ask(cluster.doors[0])
         assert answer.status_code == 200, answer.text
         assert answer.json()["choices"][0]["message"]["content"] == ANSWER
-        readiness = httpx.get(f"{http}/ready", headers=as_observer(cluster), timeout=SECONDS).json()
+        readiness = cluster.readiness()
         assert (readiness["workers"]["decode"], readiness["starts"]) == (1, [])
-        wait_until(lambda: running_cluster(tmp_path).pids["decode"] != before, "its new id")
+        cluster.await_return("decode", before)

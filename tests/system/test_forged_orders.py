@@ -7,17 +7,18 @@ from uuid import uuid4
 
 import pytest
 from tests.cluster_keys import STRANGERS_KEY, token_of
-from tests.system.cluster import (
+from tests.harness.cluster import (
     PAGE_SIZE,
     Cluster,
     ClusterShape,
     Service,
+    assert_same,
     generate,
     on_plane,
+    one_process,
     running_cluster,
     save_served_model,
 )
-from tests.system.exact import assert_same, one_process
 from tests.tiny_models import VOCAB_SIZE
 
 from ferryman.cache.keys import PageKey, as_token_ids

@@ -6,17 +6,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import pytest
-from tests.planes import CHOICES
-from tests.system.cluster import (
+from tests.harness.cluster import (
     FAST_PLANE,
     Cluster,
     ClusterShape,
     Generated,
+    assert_same,
     generate,
+    one_process,
     running_cluster,
     save_served_model,
 )
-from tests.system.exact import assert_same, one_process
+from tests.planes import CHOICES
 
 from ferryman.cache.units import Tier
 from ferryman.client import Client

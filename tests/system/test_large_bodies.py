@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from tests.system.cluster import Cluster, ClusterShape, running_cluster
+from tests.harness.cluster import Cluster, ClusterShape, running_cluster
 from tools.campaigns.body_sender import BODIES, SEND_SECONDS, refused
 from tools.campaigns.large_bodies import largest_gap, num_long_holds, warmed
 

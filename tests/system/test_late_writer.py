@@ -20,16 +20,16 @@ from typing import Any
 import httpx
 import pytest
 import pytest_asyncio
-from tests.system.cluster import (
+from tests.harness.cluster import (
     Cluster,
     ClusterShape,
     Service,
     on_plane,
+    one_process,
     running_cluster,
     save_served_model,
-    wait_until,
 )
-from tests.system.exact import one_process
+from tests.waiting import wait_until
 from tests.wire.proxy import Connection, HoldingProxy, holding_proxy
 
 from ferryman.client import Client

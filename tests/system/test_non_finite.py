@@ -8,17 +8,18 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.system.cluster import (
+from tests.harness.cluster import (
     Cluster,
     ClusterShape,
+    assert_same,
     generate,
     on_plane,
+    one_process,
     running_cluster,
     save_served_model,
-    wait_until,
 )
-from tests.system.exact import assert_same, one_process
 from tests.tiny_models import VOCAB_SIZE
+from tests.waiting import wait_until
 
 from ferryman.client import Client, Retries
 from ferryman.errors import FerrymanError

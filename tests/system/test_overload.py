@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
-from tests.system.cluster import (
+from tests.harness.cluster import (
     Cluster,
     ClusterShape,
     generate,

@@ -10,17 +10,18 @@ from collections.abc import Iterator
 
 import pytest
 from tests.cluster_keys import token_of
-from tests.hostcache.attached import source_of, worker_at
-from tests.system.cluster import (
+from tests.harness.cluster import (
     PAGE_SIZE,
     Cluster,
     ClusterShape,
+    assert_same,
     generate,
     on_plane,
+    one_process,
     running_cluster,
     save_served_model,
 )
-from tests.system.exact import assert_same, one_process
+from tests.hostcache.attached import source_of, worker_at
 
 from ferryman.cache.keys import as_token_ids, page_keys, root_key
 from ferryman.cache.manifest import Kind, StateManifest

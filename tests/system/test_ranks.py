@@ -12,19 +12,20 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from tests.processes import ranks_of
-from tests.system.cluster import (
+from tests.harness.cluster import (
     FAST_PLANE,
     Cluster,
     ClusterShape,
     Generated,
     Service,
+    assert_same,
     generate,
     on_plane,
+    one_process,
     running_cluster,
     save_served_model,
 )
-from tests.system.exact import assert_same, one_process
+from tests.processes import ranks_of
 
 from ferryman.client import Client, GenerateFinished, TokenChunk
 from ferryman.llm import LLM

@@ -6,17 +6,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from tests.system.cluster import (
+from tests.harness.cluster import (
     FAST_PLANE,
     PAGE_SIZE,
     Cluster,
     ClusterShape,
+    assert_same,
     generate_all,
     on_plane,
+    one_process,
     running_cluster,
     save_served_model,
 )
-from tests.system.exact import assert_same, one_process
 
 from ferryman.cache.manifest import Kind
 from ferryman.client import Client

@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tests.system.cluster import (
+from tests.harness.cluster import (
     PAGE_SIZE,
     Cluster,
     ClusterShape,
     generate,
     running_cluster,
     save_served_model,
-    wait_until,
 )
+from tests.waiting import wait_until
 
 from ferryman.cache.manifest import Kind
 from ferryman.client import Client

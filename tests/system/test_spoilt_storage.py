@@ -18,19 +18,20 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 import pytest
-from tests.system.cluster import (
+from tests.harness.cluster import (
     PAGE_SIZE,
     Cluster,
     ClusterShape,
     Generated,
     Service,
+    assert_same,
     generate,
+    one_process,
     running_cluster,
     save_served_model,
-    wait_until,
 )
-from tests.system.exact import assert_same, one_process
 from tests.system.spoiling import Spoilt, StorageSpoiler
+from tests.waiting import wait_until
 
 from ferryman.cache.units import Tier
 from ferryman.client import Client

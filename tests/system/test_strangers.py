@@ -10,18 +10,19 @@ from contextlib import asynccontextmanager
 
 import pytest
 from tests.cluster_keys import KEY, STRANGERS_KEY, key_file_in
-from tests.hostcache.attached import prompt_of, worker_at
-from tests.system.cluster import (
+from tests.harness.cluster import (
     PAGE_SIZE,
     Cluster,
     ClusterShape,
     Generated,
     Service,
+    assert_same,
     generate,
+    one_process,
     running_cluster,
     save_served_model,
 )
-from tests.system.exact import assert_same, one_process
+from tests.hostcache.attached import prompt_of, worker_at
 
 from ferryman.cache.manifest import Kind, ResumeShape, StateManifest
 from ferryman.cache.units import Tier

@@ -11,8 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.grammar.guided_model import GUIDES, ORDER, Guide, is_order, save_guided_model
-from tests.system.cluster import Cluster, ClusterShape, running_cluster
-from tests.system.exact import one_process
+from tests.harness.cluster import Cluster, ClusterShape, one_process, running_cluster
 
 from ferryman.client import Client
 from ferryman.errors import InvalidRequest

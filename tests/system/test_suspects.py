@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
 import pytest
-from tests.system.cluster import (
+from tests.harness.cluster import (
     PAGE_SIZE,
     Cluster,
     ClusterShape,

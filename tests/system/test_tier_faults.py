@@ -18,17 +18,17 @@ from urllib.parse import urlsplit
 import pytest
 import redis.asyncio as aioredis
 from tests.cluster_keys import KEY
-from tests.servers import nats_server
-from tests.system.cluster import (
+from tests.harness.cluster import (
     PAGE_SIZE,
     Cluster,
     ClusterShape,
     generate,
+    one_process,
     save_served_model,
     started_cluster,
-    wait_until,
 )
-from tests.system.exact import one_process
+from tests.servers import nats_server
+from tests.waiting import wait_until
 
 from ferryman.cache.manifest import ResumeShape
 from ferryman.client import Client

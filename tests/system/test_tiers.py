@@ -15,21 +15,22 @@ from dataclasses import dataclass
 
 import pytest
 from tests.cluster_keys import KEY
-from tests.forked_services import ServiceProcess
-from tests.hostcache.object_server import BUCKET, s3_server
-from tests.planes import CHOICES
-from tests.system.cluster import (
+from tests.harness.cluster import (
     FAST_PLANE,
     PAGE_SIZE,
     Cluster,
     ClusterShape,
     Generated,
     Service,
+    assert_same,
     generate,
+    one_process,
     running_cluster,
     save_served_model,
 )
-from tests.system.exact import assert_same, one_process
+from tests.harness.forked_services import ServiceProcess
+from tests.hostcache.object_server import BUCKET, s3_server
+from tests.planes import CHOICES
 
 from ferryman.cache.manifest import ResumeShape
 from ferryman.cache.units import Tier

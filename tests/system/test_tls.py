@@ -18,19 +18,18 @@ import pytest
 import redis.asyncio as aioredis
 from redis.exceptions import RedisError
 from tests.certificates import make_certificates
+from tests.harness.cluster import Up, up
 from tests.sockets import addresses_of
-from tests.system.cluster import wait_until
-from tests.system.test_up import Up, as_observer, up
 from tests.system.tls_callers import (
     FAILSAFE_SECONDS,
     addresses,
-    credentials,
     health,
     logged_in,
     read_to_end,
     trusting,
     ways_to_call,
 )
+from tests.waiting import wait_until
 
 from ferryman.client import Client, ConnectionBroken, DoorTls, SamplingParams
 from ferryman.errors import DeadlineExceeded
@@ -98,7 +97,7 @@ def test_every_door_is_tls_and_people_keep_their_tools(
 
 def refused_handshakes(cluster: Up, folder: Path) -> float:
     url = f"{cluster.said['http']}/metrics"
-    shown = as_observer(cluster)
+    shown = cluster.as_observer
     text = httpx.get(url, verify=trusting(folder), headers=shown, timeout=120).text
     (number,) = re.findall(r"^ferryman_router_refused_handshakes_total (\S+)", text, re.MULTILINE)
     return float(number)
@@ -138,7 +137,7 @@ async def test_the_broker_takes_no_word_without_tls_and_no_trust_of_strangers(
     cluster: Up, folder: Path, strangers: Path
 ) -> None:
     """All callers have the router's own password."""
-    login, url = credentials(cluster, ClusterRole.ROUTER).nats, cluster.said["nats"]
+    login, url = cluster.credentials(ClusterRole.ROUTER).nats, cluster.said["nats"]
     log = cluster.state_dir / "logs" / "nats.log"
     shown = {"user": login.user, "pass": login.password, "verbose": False, "pedantic": False}
     async with asyncio.timeout(FAILSAFE_SECONDS):

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 import httpx
 import pytest
-from tests.system.cluster import (
+from tests.harness.cluster import (
     Cluster,
     ClusterShape,
+    one_process,
     running_cluster,
     save_served_model,
 )
-from tests.system.exact import one_process
 from tests.system.many_streams import Frames, Streams, sampling_of, undisturbed
 
 from ferryman.client import Client

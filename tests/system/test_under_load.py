@@ -11,16 +11,16 @@ from collections.abc import Iterator, Sequence, Set
 from contextlib import aclosing, suppress
 
 import pytest
-from tests.system.cluster import (
+from tests.harness.cluster import (
     Cluster,
     ClusterShape,
     Service,
     generate,
     generate_all,
+    one_process,
     running_cluster,
     save_served_model,
 )
-from tests.system.exact import one_process
 
 from ferryman.client import Client
 from ferryman.errors import DeadlineExceeded, Exhausted, Unavailable

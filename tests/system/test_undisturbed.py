@@ -13,15 +13,16 @@ from itertools import pairwise
 
 import pytest
 from tests.deploy.shipped_metrics import asked_for, exported
-from tests.system.cluster import (
+from tests.harness.cluster import (
     Cluster,
     ClusterShape,
     Generated,
+    assert_same,
     on_plane,
+    one_process,
     running_cluster,
     save_served_model,
 )
-from tests.system.exact import assert_same, one_process
 
 from ferryman.client import Client
 from ferryman.llm import Completion

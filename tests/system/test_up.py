@@ -4,29 +4,22 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from tests.system.cluster import wait_until
+from tests.harness.cluster import API_KEY, SMALL, Up, name_of, up, up_command
+from tests.waiting import wait_until
 
 from ferryman.llm import LLM
 from ferryman.schedule.request import SamplingParams
 from ferryman_cli.app import run
 from ferryman_launcher.options import demo_model
-from ferryman_launcher.state_folder import METRICS_TOKEN, running_cluster
+from ferryman_launcher.state_folder import running_cluster
 
-SMALL = ("--memory-bytes", "67108864", "--host-memory", "32M", "--max-running", "8")
-API_KEY = "sk-for-the-router-alone"
 # Python runs this before all else, and the hook before each program: one whose log has such a name
 # cannot start.
 CANNOT_START = """
@@ -44,85 +37,10 @@ sys.addaudithook(on_event)
 NAMES = {"nats", "redis", "hostcache", "prefill", "decode", "router-1", "router-2"}
 
 
-@dataclass
-class Up:
-    """A running `ferryman up --json`: what it said when it was ready, and its folder."""
-
-    process: subprocess.Popen[str]
-    state_dir: Path
-    said: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def pids(self) -> dict[str, int]:
-        return dict(running_cluster(self.state_dir).pids)
-
-    @property
-    def arena(self) -> Path:
-        for line in (self.state_dir / "logs" / "hostcache.log").read_text().splitlines():
-            if line.startswith('{"event": "ready"'):
-                return Path(json.loads(line)["arena"])
-        raise AssertionError("the host-cache never said where its arena is")
-
-    @property
-    def doors(self) -> list[str]:
-        """The URL of each router."""
-        return str(self.said["http"]).split(",")
-
-    def complete(
-        self,
-        request_id: str,
-        prompt: str = "The red box is in the",
-        max_tokens: int = 6,
-        router: int = 0,
-    ) -> dict[str, Any]:
-        answer = httpx.post(
-            f"{self.doors[router]}/v1/completions",
-            json={"prompt": prompt, "max_tokens": max_tokens, "temperature": 0},
-            headers={"x-request-id": request_id, "authorization": f"Bearer {API_KEY}"},
-            timeout=120,
-        )
-        assert answer.status_code == 200, answer.text
-        body: dict[str, Any] = answer.json()
-        return body
-
-    def is_gone(self, pids: dict[str, int]) -> bool:
-        return not any(Path(f"/proc/{pid}").exists() for pid in pids.values())
-
-
 def variables_of(pid: int) -> dict[str, str]:
     """A process's environment as its kernel shows it."""
     found = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
     return dict(each.split("=", 1) for each in found if each)
-
-
-def name_of(pid: int) -> str:
-    """A process's name as `ps -o comm` shows it: a forked service has its own."""
-    return Path(f"/proc/{pid}/comm").read_text().strip()
-
-
-@contextmanager
-def up(state_dir: Path, *arguments: str, **variables: str) -> Iterator[Up]:
-    """A cluster that is ready; killed, if the block leaves it running."""
-    command = (sys.executable, "-m", "ferryman_cli", "up", "--json", "--state-dir", str(state_dir))
-    ports = ("--http-port", "0", "--grpc-port", "0")
-    process = subprocess.Popen(
-        (*command, *ports, *SMALL, *arguments),
-        env={**os.environ, **variables},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert process.stdout is not None
-    assert process.stderr is not None
-    with process.stdout, process.stderr:
-        try:
-            line = process.stdout.readline()
-            assert line, f"it ended before it was ready: {process.stderr.read()}"
-            yield Up(process, state_dir, json.loads(line))
-        finally:
-            process.kill()
-            process.wait()
 
 
 def is_listening(address: str) -> bool:
@@ -149,7 +67,7 @@ def test_a_cluster_of_two_routers_serves_survives_deaths_and_leaves_nothing(
         assert arena.exists()
         killed = {"decode", "router-2"}
         for name in killed:
-            os.kill(before[name], signal.SIGKILL)
+            cluster.kill(name)
         wait_until(
             lambda: all(cluster.pids[name] != before[name] for name in killed),
             "the return of both",
@@ -166,10 +84,10 @@ def test_a_cluster_of_two_routers_serves_survives_deaths_and_leaves_nothing(
         assert services == {name: f"ferryman-{name}"[:15] for name in services}, "all are forked"
         assert {name for name in NAMES if pids[name] != before[name]} == killed
         assert running_cluster(tmp_path).grpc == cluster.said["grpc"]
-        cluster.process.send_signal(signal.SIGINT)
-        out, err = cluster.process.communicate(timeout=120)
-        assert cluster.process.returncode == 0, err
-        assert out == "", "one line on stdout, no more"
+        ended = cluster.end()
+        assert ended.status == 0, ended.stderr
+        assert ended.stdout == "", "one line on stdout, no more"
+        err = ended.stderr
         said = [json.loads(line) for line in err.splitlines() if line.startswith("{")]
         loaded = [event for event in said if event["event"] == "loading"]
         for name in ("prefill", "decode"):
@@ -220,19 +138,19 @@ def test_a_worker_that_cannot_start_is_tried_on_while_another_serves(tmp_path: P
         assert cluster.complete("one-of-two")["usage"]["completion_tokens"] > 0
         before = cluster.pids["prefill-2"]
         broken.unlink()
-        wait_until(lambda: _num_ready(cluster, "prefill") == 2, "its return", seconds=90)
+        wait_until(lambda: _num_prefills(cluster) == 2, "its return", seconds=90)
         wait_until(lambda: cluster.pids["prefill-2"] != before, "its new id to be told")
         broken.write_text("prefill-")
         for name in ("prefill-1", "prefill-2"):
-            os.kill(cluster.pids[name], signal.SIGKILL)
+            cluster.kill(name)
         log = state_dir / "logs" / "prefill-1.log"
         wait_until(lambda: log.read_text().count("cannot start") >= 3, "three starts", seconds=60)
         broken.unlink()
-        wait_until(lambda: _num_ready(cluster, "prefill") == 2, "the return of both", seconds=90)
+        wait_until(lambda: _num_prefills(cluster) == 2, "the return of both", seconds=90)
         assert cluster.complete("both-again")["usage"]["completion_tokens"] > 0
-        cluster.process.send_signal(signal.SIGINT)
-        _, err = cluster.process.communicate(timeout=120)
-        assert cluster.process.returncode == 0, err
+        ended = cluster.end()
+        err = ended.stderr
+        assert ended.status == 0, err
         assert "WARNING: prefill-2 exited with status 3 before it was ready" in err
         assert "it cannot start today" in err
         assert "prefill-1 is back" in err
@@ -244,9 +162,8 @@ def test_a_role_that_cannot_start_at_all_ends_it_with_the_reason(tmp_path: Path)
     (tmp_path / "sitecustomize.py").write_text(CANNOT_START)
     broken = tmp_path / "broken"
     broken.write_text("hostcache")
-    command = (sys.executable, "-m", "ferryman_cli", "up", "--state-dir", str(tmp_path / "state"))
     ended = subprocess.run(
-        (*command, "--http-port", "0", "--grpc-port", "0", *SMALL),
+        up_command(tmp_path / "state", *SMALL),
         env={**os.environ, "PYTHONPATH": str(tmp_path), "BROKEN": str(broken)},
         capture_output=True,
         text=True,
@@ -257,11 +174,8 @@ def test_a_role_that_cannot_start_at_all_ends_it_with_the_reason(tmp_path: Path)
 
 
 def test_too_little_memory_is_one_line(tmp_path: Path) -> None:
-    command = (sys.executable, "-m", "ferryman_cli", "up", "--state-dir", str(tmp_path))
-    ports = ("--http-port", "0", "--grpc-port", "0")
-    found = subprocess.run(
-        (*command, *ports, "--memory-bytes", "1000"), capture_output=True, text=True, timeout=120
-    )
+    command = up_command(tmp_path, "--memory-bytes", "1000")
+    found = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert found.returncode == 2
     assert found.stdout == ""
     lines = [line for line in found.stderr.splitlines() if " loads demo_model (" not in line]
@@ -269,15 +183,8 @@ def test_too_little_memory_is_one_line(tmp_path: Path) -> None:
     assert "memory_bytes=1000 is too little" in lines[0]
 
 
-def as_observer(cluster: Up) -> dict[str, str]:
-    """The header of somebody who may read numbers."""
-    token = (cluster.state_dir / METRICS_TOKEN).read_text()
-    return {"authorization": f"Bearer {token}"}
-
-
-def _num_ready(cluster: Up, role: str) -> int:
-    answer = httpx.get(f"{cluster.said['http']}/ready", headers=as_observer(cluster), timeout=120)
-    return int(answer.json()["workers"][role])
+def _num_prefills(cluster: Up) -> int:
+    return int(cluster.readiness()["workers"]["prefill"])
 
 
 def _are_ready(cluster: Up) -> bool:

@@ -6,13 +6,12 @@ The tests run in the order in which they stand here, on one cluster that has to 
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.system.cluster import wait_until
-from tests.system.test_up import Up, name_of, up
+from tests.harness.cluster import Up, name_of, up
+from tests.waiting import wait_until
 
 from ferryman_launcher.state_folder import running_cluster
 
@@ -23,13 +22,6 @@ NUM_DEATHS = 6
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     with up(tmp_path_factory.mktemp("state")) as cluster:
         yield cluster
-
-
-def kill(cluster: Up, name: str) -> int:
-    """Kills a process; returns its id, which was another one's the time before."""
-    pid = cluster.pids[name]
-    os.kill(pid, signal.SIGKILL)
-    return pid
 
 
 def serving_pid(cluster: Up, name: str) -> int | None:
@@ -60,11 +52,6 @@ def await_death(cluster: Up, name: str, before: int) -> None:
     )
 
 
-def await_return(cluster: Up, name: str, before: int) -> None:
-    """Waits until cluster.json has the id of the next process of that name."""
-    wait_until(lambda: cluster.pids[name] != before, f"the return of {name}", seconds=90)
-
-
 def await_answer(cluster: Up) -> None:
     """Waits until a request is answered."""
     wait_until(lambda: answers(cluster, f"any-{os.urandom(4).hex()}"), "an answer", seconds=90)
@@ -72,17 +59,17 @@ def await_answer(cluster: Up) -> None:
 
 def test_requests_are_answered_though_the_host_cache_dies_again_and_again(cluster: Up) -> None:
     for death in range(NUM_DEATHS):
-        before = kill(cluster, "hostcache")
+        before = cluster.kill("hostcache")
         await_death(cluster, "hostcache", before)
         assert cluster.complete(f"without-{death}")["usage"]["completion_tokens"] > 0
-        await_return(cluster, "hostcache", before)
+        cluster.await_return("hostcache", before)
     assert not running_cluster(cluster.state_dir).down
     assert cluster.process.poll() is None
 
 
 def test_a_worker_that_dies_again_and_again_comes_back_each_time(cluster: Up) -> None:
     for _ in range(NUM_DEATHS):
-        await_return(cluster, "decode", kill(cluster, "decode"))
+        cluster.await_return("decode", cluster.kill("decode"))
     await_answer(cluster)
     assert cluster.process.poll() is None
 
@@ -93,23 +80,23 @@ def test_a_full_disk_and_a_death_cost_the_cluster_no_more_than_lines(cluster: Up
     for log in (cluster.state_dir / "logs").glob("*.log"):
         log.unlink()
         log.symlink_to("/dev/full")
-    before = kill(cluster, "decode")
+    before = cluster.kill("decode")
     wait_until(
         lambda: serving_pid(cluster, "decode") not in (None, before), "its return", seconds=120
     )
     await_answer(cluster)
     assert cluster.pids["decode"] == before, "the disk is full, so the file is the older one"
     draft.unlink()
-    await_return(cluster, "decode", before)
+    cluster.await_return("decode", before)
     assert cluster.pids["decode"] == serving_pid(cluster, "decode")
     (cluster.state_dir / "logs" / "decode.log").unlink()
-    await_return(cluster, "decode", kill(cluster, "decode"))
+    cluster.await_return("decode", cluster.kill("decode"))
 
 
 def test_it_says_all_of_that_and_ends_when_it_is_told_to(cluster: Up) -> None:
-    cluster.process.send_signal(signal.SIGINT)
-    _, err = cluster.process.communicate(timeout=120)
-    assert cluster.process.returncode == 0, err
+    ended = cluster.end()
+    err = ended.stderr
+    assert ended.status == 0, err
     for name, absence in (("hostcache", "requests are answered"), ("decode", "requests wait")):
         assert f"WARNING: {name} was ended by signal 9, death {NUM_DEATHS} in a row" in err
         assert f"{absence}, and" in err

@@ -11,13 +11,12 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from tests.system.cluster import (
+from tests.harness.cluster import (
     PAGE_SIZE,
     Cluster,
     ClusterShape,
     running_cluster,
     save_served_model,
-    wait_until,
 )
 from tests.system.many_streams import (
     Frames,
@@ -25,6 +24,7 @@ from tests.system.many_streams import (
     answers_though_disturbed,
     undisturbed,
 )
+from tests.waiting import wait_until
 
 from ferryman.llm import LLM
 from ferryman.schedule.request import SamplingParams

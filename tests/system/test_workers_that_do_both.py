@@ -11,17 +11,18 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from tests.sockets import listening_addresses
-from tests.system.cluster import (
+from tests.harness.cluster import (
     Cluster,
     ClusterShape,
     Generated,
+    assert_same,
     generate,
     generate_all,
+    one_process,
     running_cluster,
     save_served_model,
 )
-from tests.system.exact import assert_same, one_process
+from tests.sockets import listening_addresses
 
 from ferryman.client import Client
 from ferryman.handoff.lifecycle import LifecycleEntry, check

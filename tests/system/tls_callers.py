@@ -12,17 +12,15 @@ import nats
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from nats.aio.client import Client as NatsClient
 from tests.certificates import Uncertified
+from tests.harness.cluster import Up
 from tests.system.attacked_cluster import SUBJECTS, first_beats
-from tests.system.test_up import Up
 
-from ferryman.security.credentials import ClusterRole, Login, RoleCredentials
-from ferryman.security.credentials_file import read_credentials
+from ferryman.security.credentials import ClusterRole, Login
 from ferryman.security.tls import PLAINTEXT, ChannelSecurity, MutualTls, TlsMaterial
 from ferryman.security.tls_folder import TlsFolder
 from ferryman.wire.grpc.rpc import channel
 from ferryman.wire.nats.connection import NatsOptions
 from ferryman.wire.nats.nats_bus import nats_bus
-from ferryman_launcher.state_folder import credentials_path
 
 FAILSAFE_SECONDS = 120
 
@@ -31,13 +29,9 @@ def trusting(folder: Path) -> ssl.SSLContext:
     return ssl.create_default_context(cadata=(folder / "ca.crt").read_text())
 
 
-def credentials(cluster: Up, role: ClusterRole) -> RoleCredentials:
-    return read_credentials(credentials_path(cluster.state_dir, role))
-
-
 async def addresses(cluster: Up, folder: Path) -> dict[str, str]:
     """Of the workers and the host-cache, as an observer hears them."""
-    login = credentials(cluster, ClusterRole.OBSERVER).nats
+    login = cluster.credentials(ClusterRole.OBSERVER).nats
     authorities = (folder / "ca.crt").read_bytes
     options = NatsOptions(cluster.said["nats"], "observer", login, authorities=authorities)
     async with nats_bus(options) as bus, bus.subscribed(SUBJECTS.all_beats) as heard:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-from tests.system.test_up import Up, up
+from tests.harness.cluster import Up, up
 
 TENANTS = ("tenant-one", "tenant-two")
 PROMPT_LEN = 256

@@ -27,8 +27,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.system.cluster import save_served_model
-from tests.system.exact import one_process
+from tests.harness.cluster import one_process, save_served_model
 from tools.campaigns.callers import CallerJob, CallOutcome, CampaignCallers, Verdict, tally
 from tools.campaigns.injector import Injector, Plan, Target
 from tools.campaigns.outages import Absences, Interval, outages

@@ -20,7 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from tests.system.cluster import Cluster, ClusterShape, running_cluster
+from tests.harness.cluster import Cluster, ClusterShape, running_cluster
 from tools.campaigns.body_sender import NUM_BODIES
 
 from ferryman.client import Client, SamplingParams, TokenChunk

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import httpx
 from tests.certificates import make_certificates
-from tests.system.test_up import Up, up
+from tests.harness.cluster import Up, up
 
 TOKEN_IDS = range(20, 700)
 FAILSAFE_SECONDS = 120

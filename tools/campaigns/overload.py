@@ -21,7 +21,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tests.system.cluster import Cluster, ClusterShape, generate, running_cluster, save_served_model
+from tests.harness.cluster import (
+    Cluster,
+    ClusterShape,
+    generate,
+    running_cluster,
+    save_served_model,
+)
 
 from ferryman.client import Client
 from ferryman.client.retries import Retries

@@ -2,7 +2,7 @@
 
 Importing is most of a service's start: three seconds of a worker's. A cluster of a test has six
 services, and there are dozens of clusters, so each process of tests keeps one such server:
-`python -m tests.forked_services PARENT_PID`.
+`python -m tests.harness.forked_services PARENT_PID`.
 
 Services stay in the session of their test. Linux gives each session its share of the cores, and a
 test that shared its own with others would be too late to disturb what it has begun.
@@ -39,7 +39,7 @@ from ferryman_launcher.fork_server_process import (
     receive_request,
 )
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 class ServiceProcess(Protocol):
@@ -88,7 +88,7 @@ class ServiceForkServer:
         self._control.settimeout(ANSWER_SECONDS)
         with theirs:
             self._process = subprocess.Popen(
-                (sys.executable, "-m", "tests.forked_services", str(os.getpid())),
+                (sys.executable, "-m", "tests.harness.forked_services", str(os.getpid())),
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 cwd=ROOT,
