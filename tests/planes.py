@@ -1,6 +1,10 @@
-"""The setting by which tests choose a data plane, and the plane that a setting means."""
+"""The setting by which tests choose a data plane, the plane that it means, and its warnings."""
 
 from __future__ import annotations
+
+import logging
+
+import pytest
 
 from ferryman.wire.plane_values import GRPC, NIXL, UNLOCKED, PlaneChoice
 
@@ -11,3 +15,9 @@ CHOICES: dict[str, PlaneChoice] = {GRPC: "grpc", NIXL: "nixl-unlocked"}
 def plane_of(choice: str) -> str:
     """The plane between two workers with this setting, once they have their agents."""
     return NIXL if choice in UNLOCKED else GRPC
+
+
+def warnings_beside_those_of_ports(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The warnings of a test's workers, without those of the ports that NIXL opened."""
+    warnings = (each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING)
+    return [each for each in warnings if "listens without a lock" not in each]

@@ -7,9 +7,9 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from tests.both.one_worker import one_worker, said_by, violations
-from tests.worker.fake_engine import request
-from tests.worker.pair import WorkerPair, expected, until
+from tests.both.violations import violations
+from tests.harness.pair import WorkerPair, expected, one_worker, request
+from tests.waiting import until
 
 from ferryman.cache.manifest import Kind
 from ferryman.errors import InvalidRequest, OutOfSlots, Stale, WrongEpoch
@@ -24,7 +24,7 @@ ASKED = request("r1", LONG, max_tokens=9)
 
 def names_in(pair: WorkerPair) -> list[str]:
     """The lifecycle events of the worker, in order."""
-    return [f"{event.role}.{event.name}" for event in said_by(pair)]
+    return [f"{event.role}.{event.name}" for event in pair.decode.events()]
 
 
 async def test_it_decodes_on_the_very_slots_of_its_prompt() -> None:

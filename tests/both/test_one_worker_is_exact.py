@@ -15,14 +15,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.both.one_worker import one_worker_on, violations
+from tests.both.violations import violations
 from tests.engine.host_fed import PAGE_SIZE, Cell, engine
 from tests.engine.watched_drafts import WatchedDrafts
+from tests.harness.pair import (
+    WorkerPair,
+    check,
+    hand_off,
+    one_worker_on,
+    pair_on,
+    request_of,
+    worker_options,
+)
 from tests.model.families.shapes import VOCAB_SIZE
 from tests.model.mtp_checkpoint import MtpFormula, save_with_mtp
 from tests.model.telling import ALL_FAMILIES, NATIVE, save_telling
-from tests.worker.model_pair import check, hand_off, pair_on, request_of, worker_options
-from tests.worker.pair import WorkerPair, until
+from tests.waiting import until
 from tests.worker.test_hand_off_of_families import FORKS, GREEDY, PROMPT
 from tests.worker.test_lora_handed_off import AdaptedFolders, adapted, order
 

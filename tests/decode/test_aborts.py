@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.worker.fake_engine import request
-from tests.worker.pair import WorkerPair, expected, pair_of_workers
+from tests.harness.pair import WorkerPair, expected, pair_of_workers, request
 
 from ferryman.errors import InvalidRequest, LeaseLost, Stale, WrongEpoch
 from ferryman.handoff.effects import ReceiverLimits, WriteFence

@@ -9,9 +9,9 @@ import asyncio
 import threading
 
 import pytest
+from tests.harness.pair import WorkerPair, pair_of_workers, request
 from tests.skipped_time import skipped_time
-from tests.worker.fake_engine import request
-from tests.worker.pair import WorkerPair, pair_of_workers, until
+from tests.waiting import until
 
 from ferryman.errors import DeadlineExceeded
 from ferryman.schedule.events import Event, Retracted
@@ -36,7 +36,7 @@ async def nothing_is_left(pair: WorkerPair) -> None:
     """The scheduler runs and holds nothing, and drain has nothing to wait for."""
     pair.prefill.go_on()
     pair.decode.go_on()
-    await until(lambda: not pair.prefill.leased() | pair.decode.leased())
+    await until(lambda: not pair.leased())
     statistics = pair.decode.engine.scheduler.statistics()
     assert (statistics.reserved, statistics.decoding, statistics.waiting) == (0, 0, 0)
     pair.decode.engine.scheduler.check_integrity()

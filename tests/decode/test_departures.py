@@ -14,17 +14,19 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.decode.test_quarantine import OvertakesItself
-from tests.worker.fake_engine import MANIFEST, PAGE_SIZE, request
-from tests.worker.late_agents import late_agent_in
-from tests.worker.pair import (
+from tests.harness.pair import (
+    MANIFEST,
+    PAGE_SIZE,
     PairWorker,
     WorkerPair,
     expected,
     pair_of_workers,
     paired,
-    until,
+    request,
     worker,
 )
+from tests.waiting import until
+from tests.worker.late_agents import late_agent_in
 
 from ferryman.cache.keys import page_keys, root_key
 from ferryman.errors import InvalidRequest, LeaseLost, NotFound, OutOfSlots, Stale, WrongEpoch

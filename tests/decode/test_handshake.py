@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.worker.fake_engine import MANIFEST, request
-from tests.worker.pair import pair_of_workers
+from tests.harness.pair import MANIFEST, pair_of_workers, request
 
 from ferryman.cache.manifest import Kind, StateManifest, manifest_to_json
 from ferryman.errors import ManifestMismatch

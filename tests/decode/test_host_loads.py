@@ -11,8 +11,15 @@ from typing import Any, TypeVar
 
 import pytest
 from tests.engine.host_fed import HostMemory
-from tests.worker.fake_engine import MANIFEST, request
-from tests.worker.pair import PATIENT_SECONDS, WorkerPair, expected, pair_of_workers, until
+from tests.harness.pair import (
+    MANIFEST,
+    PATIENT_SECONDS,
+    WorkerPair,
+    expected,
+    pair_of_workers,
+    request,
+)
+from tests.waiting import until
 
 from ferryman.cache.units import Tier
 from ferryman.engine.memory.copy_stream import AtOnce
@@ -128,7 +135,7 @@ def hold_copies(pair: WorkerPair) -> HeldCopies:
 
 
 async def nothing_is_held(pair: WorkerPair) -> None:
-    await until(lambda: not pair.prefill.leased() | pair.decode.leased())
+    await until(lambda: not pair.leased())
     for side in (pair.prefill, pair.decode):
         side.engine.scheduler.check_integrity()
 

@@ -13,7 +13,8 @@ from ipaddress import ip_address
 from typing import cast
 
 import pytest
-from tests.worker.pair import until, warnings_beside_those_of_ports
+from tests.planes import warnings_beside_those_of_ports
+from tests.waiting import until
 
 from ferryman.errors import Unavailable
 from ferryman.handoff.effects import WriterId

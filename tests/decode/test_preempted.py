@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from tests.worker.fake_engine import fake_engine, parts_of, request
-from tests.worker.pair import until
+from tests.harness.pair import fake_engine, parts_of, request
+from tests.waiting import until
 from tests.worker.test_reuse import plan_of, unit
 
 from ferryman.cache.manifest import Kind

@@ -13,18 +13,19 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 import pytest
-from tests.worker.fake_engine import MANIFEST, request
-from tests.worker.late_agents import late_agent_of
-from tests.worker.lone import Lone, lone_worker
-from tests.worker.pair import (
+from tests.harness.pair import (
+    MANIFEST,
     PATIENT_SECONDS,
     PairWorker,
     WorkerPair,
     expected,
     pair_of_workers,
-    until,
+    request,
     worker,
 )
+from tests.harness.pair.lone import Lone, lone_worker
+from tests.waiting import until
+from tests.worker.late_agents import late_agent_of
 
 from ferryman.errors import CorruptState, FerrymanError, LeaseLost, Unavailable, WrongEpoch
 from ferryman.handoff.effects import StopWriter
@@ -52,7 +53,7 @@ PROMPT = [3] * 21
 
 
 async def nothing_is_held(pair: WorkerPair) -> None:
-    await until(lambda: not pair.prefill.leased() | pair.decode.leased())
+    await until(lambda: not pair.leased())
     for side in (pair.prefill, pair.decode):
         side.engine.scheduler.check_integrity()
 

@@ -6,9 +6,9 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from tests.harness.pair import PATIENT_SECONDS, WorkerPair, expected, pair_of_workers, request
 from tests.refused_calls import answers_to
-from tests.worker.fake_engine import request
-from tests.worker.pair import PATIENT_SECONDS, WorkerPair, expected, pair_of_workers, until
+from tests.waiting import until
 
 from ferryman.errors import LeaseLost, RequestIdInUse, Stale, WrongEpoch
 from ferryman.handoff.effects import WriterId

@@ -8,15 +8,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.worker.fake_engine import request
-from tests.worker.pair import (
+from tests.harness.pair import (
     WorkerPair,
     expected,
     pair_of_workers,
     read_to_the_end,
+    request,
     stream_of,
-    until,
 )
+from tests.waiting import until
 
 from ferryman.errors import Stale
 from ferryman.wire.values import (

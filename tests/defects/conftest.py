@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 from tests.defects.hosts import worker_for
-from tests.defects.pair import StampedPair, pair_of
 from tests.defects.watch import ALL_KINDS
+from tests.harness.pair import StampedPair, stepped_pair
 
 
 @pytest.fixture
 def pair() -> Iterator[StampedPair]:
-    with pair_of(worker_for(ALL_KINDS), worker_for(ALL_KINDS)) as both:
+    with stepped_pair(worker_for(ALL_KINDS), worker_for(ALL_KINDS)) as both:
         yield both

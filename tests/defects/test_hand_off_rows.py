@@ -10,8 +10,8 @@ import asyncio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.defects.pair import StampedPair, hand_off, unwrapped
 from tests.defects.watch import ALL_KINDS, PAGE, books, is_all_cached
+from tests.harness.pair import StampedPair, unwrapped
 from tests.schedule.cluster import request
 
 from ferryman.cache.manifest import Kind
@@ -59,9 +59,9 @@ def test_rows_8_and_9_what_leaves_is_what_was_wanted_once_and_by_name(
 
 async def test_row_8_lists_of_different_length_pair_equal_pages(pair: StampedPair) -> None:
     """Prefill has all units; decode wants those beyond its own prefix."""
-    await hand_off(pair, request(ALL_KINDS, "r0", [1] * 10, 3))
-    await hand_off(pair, request(ALL_KINDS, "r1", [1] * 10 + [2] * 11, 3))
-    await hand_off(pair, request(ALL_KINDS, "r2", [1] * 10 + [2] * 11 + [1] * 6, 3))
+    await pair.hand_off(request(ALL_KINDS, "r0", [1] * 10, 3))
+    await pair.hand_off(request(ALL_KINDS, "r1", [1] * 10 + [2] * 11, 3))
+    await pair.hand_off(request(ALL_KINDS, "r2", [1] * 10 + [2] * 11 + [1] * 6, 3))
 
 
 # Row 33: each side learns of every end on the other side.
@@ -106,7 +106,7 @@ async def test_row_34_cached_tokens_stay_within_the_prompt_when_both_sides_have_
     pair: StampedPair,
 ) -> None:
     for index, prompt in enumerate([[1] * 17, [1] * 17, [1] * 17 + [2] * 9, [1] * 21]):
-        usage = await hand_off(pair, request(ALL_KINDS, f"r{index}", prompt, 2))
+        usage = await pair.hand_off(request(ALL_KINDS, f"r{index}", prompt, 2))
         assert usage.prompt_tokens == len(prompt)
         assert usage.cached.total < len(prompt), "one token at least is computed"
         assert usage.cached.total == (0 if index == 0 else 16)

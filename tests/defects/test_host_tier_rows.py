@@ -8,8 +8,8 @@ from contextlib import nullcontext
 
 import pytest
 from tests.defects.hosts import host_of
-from tests.defects.pair import StampedPair, engine_of
 from tests.defects.watch import ALL_KINDS, HYBRID, WatchedWorker, books
+from tests.harness.pair import StampedPair, engine_of
 from tests.schedule.cluster import request
 
 from ferryman.cache.keys import PageKey

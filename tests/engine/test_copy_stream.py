@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.engine.plans import Guest, decode, full_pages, load, prefill, with_snapshots
+from tests.harness.pair import worker_options
 from tests.native import native_config, save_native
-from tests.worker.model_pair import worker_options
 
 from ferryman.cache.keys import as_token_ids
 from ferryman.cache.manifest import Kind

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from tests.grammar.guided_model import save_guided_model
-from tests.worker.model_pair import worker_options
+from tests.harness.pair import worker_options
 from torch import Tensor
 
 from ferryman.cache.keys import as_token_ids, page_keys, root_key

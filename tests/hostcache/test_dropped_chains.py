@@ -17,7 +17,7 @@ from tests.hostcache.heard import hearing
 from tests.hostcache.test_prefetch_runner import MANIFEST, PROMPT, assert_quiet, node, prefetch
 from tests.hostcache.test_trouble_is_published import EVENTS, next_event
 from tests.tiers.state_shapes import chain
-from tests.worker.pair import until
+from tests.waiting import until
 
 from ferryman.cache.manifest import Kind
 from ferryman.cache.units import Tier

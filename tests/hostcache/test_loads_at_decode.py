@@ -13,10 +13,16 @@ from pathlib import Path
 
 import pytest
 from tests.engine.host_fed import PAGE_SIZE, Cell, engine
+from tests.harness.pair import (
+    WorkerPair,
+    check,
+    hand_off,
+    pair_of_engines,
+    worker_options,
+)
 from tests.hostcache.conftest import StartHostCache
 from tests.model.telling import save_telling
-from tests.worker.model_pair import check, hand_off, worker_options
-from tests.worker.pair import WorkerPair, paired, until, worker_on
+from tests.waiting import until
 from tests.worker.test_hand_off_of_families import GREEDY, PROMPT
 
 from ferryman.cache.keys import as_token_ids, page_keys, root_key
@@ -31,7 +37,6 @@ from ferryman.wire.hostcache.attachment import HostCacheOptions
 from ferryman.wire.hostcache.client import HostCacheClient, host_cache_client
 from ferryman.worker.host import host_tier_of
 from ferryman_decode.server import DecodeServicer
-from ferryman_prefill.server import PrefillServicer
 
 NUM_PAGES = len(PROMPT) // PAGE_SIZE
 FAMILIES = ("granite", "gemma3")
@@ -88,13 +93,13 @@ async def with_host_tier(
         tier = await stack.enter_async_context(
             host_tier_of(for_decode, client, policy, DEFAULT_WISH, lambda: None)
         )
-        prefill = await stack.enter_async_context(
-            worker_on(for_prefill, "prefill", PrefillServicer)
+        pair = await stack.enter_async_context(
+            pair_of_engines(
+                for_prefill,
+                for_decode,
+                make_decode=lambda parts: DecodeServicer(replace(parts, host=tier)),
+            )
         )
-        decode = await stack.enter_async_context(
-            worker_on(for_decode, "decode", lambda parts: DecodeServicer(replace(parts, host=tier)))
-        )
-        pair = await stack.enter_async_context(paired(prefill, decode))
         await client.attachment.attached()
         found = WithHostTier(pair, client, cold, alive)
         await hand_off(pair, "first", PROMPT, GREEDY)
@@ -102,12 +107,12 @@ async def with_host_tier(
         keys = found.request("any").keys
         store = host_cache.host.store
         await until(lambda: len(store.lookup(keys).pages.get(Kind.FULL, ())) == NUM_PAGES)
-        await until(lambda: not decode.leased())
+        await until(lambda: not pair.decode.leased())
         for_decode.scheduler.flush()
         assert for_decode.scheduler.allocator.tree.match_depth(keys) == 0
         yield found
-        await until(lambda: not prefill.leased() | decode.leased())
-        for worker in (prefill, decode):
+        await until(lambda: not pair.leased())
+        for worker in (pair.prefill, pair.decode):
             worker.engine.scheduler.check_integrity()
 
 

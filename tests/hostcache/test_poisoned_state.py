@@ -14,10 +14,16 @@ from pathlib import Path
 
 import pytest
 from tests.engine.host_fed import PAGE_SIZE, Cell, engine
+from tests.harness.pair import (
+    PairWorker,
+    WorkerPair,
+    check,
+    pair_of_engines,
+    worker_options,
+)
 from tests.hostcache.attached import source_of, worker_at
 from tests.tiny_models import save_tiny_model
-from tests.worker.model_pair import check, worker_options
-from tests.worker.pair import PairWorker, WorkerPair, paired, until, worker_on
+from tests.waiting import until
 from tests.worker.test_hand_off_of_families import GREEDY, PROMPT
 
 from ferryman.cache.keys import as_token_ids, page_keys, root_key
@@ -127,16 +133,17 @@ async def setting(served: Served, host_cache: RunningHostCache) -> AsyncIterator
         async with (
             host_cache_client(asked, for_prefill.manifest, attach) as client,
             host_tier_of(for_prefill, client, policy, DEFAULT_WISH, lambda: None) as tier,
-            worker_on(
-                for_prefill, "prefill", lambda parts: WatchedPrefill(replace(parts, host=tier))
-            ) as prefill,
-            worker_on(for_decode, "decode", WatchedDecode) as decode,
-            paired(prefill, decode) as pair,
+            pair_of_engines(
+                for_prefill,
+                for_decode,
+                make_prefill=lambda parts: WatchedPrefill(replace(parts, host=tier)),
+                make_decode=WatchedDecode,
+            ) as pair,
         ):
             await client.attachment.attached()
             yield Setting(pair, host_cache, client)
-            await until(lambda: not prefill.leased() | decode.leased())
-            for worker in (prefill, decode):
+            await until(lambda: not pair.leased())
+            for worker in (pair.prefill, pair.decode):
                 worker.engine.scheduler.check_integrity()
 
 

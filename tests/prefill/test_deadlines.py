@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.worker.fake_engine import request
-from tests.worker.pair import WorkerPair, pair_of_workers, until
+from tests.harness.pair import WorkerPair, pair_of_workers, request
+from tests.waiting import until
 
 from ferryman.errors import DeadlineExceeded
 

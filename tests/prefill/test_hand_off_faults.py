@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.harness.pair import WorkerPair, expected, pair_of_workers, request
 from tests.planes import plane_of
-from tests.worker.fake_engine import request
-from tests.worker.pair import WorkerPair, expected, pair_of_workers, until
+from tests.waiting import until
 
 from ferryman.cache.manifest import Kind
 from ferryman.errors import CorruptState, FerrymanError, InvalidRequest, OutOfSlots, Unavailable
@@ -34,7 +34,7 @@ PLANES = [
 
 
 async def nothing_is_held(pair: WorkerPair) -> None:
-    await until(lambda: not pair.prefill.leased() | pair.decode.leased())
+    await until(lambda: not pair.leased())
     for side in (pair.prefill, pair.decode):
         side.engine.scheduler.check_integrity()
 

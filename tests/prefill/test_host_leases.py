@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from tests.engine.host_fed import HostMemory
-from tests.worker.fake_engine import request
-from tests.worker.pair import WorkerPair, expected, pair_of_workers, until
+from tests.harness.pair import WorkerPair, expected, pair_of_workers, request
+from tests.waiting import until
 
 from ferryman.schedule.request import Request
 from ferryman.tiers.prefetch_values import NOTHING_BROUGHT, Prefetched
@@ -64,7 +64,7 @@ async def test_a_lease_ends_with_its_loads_and_not_with_the_prompt() -> None:
         first = request("first", [*SHARED, 5])
         await pair.run_prefill(pair.order(first))
         await pair.read_tokens("first")
-        await until(lambda: not pair.prefill.leased() | pair.decode.leased())
+        await until(lambda: not pair.leased())
         assert [name for name, _ in host.released] == ["first"]
         _put_into_host(pair, host, first)
 
@@ -101,5 +101,5 @@ async def test_a_lease_ends_with_an_attempt_that_ends_before_its_loads() -> None
         running.cancel()
         await until(lambda: host.released == [("other", 0)])
         pair.prefill.go_on()
-        await until(lambda: not pair.prefill.leased() | pair.decode.leased())
+        await until(lambda: not pair.leased())
         assert host.released == [("other", 0)], "once"

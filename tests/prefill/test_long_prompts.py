@@ -7,16 +7,16 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.worker.fake_engine import request
-from tests.worker.pair import (
+from tests.harness.pair import (
     PATIENT_SECONDS,
     WorkerPair,
     expected,
     pair_of_workers,
     read_to_the_end,
+    request,
     stream_of,
-    until,
 )
+from tests.waiting import until
 
 from ferryman.wire.v1 import decode_pb2
 from ferryman.worker import handoff_writer
@@ -69,4 +69,4 @@ async def test_a_prompt_that_is_computed_for_longer_than_the_lease_is_handed_off
         assert progress[-1].HasField("handed_off")
         tokens, _ = await read_to_the_end(stream)
         assert tokens == expected(asked)
-        await until(lambda: not pair.prefill.leased() | pair.decode.leased())
+        await until(lambda: not pair.leased())

@@ -9,8 +9,8 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.worker.fake_engine import request
-from tests.worker.pair import WorkerPair, expected, pair_of_workers, until
+from tests.harness.pair import WorkerPair, expected, pair_of_workers, request
+from tests.waiting import until
 
 from ferryman.errors import CorruptState, Stale, Unavailable
 from ferryman.wire.handoff.nixl_library import has_nixl
@@ -36,7 +36,7 @@ def ends_of(pair: WorkerPair) -> list[str]:
 async def the_answer_is_whole(pair: WorkerPair) -> None:
     tokens, _ = await pair.read_tokens("r1")
     assert tokens == expected(request("r1", PROMPT, max_tokens=40))
-    await until(lambda: not pair.prefill.leased() | pair.decode.leased())
+    await until(lambda: not pair.leased())
     for side in (pair.prefill, pair.decode):
         side.engine.scheduler.check_integrity()
 
@@ -140,7 +140,7 @@ async def test_what_was_never_committed_is_given_up_and_failed(
             await pair.run_prefill(pair.order(request("r1", PROMPT)))
         assert pair.decode.service.num_refused >= 2
         assert ends_of(pair) == ["failed"]
-        await until(lambda: not pair.prefill.leased() | pair.decode.leased())
+        await until(lambda: not pair.leased())
 
 
 @pytest.mark.parametrize(

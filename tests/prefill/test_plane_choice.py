@@ -9,19 +9,20 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from tests.worker.fake_engine import fake_engine, request
-from tests.worker.late_agents import BrokenMaking, LateAgent, SlowMaking, late_agent_of
-from tests.worker.pair import (
+from tests.harness.pair import (
     PATIENT_SECONDS,
     PairWorker,
     WorkerPair,
     expected,
+    fake_engine,
     pair_of_workers,
     paired,
-    until,
-    warnings_beside_those_of_ports,
+    request,
     worker,
 )
+from tests.planes import warnings_beside_those_of_ports
+from tests.waiting import until
+from tests.worker.late_agents import BrokenMaking, LateAgent, SlowMaking, late_agent_of
 
 from ferryman.errors import ConfigError, FerrymanError, Unavailable
 from ferryman.settings.workers import NixlSettings
@@ -195,7 +196,7 @@ async def test_a_connection_that_stands_still_is_ended_and_the_retry_goes_by_grp
         assert last_path(pair) == "grpc"
         tokens, _ = await pair.read_tokens("r1", attempt=2)
         assert tokens == expected(asked)
-        await until(lambda: not pair.prefill.leased() | pair.decode.leased())
+        await until(lambda: not pair.leased())
 
 
 class FarAgent(LateAgent):
@@ -220,7 +221,7 @@ async def test_a_decode_worker_out_of_nixls_reach_is_written_by_grpc_in_the_same
         assert far.num_tried == {"nixl-unlocked-or-grpc": 1, "nixl-unlocked": 2}[planes]
         said = [each for each in caplog.records if "NIXL_ERR_BACKEND" in each.getMessage()]
         assert len(said) == far.num_tried
-        await until(lambda: not pair.prefill.leased() | pair.decode.leased())
+        await until(lambda: not pair.leased())
 
 
 class OddGrants(DecodeServicer):
@@ -236,7 +237,7 @@ async def test_a_grant_by_another_cut_is_written_by_grpc_in_the_same_attempt() -
     async with pair_of_workers(OddGrants, planes="nixl-unlocked") as pair:
         assert await path_of(pair, "r1") == "grpc"
         assert reason_in(pair, "prefill") == "prefill: decode's grant does not fit"
-        await until(lambda: not pair.prefill.leased() | pair.decode.leased())
+        await until(lambda: not pair.leased())
 
 
 async def test_an_attempt_ends_though_its_writes_do_not() -> None:
@@ -252,7 +253,7 @@ async def test_an_attempt_ends_though_its_writes_do_not() -> None:
                 await running
         assert "transfer_out" in pair.prefill.leased()
         late.arrive()
-        await until(lambda: not pair.prefill.leased() | pair.decode.leased())
+        await until(lambda: not pair.leased())
 
 
 @pytest.mark.parametrize(

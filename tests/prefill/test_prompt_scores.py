@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.worker.fake_engine import request
-from tests.worker.pair import expected, pair_of_workers
+from tests.harness.pair import expected, pair_of_workers, request
 
 from ferryman.cache.keys import as_token_ids
 from ferryman.errors import InvalidRequest

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from tests.worker.fake_engine import MANIFEST, request
-from tests.worker.pair import WorkerPair, expected, pair_of_workers, until
+from tests.harness.pair import MANIFEST, WorkerPair, expected, pair_of_workers, request
+from tests.waiting import until
 
 from ferryman.cache.resume import HostView
 from ferryman.cache.units import HostUnit, Tier
@@ -77,4 +77,4 @@ async def test_a_prompt_is_counted_once_though_its_load_was_spoilt() -> None:
         assert counted(pair, "cached_tokens_total") == {}
         assert sum(counted(pair, "uncached_tokens_total").values()) == len(PROMPT)
         assert counted(pair, "plans_total") == {"none": 1}
-        await until(lambda: not pair.prefill.leased() | pair.decode.leased())
+        await until(lambda: not pair.leased())

@@ -13,7 +13,7 @@ import nats
 import pytest
 from tests.certificates import forget_older_authorities, make_certificates
 from tests.cluster_keys import KEY
-from tests.worker.pair import until
+from tests.waiting import until
 
 from ferryman.runtime.embedded import EmbeddedServer, free_port, nats_command, start
 from ferryman.runtime.server_access import write_server_access

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from tests.worker.pair import until
+from tests.waiting import until
 
 from ferryman.errors import Unavailable
 from ferryman.wire.handoff.nixl_agent import POLL_SECONDS, NixlAgent, next_pause, nixl_agent

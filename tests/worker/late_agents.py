@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
-from tests.worker.pair import PairWorker
+from tests.harness.pair import PairWorker
 
 from ferryman.errors import Unavailable
 from ferryman.wire.handoff.nixl_agent import NixlAgent

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from tests.defects.pair import engine_of
 from tests.defects.watch import ALL_KINDS, ATTENTION, HYBRID, WatchedWorker, books
+from tests.harness.pair import engine_of
 from tests.schedule.cluster import request
 from tests.worker.stored_host import StoredHost
 

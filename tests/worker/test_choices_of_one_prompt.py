@@ -13,12 +13,20 @@ from typing import Any
 
 import pytest
 from tests.engine.host_fed import PAGE_SIZE, Cell, engine
+from tests.harness.pair import PAGE_SIZE as PAGE
+from tests.harness.pair import (
+    PairWorker,
+    WorkerPair,
+    check,
+    expected,
+    pair_of_workers,
+    pair_on,
+    request,
+    request_of,
+)
 from tests.model.families.shapes import VOCAB_SIZE
 from tests.model.telling import NATIVE, save_telling
-from tests.worker.fake_engine import PAGE_SIZE as PAGE
-from tests.worker.fake_engine import request
-from tests.worker.model_pair import check, pair_on, request_of
-from tests.worker.pair import PairWorker, WorkerPair, expected, pair_of_workers, until
+from tests.waiting import until
 
 from ferryman.cache.manifest import Kind
 from ferryman.cache.resume import resume_set
@@ -82,7 +90,7 @@ async def test_the_prompt_crosses_once_and_its_pages_stand_once(prompt_len: int)
         for choice in choices:
             assert (await pair.read_tokens(choice.request_id))[0] == expected(choice)
         await pair.read_tokens("alone")
-        await until(lambda: not pair.prefill.leased() | pair.decode.leased())
+        await until(lambda: not pair.leased())
 
 
 async def test_choices_that_are_aborted_leave_the_others_their_prompt() -> None:
@@ -100,7 +108,7 @@ async def test_choices_that_are_aborted_leave_the_others_their_prompt() -> None:
             ]
         for choice in choices[2:]:
             assert (await pair.read_tokens(choice.request_id))[0] == expected(choice)
-        await until(lambda: not pair.prefill.leased() | pair.decode.leased())
+        await until(lambda: not pair.leased())
 
 
 def sampling_of(index: int) -> SamplingParams:
@@ -145,4 +153,4 @@ async def test_each_choice_is_what_it_is_alone(
         assert sent[1:] == [0, 0, 0]
         for one, answer in zip(choices, cold, strict=True):
             await check(pair, one.request_id, answer)
-        await until(lambda: not pair.prefill.leased() | pair.decode.leased())
+        await until(lambda: not pair.leased())

@@ -15,11 +15,20 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.engine.host_fed import PAGE_SIZE, Cell, engine
+from tests.harness.pair import (
+    PairAnswer,
+    WorkerPair,
+    hand_off,
+    pair_on,
+    paired,
+    request_of,
+    worker_on,
+    worker_options,
+)
 from tests.model.families.shapes import VOCAB_SIZE
 from tests.model.telling import ALL_FAMILIES, save_telling
 from tests.planes import plane_of
-from tests.worker.model_pair import hand_off, pair_on, request_of, worker_options
-from tests.worker.pair import PairAnswer, WorkerPair, paired, until, worker_on
+from tests.waiting import until
 
 from ferryman.cache.keys import page_keys, root_key
 from ferryman.engine.engine import build_engine

@@ -17,12 +17,12 @@ from pathlib import Path
 import pytest
 from tests.engine.host_fed import PAGE_SIZE, Cell, engine
 from tests.engine.watched_drafts import WatchedDrafts
+from tests.harness.pair import check, hand_off, pair_on
 from tests.model.families.shapes import VOCAB_SIZE
 from tests.model.mtp_checkpoint import CASES, MtpFormula, save_with_mtp
 from tests.model.telling import ALL_FAMILIES, save_telling
 from tests.planes import plane_of
-from tests.worker.model_pair import check, hand_off, pair_on
-from tests.worker.pair import until
+from tests.waiting import until
 
 from ferryman.cache.manifest import Kind
 from ferryman.llm import Completion
@@ -113,7 +113,7 @@ async def test_what_was_handed_off_answers_as_the_cold_run(
         for index, cold in enumerate(served.cold[1:]):
             await check(pair, f"fork-{index}", cold)
         assert {facts["path"] for facts in pair.prefill.facts("handed_off")} == {plane_of(planes)}
-        await until(lambda: not pair.prefill.leased() | pair.decode.leased())
+        await until(lambda: not pair.leased())
 
 
 @pytest.mark.parametrize(

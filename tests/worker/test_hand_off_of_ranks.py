@@ -14,12 +14,18 @@ from typing import Any
 
 import pytest
 from tests.engine.host_fed import Cell, engine
+from tests.harness.pair import (
+    WorkerPair,
+    check,
+    hand_off,
+    pair_on,
+    pair_with,
+    worker_options,
+)
 from tests.native import ALL_KINDS, native_config, save_native
-from tests.worker.model_pair import check, hand_off, pair_on, worker_options
-from tests.worker.pair import WorkerPair, paired, until, worker_on
+from tests.waiting import until
 
 from ferryman.cache.manifest import Kind
-from ferryman.engine.engine import build_engine
 from ferryman.errors import CorruptState
 from ferryman.handoff.effects import WriteFence
 from ferryman.handoff.values import UnitDigest
@@ -28,7 +34,6 @@ from ferryman.wire.handoff.nixl_library import has_nixl
 from ferryman.wire.v1 import decode_pb2
 from ferryman.worker.worker_app import WorkerContext
 from ferryman_decode.server import DecodeServicer
-from ferryman_prefill.server import PrefillServicer
 
 pytestmark = pytest.mark.skipif(not has_nixl(), reason="ferryman[nixl] is not installed")
 
@@ -57,7 +62,7 @@ async def test_what_went_rank_to_rank_answers_as_the_cold_run(
             await hand_off(pair, f"r{index}", prompt, GREEDY)
             await check(pair, f"r{index}", cold[index])
         assert {facts["path"] for facts in pair.prefill.facts("handed_off")} == {"nixl"}
-        await until(lambda: not pair.prefill.leased() | pair.decode.leased())
+        await until(lambda: not pair.leased())
 
 
 class SpoilsOneRank(DecodeServicer):
@@ -85,15 +90,8 @@ class SpoilsOneRank(DecodeServicer):
 async def pair_that_spoils(folder: Path) -> AsyncIterator[WorkerPair]:
     prefills = worker_options(folder, chunk_tokens=32, tp_size=RANKS, decodes=False)
     decodes = worker_options(folder, tp_size=RANKS)
-    with build_engine(prefills) as for_prefill, build_engine(decodes) as for_decode:
-        async with (
-            worker_on(for_prefill, "prefill", PrefillServicer, "nixl-unlocked") as prefill,
-            worker_on(for_decode, "decode", SpoilsOneRank, "nixl-unlocked") as decode,
-            paired(prefill, decode) as pair,
-        ):
-            sides = prefill.service, decode.service
-            await until(lambda: all(side.load().planes[0] == "nixl" for side in sides))
-            yield pair
+    async with pair_with(prefills, decodes, "nixl-unlocked", make_decode=SpoilsOneRank) as pair:
+        yield pair
 
 
 async def test_a_byte_that_changed_at_any_rank_is_noticed(folder: Path) -> None:
@@ -103,4 +101,4 @@ async def test_a_byte_that_changed_at_any_rank_is_noticed(folder: Path) -> None:
                 await hand_off(pair, f"r{nth}", PROMPT, GREEDY)
         assert not pair.decode.service.turns
         assert not pair.decode.facts("verified")
-        await until(lambda: not pair.prefill.leased() | pair.decode.leased())
+        await until(lambda: not pair.leased())

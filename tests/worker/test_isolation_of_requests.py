@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.worker.fake_engine import fake_engine, request
-from tests.worker.pair import WorkerPair, expected, pair_of_workers, until
+from tests.harness.pair import WorkerPair, expected, fake_engine, pair_of_workers, request
+from tests.waiting import until
 
 from ferryman.cache.planner import Planner
 from ferryman.engine.stream import StreamPoisoned
@@ -62,7 +62,7 @@ async def innocents_are_answered(pair: WorkerPair, beside: Callable[[], Any]) ->
     await pair.run_prefill(pair.order(second))
     for asked in (first, second):
         assert (await pair.read_tokens(asked.request_id))[0] == expected(asked)
-    await until(lambda: not pair.prefill.leased() | pair.decode.leased())
+    await until(lambda: not pair.leased())
     for side in (pair.prefill, pair.decode):
         side.engine.scheduler.check_integrity()
         assert all(one.balances for one in side.engine.scheduler.ledgers().values())

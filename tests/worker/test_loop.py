@@ -6,7 +6,7 @@ import asyncio
 import time
 from concurrent.futures import Future
 
-from tests.worker.fake_engine import fake_engine, request
+from tests.harness.pair import fake_engine, request
 
 from ferryman.engine.stream import ForwardStream
 from ferryman.schedule.batch import StepOutcome, StepPlan

@@ -10,20 +10,17 @@ from pathlib import Path
 
 import pytest
 from tests.engine.host_fed import Cell, engine
+from tests.harness.pair import WorkerPair, check, pair_with, worker_options
 from tests.lora_folders import save_adapter
 from tests.tiny_models import save_tiny_model
-from tests.worker.model_pair import check, worker_options
-from tests.worker.pair import WorkerPair, paired, until, worker_on
+from tests.waiting import until
 from tests.worker.test_hand_off_of_families import GREEDY, PROMPT
 
 from ferryman.cache.keys import as_token_ids, page_keys, root_key
-from ferryman.engine.engine import build_engine
 from ferryman.errors import InvalidRequest, ManifestMismatch
 from ferryman.llm import Completion
 from ferryman.schedule.request import Request
 from ferryman.wire.values import PrefillOrder
-from ferryman_decode.server import DecodeServicer
-from ferryman_prefill.server import PrefillServicer
 
 
 @dataclass(frozen=True)
@@ -60,14 +57,9 @@ async def pair_on(
 
     prefills = worker_options(adapted.base, 32, 1, decodes=False, lora=lora(at_prefill))
     decodes = worker_options(adapted.base, 64, 1, lora=lora(at_decode))
-    with build_engine(prefills) as for_prefill, build_engine(decodes) as for_decode:
-        async with (
-            worker_on(for_prefill, "prefill", PrefillServicer) as prefill,
-            worker_on(for_decode, "decode", DecodeServicer) as decode,
-            paired(prefill, decode) as pair,
-        ):
-            yield pair
-            await until(lambda: not prefill.leased() | decode.leased())
+    async with pair_with(prefills, decodes) as pair:
+        yield pair
+        await until(lambda: not pair.leased())
 
 
 def order(pair: WorkerPair, request_id: str, name: str, keys_of: str | None = None) -> PrefillOrder:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from tests.engine.host_fed import PAGE_SIZE
+from tests.harness.pair import hand_off, pair_on
 from tests.model.families.shapes import VOCAB_SIZE
 from tests.model.telling import save_telling
-from tests.worker.model_pair import hand_off, pair_on
 from torch import Tensor
 
 from ferryman.cache.manifest import KindLayout

@@ -7,8 +7,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.worker.fake_engine import MANIFEST, PAGE_SIZE, VOCAB, request
-from tests.worker.pair import WorkerPair, expected, pair_of_workers, until
+from tests.harness.pair import (
+    MANIFEST,
+    PAGE_SIZE,
+    VOCAB,
+    WorkerPair,
+    expected,
+    pair_of_workers,
+    request,
+)
+from tests.waiting import until
 
 from ferryman.cache.keys import page_keys, root_key
 from ferryman.errors import InvalidRequest
@@ -68,7 +76,7 @@ async def test_a_forged_order_is_refused_and_poisons_nothing(
         with pytest.raises(InvalidRequest) as refused:
             await ask(pair, forge(honest))  # type: ignore[misc]
         assert refused.value.param == param
-        await until(lambda: not pair.prefill.leased() | pair.decode.leased())
+        await until(lambda: not pair.leased())
         again = replace(honest, request_id="r2")
         await pair.run_prefill(pair.order(again))
         assert pair.prefill.facts("admitted")[-1]["position"] == 0

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from tests.grammar.guided_model import ORDER, save_guided_model
-from tests.worker.model_pair import check, hand_off, pair_on
-from tests.worker.pair import WorkerPair, until
+from tests.harness.pair import WorkerPair, check, hand_off, pair_on
+from tests.waiting import until
 
 from ferryman.errors import FerrymanError
 from ferryman.grammar.matcher import GrammarMatcher, Mask, MaskSizeDiffers
@@ -55,7 +55,7 @@ def poison_masks(to: pytest.MonkeyPatch, after: int) -> list[str]:
 
 
 async def everything_is_given_back(pair: WorkerPair) -> None:
-    await until(lambda: not pair.prefill.leased() | pair.decode.leased())
+    await until(lambda: not pair.leased())
     for side in (pair.prefill, pair.decode):
         side.engine.scheduler.check_integrity()
         assert all(ledger.balances for ledger in side.engine.scheduler.ledgers().values())

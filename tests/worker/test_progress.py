@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from tests.worker.fake_engine import fake_engine, request
+from tests.harness.pair import fake_engine, request
 
 from ferryman.engine.engine import Engine
 from ferryman.schedule.sequence import Goal

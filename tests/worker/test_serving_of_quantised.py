@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import torch
 from tests.engine.host_fed import Cell, HostFed, engine
+from tests.harness.pair import check, hand_off, pair_on, pair_with, request_of, worker_options
 from tests.mxfp4_folders import save_mxfp4
 from tests.native import native_config, save_native
 from tests.quantised_folders import RECIPES, save_int8_twin, save_quantised
-from tests.worker.model_pair import check, hand_off, pair_on, pair_with, request_of, worker_options
 
 from ferryman.cache.manifest import manifest_to_json
 from ferryman.errors import ManifestMismatch
@@ -151,4 +151,4 @@ async def test_workers_of_which_one_quantises_refuse_each_other(
         )
         with pytest.raises(ManifestMismatch, match=words):
             await pair.reserve(theirs)
-        assert not pair.prefill.leased() | pair.decode.leased()
+        assert not pair.leased()

@@ -11,9 +11,14 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
+from tests.harness.pair import (
+    WorkerPair,
+    expected,
+    fake_engine,
+    pair_of_engines,
+    request,
+)
 from tests.planes import plane_of
-from tests.worker.fake_engine import fake_engine, request
-from tests.worker.pair import WorkerPair, expected, paired, until, worker_on
 
 from ferryman.cache.manifest import Kind
 from ferryman.engine.memory.slab_address import ShardedSlab, SlabAddress
@@ -22,8 +27,6 @@ from ferryman.settings.workers import NixlSettings
 from ferryman.wire.handoff.nixl_library import MemoryRegion, has_nixl
 from ferryman.wire.plane_values import PlaneChoice, RankSlabs
 from ferryman.worker.planes import NixlSide, plane_side, rank_slabs
-from ferryman_decode.server import DecodeServicer
-from ferryman_prefill.server import PrefillServicer
 
 PROMPT = [3] * 21
 with_nixl = pytest.mark.skipif(not has_nixl(), reason="ferryman[nixl] is not installed")
@@ -60,14 +63,11 @@ def check_no_loop() -> None:
 @asynccontextmanager
 async def pair_by_copies(planes: PlaneChoice) -> AsyncIterator[WorkerPair]:
     with fake_engine() as first, fake_engine() as second:
-        engines = [replace(e, transfer=TransferByCopies(e.transfer)) for e in (first, second)]
-        async with (
-            worker_on(engines[0], "prefill", PrefillServicer, planes) as prefill,
-            worker_on(engines[1], "decode", DecodeServicer, planes) as decode,
-            paired(prefill, decode) as pair,
-        ):
-            both, plane = (prefill, decode), plane_of(planes)
-            await until(lambda: all(side.service.load().planes[0] == plane for side in both))
+        prefill, decode = (
+            replace(engine, transfer=TransferByCopies(engine.transfer))
+            for engine in (first, second)
+        )
+        async with pair_of_engines(prefill, decode, planes) as pair:
             yield pair
 
 

@@ -19,9 +19,8 @@ from typing import Any
 
 import torch
 from tests.engine.host_fed import PAGE_SIZE
+from tests.harness.pair import WorkerPair, pair_with, request_of, worker_options
 from tests.oracle import Float64Mode
-from tests.worker.model_pair import pair_with, request_of, worker_options
-from tests.worker.pair import WorkerPair
 from tools.campaigns.published_sizes import (
     Prompt,
     forget_memory,

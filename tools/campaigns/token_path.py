@@ -247,7 +247,7 @@ class InstantEngine:
 @contextmanager
 def _instant_engine(instant: InstantEngine, num_running: int) -> Iterator[Any]:
     """An engine for the given number of requests of 4,096 tokens."""
-    from tests.worker.fake_engine import fake_engine
+    from tests.harness.pair import fake_engine
 
     from ferryman.cache.capacity import Concurrency
     from ferryman.cache.keys import root_key
@@ -272,7 +272,7 @@ def _instant_engine(instant: InstantEngine, num_running: int) -> Iterator[Any]:
 
 
 async def _serve_workers(num_running: int) -> None:
-    from tests.worker.pair import paired, worker_on
+    from tests.harness.pair import paired, worker_on
 
     from ferryman_decode.server import DecodeServicer
     from ferryman_prefill.server import PrefillServicer

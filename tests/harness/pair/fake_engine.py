@@ -1,13 +1,9 @@
-"""A worker's parts around the stamped engine: the services run as they are, without a model."""
+"""An engine without a model: its steps are stamps, its scheduler is the real one."""
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -20,41 +16,17 @@ from ferryman.engine.engine import FIRST_GUESS, Engine
 from ferryman.engine.pipeline import Pipeline
 from ferryman.engine.stream import ForwardStream
 from ferryman.grammar.compiler import GrammarCompiler
-from ferryman.ids import make_epoch, make_worker_id
-from ferryman.runtime.background import Background
-from ferryman.runtime.lifecycle import LifecyclePublisher, Publisher
-from ferryman.runtime.metrics import Metrics
 from ferryman.schedule.batch import StepPlan
 from ferryman.schedule.limits import SchedulerLimits
 from ferryman.schedule.request import Request, SamplingParams
 from ferryman.schedule.scheduler import Scheduler
 from ferryman.schedule.step_order import PREFILL_FIRST, StepOrder
-from ferryman.settings.workers import NixlSettings
 from ferryman.testing.fake_engine import FakeEngine, no_delay
 from ferryman.testing.stamps import fake_manifest
-from ferryman.wire.grpc.rpc import Channels
-from ferryman.wire.handoff.nixl_agent import NixlAgent
-from ferryman.wire.nats.subjects import Subjects
-from ferryman.wire.plane_values import PlaneChoice
-from ferryman.worker.cache_metrics import CacheMetrics
-from ferryman.worker.host import NoHostTier
-from ferryman.worker.numeric_watch import NumericWatch
-from ferryman.worker.planes import MakeAgent, NixlSide, plane_side
-from ferryman.worker.worker_app import WorkerContext
 
 PAGE_SIZE = 4
 VOCAB = 1000
 MANIFEST = fake_manifest(PAGE_SIZE, kinds=list(Kind), window_len=6)
-
-
-class SilentBus:
-    """Takes lifecycle events without a broker; `said` keeps the last 1,000."""
-
-    def __init__(self) -> None:
-        self.said: deque[tuple[str, bytes]] = deque(maxlen=1000)
-
-    def publish(self, subject: str, payload: bytes) -> None:
-        self.said.append((subject, payload))
 
 
 def request(request_id: str, token_ids: list[int], max_tokens: int = 6) -> Request:
@@ -110,35 +82,4 @@ def fake_engine(
             shares=RankShares.undivided(manifest),
             prepare_ahead=lambda _: None,  # stamps take no memory
             places=fake.slabs.places,
-        )
-
-
-@asynccontextmanager
-async def parts_of(
-    role: str,
-    engine: Engine,
-    clock: Callable[[], float] = time.monotonic,
-    planes: PlaneChoice = "grpc",
-    make: MakeAgent = NixlAgent,
-) -> AsyncIterator[WorkerContext]:
-    """The parts of a service, without a broker and a host tier."""
-    side = plane_side(planes, engine.places, ("127.0.0.1", "127.0.0.1"), NixlSettings(), {})
-    if isinstance(side, NixlSide):
-        side = replace(side, make=make)
-    who = role, make_worker_id(role), make_epoch()
-    metrics = Metrics(role)
-    async with Channels() as channels, Background() as background:
-        yield WorkerContext(
-            *who,
-            engine=engine,
-            wake=asyncio.Event(),
-            host=NoHostTier(),
-            lifecycle=LifecyclePublisher(SilentBus(), Subjects("test"), Publisher(*who)),
-            channels=channels,
-            background=background,
-            metrics=metrics,
-            cache_metrics=CacheMetrics(engine.manifest, metrics),
-            numeric_watch=NumericWatch(who[1], lambda: None),
-            clock=clock,
-            planes=side,
         )

@@ -1,4 +1,4 @@
-"""One worker as a process of its own: `python -m tests.worker.lone ROLE PLANES STEPS`.
+"""One worker as a process of its own: `python -m tests.harness.pair.lone ROLE PLANES STEPS`.
 
 It writes its address as one line of JSON, runs STEPS steps and waits. The input line `go` lets it
 continue, `leased` makes it write the holders of slots. It ends with its standard input.
@@ -16,8 +16,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Any, cast
 
+from tests.harness.pair.worker import worker
 from tests.planes import plane_of
-from tests.worker.pair import until, worker
+from tests.waiting import until
 
 from ferryman.wire.plane_values import PlaneChoice
 from ferryman.wire.values import WorkerAddress
@@ -61,7 +62,7 @@ class Lone:
 def lone_worker(role: str, planes: str, num_steps: int = 1_000_000) -> Iterator[Lone]:
     """A started process that is ready; it is killed at the end."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.worker.lone", role, planes, str(num_steps)],
+        [sys.executable, "-m", "tests.harness.pair.lone", role, planes, str(num_steps)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

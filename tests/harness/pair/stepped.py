@@ -1,4 +1,4 @@
-"""A prefill and a decode worker in one process: the services' own hand-off over stamped engines.
+"""A pair that a test drives step by step: the services' own hand-off over stamped engines.
 
 No sockets: what `DecodeClient` would send is handed to decode's `HandoffReceiver` directly, either
 at once or, for a writer that cannot be recalled, as late as the test says.
@@ -221,24 +221,23 @@ class StampedPair:
         self.prefill.run_oldest()
         await self.settle()
 
+    async def hand_off(self, asked: Request, host: HostTier | None = None) -> Usage:
+        """Runs one request from queue to commit; returns the usage in the commit."""
+        attempt, side = self.attempt(asked, host)
+        running = asyncio.create_task(attempt.run(0))
+        for _ in range(20):
+            await self.step()
+        await running
+        self.decode.drain()
+        assert self.decode.tokens[attempt.name] == self.decode.expected(attempt.name)
+        (commit,) = side.commits
+        return commit.usage
+
 
 @contextmanager
-def pair_of(prefill: WatchedWorker, decode: ScheduledWorker) -> Iterator[StampedPair]:
+def stepped_pair(prefill: WatchedWorker, decode: ScheduledWorker) -> Iterator[StampedPair]:
     with engine_of(prefill) as first, engine_of(decode) as second:
         yield StampedPair(prefill, decode, (first, second))
-
-
-async def hand_off(pair: StampedPair, asked: Request, host: NoHostTier | None = None) -> Usage:
-    """Runs one request from queue to commit; returns the usage in the commit."""
-    attempt, side = pair.attempt(asked, host)
-    running = asyncio.create_task(attempt.run(0))
-    for _ in range(20):
-        await pair.step()
-    await running
-    pair.decode.drain()
-    assert pair.decode.tokens[attempt.name] == pair.decode.expected(attempt.name)
-    (commit,) = side.commits
-    return commit.usage
 
 
 async def unwrapped(running: asyncio.Task[None]) -> None:
