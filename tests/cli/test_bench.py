@@ -7,9 +7,9 @@ import sys
 from collections.abc import Callable
 
 import pytest
+from tests.doubles.stamps import fake_manifest
 
 from ferryman.cache.manifest import Kind
-from ferryman.testing.stamps import fake_manifest
 from ferryman_bench.report import ReportRow, comparison_row, show, target_row
 from ferryman_bench.shape import SHAPES
 from ferryman_bench.timer import Timing, time_in_turn

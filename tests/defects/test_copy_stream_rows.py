@@ -15,6 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.defects.hosts import STEMS, Host, host_of
 from tests.defects.watch import HYBRID, MANIFESTS, PAGE, CountingPool, WatchedWorker, current
+from tests.doubles.fake_engine import WrongStamp
+from tests.doubles.sanitizer import Operation, Recorder
+from tests.doubles.step_recorder import SCHEDULER, StepRecorder
 from tests.schedule.cluster import request
 
 from ferryman.cache.manifest import Kind, StateManifest
@@ -23,9 +26,6 @@ from ferryman.schedule import slot_allocator
 from ferryman.schedule.batch import StepPlan
 from ferryman.schedule.events import Cached
 from ferryman.schedule.slot_allocator import SlotAllocator
-from ferryman.testing.fake_engine import WrongStamp
-from ferryman.testing.sanitizer import Operation, Recorder
-from ferryman.testing.step_recorder import SCHEDULER, StepRecorder
 
 STORES = "stores"
 

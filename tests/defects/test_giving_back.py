@@ -16,6 +16,7 @@ from tests.defects.watch import (
     check_books,
     is_all_cached,
 )
+from tests.doubles.stamps import fake_tokens
 from tests.schedule.cluster import VOCAB, ScheduledWorker, request
 
 from ferryman.cache.manifest import Kind, StateManifest
@@ -24,7 +25,6 @@ from ferryman.errors import OutOfSlots
 from ferryman.schedule.events import Finished
 from ferryman.schedule.request import FinishReason
 from ferryman.schedule.sequence import Goal
-from ferryman.testing.stamps import fake_tokens
 
 # Row 21: a rejection and an abort give back what was taken, and nothing else.
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.defects.watch import ALL_KINDS, PAGE, books, is_all_cached
+from tests.doubles.stamps import fake_manifest
 from tests.harness.pair import StampedPair, unwrapped
 from tests.schedule.cluster import request
 
@@ -19,7 +20,6 @@ from ferryman.errors import CorruptState, FerrymanError
 from ferryman.handoff.offer import UnitsToSend, offered_ranges
 from ferryman.handoff.usage import CachedTokens
 from ferryman.handoff.values import Reservation, WantedUnit, num_units, units_of
-from ferryman.testing.stamps import fake_manifest
 from ferryman.wire.values import Usage
 from ferryman_router.request.attempt_result import settled_usage
 

@@ -15,6 +15,7 @@ from tests.cache.test_tree import alone, full_branch, keys_of
 from tests.defects.hosts import worker_for
 from tests.defects.test_giving_back import fill_up
 from tests.defects.watch import ALL_KINDS, MANIFESTS, PAGE, WatchedWorker, books, is_all_cached
+from tests.doubles.stamps import fake_manifest
 from tests.schedule.cluster import ScheduledWorker, request
 
 from ferryman.cache.manifest import Kind
@@ -23,7 +24,6 @@ from ferryman.cache.tree import PrefixTree
 from ferryman.errors import OutOfSlots
 from ferryman.schedule.events import SequenceAdmitted
 from ferryman.schedule.rows import NO_SLOT
-from ferryman.testing.stamps import fake_manifest
 
 # Row 23: a rejected request frees the slots that the attempt took, not those from before it.
 

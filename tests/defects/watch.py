@@ -14,6 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 import numpy as np
+from tests.doubles.stamps import extended, fake_manifest
 from tests.schedule.cluster import ScheduledWorker
 
 from ferryman.cache.keys import PageKey, page_keys, root_key
@@ -28,7 +29,6 @@ from ferryman.schedule.events import Cached, Finished, LoadsDone
 from ferryman.schedule.sequence import RunningSequence
 from ferryman.schedule.slot_allocator import slot_op_holder
 from ferryman.schedule.step_order import PREFILL_FIRST, StepOrder
-from ferryman.testing.stamps import extended, fake_manifest
 
 PAGE = 4
 HYBRID = fake_manifest(PAGE)

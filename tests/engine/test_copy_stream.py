@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.doubles.fake_engine import FakeEngine, WrongStamp, no_delay
+from tests.doubles.stamps import fake_manifest, fake_tokens
 from tests.engine.plans import Guest, decode, full_pages, load, prefill, with_snapshots
 from tests.harness.pair import worker_options
 from tests.native import native_config, save_native
@@ -26,8 +28,6 @@ from ferryman.engine.memory.transfer import HostTransfer, digest_of
 from ferryman.engine.stream import ForwardStream, StreamClosed, StreamPoisoned
 from ferryman.errors import QueueFull
 from ferryman.schedule.batch import PrefillStep, RowSeed, SlotLoad, SlotOps, StepPlan
-from ferryman.testing.fake_engine import FakeEngine, WrongStamp, no_delay
-from ferryman.testing.stamps import fake_manifest, fake_tokens
 
 PAGE = 4
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]

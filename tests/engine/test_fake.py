@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.doubles.fake_engine import FakeEngine, WrongStamp
+from tests.doubles.stamps import fake_manifest, fake_tokens
 from tests.engine.plans import Guest, decode, load, prefill, with_snapshots
 
 from ferryman.cache.keys import as_token_ids
 from ferryman.cache.manifest import Kind
 from ferryman.schedule.batch import RowSeed, SlotCopy, SlotOps, SlotSnapshot, StepOutcome
 from ferryman.schedule.request import SamplingParams
-from ferryman.testing.fake_engine import FakeEngine, WrongStamp
-from ferryman.testing.stamps import fake_manifest, fake_tokens
 
 PAGE = 4
 WINDOW = 6

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import pytest
+from tests.doubles.stamps import StampSlabs, fake_manifest
 from tests.engine.plans import Guest, full_pages, load, prefill
 from tests.engine.toy_model import SIZES, ToyModel
 from torch import Tensor
@@ -25,7 +26,6 @@ from ferryman.engine.runner import Runner
 from ferryman.model.shapes.batch import PrefillBatch
 from ferryman.model.shapes.state import ModelState
 from ferryman.schedule.batch import SlotLoad, SlotOps
-from ferryman.testing.stamps import StampSlabs, fake_manifest
 
 ANNA = Guest("anna", [3, 1, 4, 1, 5, 9], row=0, working_slot=2, pages=full_pages(7, 3))
 

@@ -9,6 +9,17 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.doubles.fake_engine import FakeEngine
+from tests.doubles.sanitizer import (
+    FREED,
+    TWO_INITIALISERS,
+    UNORDERED,
+    Operation,
+    Recorder,
+    check,
+)
+from tests.doubles.stamps import fake_manifest, fake_tokens
+from tests.doubles.step_recorder import FORWARD, RecordingStream, RecordingTransfer, step_event
 from tests.engine.plans import Guest, decode, full_pages, load, prefill, with_snapshots
 
 from ferryman.cache.manifest import Kind
@@ -17,17 +28,6 @@ from ferryman.engine.memory.transfer import digest_of
 from ferryman.engine.ops import without_ops
 from ferryman.engine.stream import ForwardStream
 from ferryman.schedule.batch import SlotCopy, SlotOps, SlotSnapshot, StepPlan
-from ferryman.testing.fake_engine import FakeEngine
-from ferryman.testing.sanitizer import (
-    FREED,
-    TWO_INITIALISERS,
-    UNORDERED,
-    Operation,
-    Recorder,
-    check,
-)
-from ferryman.testing.stamps import fake_manifest, fake_tokens
-from ferryman.testing.step_recorder import FORWARD, RecordingStream, RecordingTransfer, step_event
 
 PAGE = 4
 ANNA = Guest("anna", [3, 1, 4, 1, 5, 9], row=0, working_slot=2, pages=full_pages(7, 3, 5, 6))

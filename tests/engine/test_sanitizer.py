@@ -8,10 +8,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from ferryman.cache.manifest import Kind
-from ferryman.cache.slots import SlotHandle
-from ferryman.testing.sanitizer import (
+from tests.doubles.sanitizer import (
     FREED,
     TWO_INITIALISERS,
     UNORDERED,
@@ -19,6 +16,9 @@ from ferryman.testing.sanitizer import (
     Operation,
     check,
 )
+
+from ferryman.cache.manifest import Kind
+from ferryman.cache.slots import SlotHandle
 
 WORKING = SlotHandle(Kind.RECURRENT, 2, 1)
 SNAPSHOT = SlotHandle(Kind.RECURRENT, 5, 1)

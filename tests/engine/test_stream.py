@@ -10,14 +10,14 @@ from contextlib import contextmanager
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.doubles.fake_engine import FakeEngine
+from tests.doubles.stamps import extended, fake_manifest, fake_tokens
 from tests.engine.plans import Guest, decode, full_pages, prefill
 
 from ferryman.cache.manifest import Kind
 from ferryman.engine.stream import ForwardStream, StreamClosed, StreamPoisoned
 from ferryman.errors import QueueFull
 from ferryman.schedule.batch import DecodeStep, SlotOps, SlotSnapshot, StepOutcome, StepPlan
-from ferryman.testing.fake_engine import FakeEngine
-from ferryman.testing.stamps import extended, fake_manifest, fake_tokens
 
 PAGE = 4
 ANNA = Guest("anna", [3, 1, 4, 1, 5, 9], row=0, working_slot=2, pages=full_pages(7, 3, 5))

@@ -7,6 +7,7 @@ from threading import Thread
 import numpy as np
 import pytest
 import xxhash
+from tests.doubles.stamps import StampSlabs, fake_manifest
 
 from ferryman.cache.manifest import Kind
 from ferryman.engine.memory.copy_stream import CopyFence, CopyRun, HostSide
@@ -22,7 +23,6 @@ from ferryman.engine.memory.transfer import (
     transfer_of,
 )
 from ferryman.errors import CorruptState, InvalidRequest
-from ferryman.testing.stamps import StampSlabs, fake_manifest
 
 MANIFEST = fake_manifest(16)
 SIZES = {Kind.FULL: 4, Kind.RECURRENT: 3}

@@ -8,13 +8,13 @@ from concurrent.futures import Future
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.doubles.fake_engine import FakeEngine
+from tests.doubles.stamps import extended, fake_manifest, fake_tokens
 from tests.engine.plans import Guest, decode, full_pages, prefill
 
 from ferryman.cache.manifest import Kind
 from ferryman.engine.stream import ForwardStream
 from ferryman.schedule.batch import SlotOps, StepOutcome, StepPlan
-from ferryman.testing.fake_engine import FakeEngine
-from ferryman.testing.stamps import extended, fake_manifest, fake_tokens
 
 PAGE = 4
 SLOT_BYTES = 64

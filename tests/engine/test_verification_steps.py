@@ -6,6 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.doubles.fake_engine import FakeEngine, WrongStamp
+from tests.doubles.sanitizer import FREED, UNORDERED
+from tests.doubles.stamps import fake_manifest, fake_tokens
 from tests.engine.plans import Guest, decode, full_pages, prefill, verify
 from tests.engine.test_recording import RecordingHouse
 
@@ -13,9 +16,6 @@ from ferryman.cache.manifest import Kind
 from ferryman.engine.ops import SlotConflict, check_slots
 from ferryman.schedule.batch import SlotOps, SlotSnapshot, StepOutcome
 from ferryman.schedule.drafting import ON_DEVICE
-from ferryman.testing.fake_engine import FakeEngine, WrongStamp
-from ferryman.testing.sanitizer import FREED, UNORDERED
-from ferryman.testing.stamps import fake_manifest, fake_tokens
 
 PAGE = 4
 ANNA = Guest("anna", [3, 1, 4, 1, 5, 9], row=0, working_slot=2, pages=full_pages(7, 3, 5, 6))

@@ -14,13 +14,13 @@ from typing import Any, Protocol
 import pytest
 from redis import Redis
 from tests.cluster_keys import key_file_in
+from tests.doubles.memory_blob_store import BlobMedium
 from tests.hostcache.object_server import BUCKET, ObjectFaults, S3Server, s3_server
 from tests.hostcache.stored import Bucket, Place
 from tests.servers import nats_server, redis_server
 
 from ferryman.settings.groups import BusSettings, IndexSettings, ListenSettings
 from ferryman.settings.hostcache import HostCacheServiceSettings
-from ferryman.testing.memory_blob_store import BlobMedium
 from ferryman.wire.redis import redis_index as redis_module
 from ferryman_hostcache import index_publisher
 from ferryman_hostcache.service import RunningHostCache, running_host_cache

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 import xxhash
 from tests.cluster_keys import STORED
+from tests.doubles.memory_blob_store import BlobMedium, MemoryBlob, MemoryBlobStore
 from tests.hostcache.object_server import ObjectFaults
 
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.security.cluster_key import MacKey
 from ferryman.settings.hostcache import StorageSettings
-from ferryman.testing.memory_blob_store import BlobMedium, MemoryBlob, MemoryBlobStore
 from ferryman.tiers.values import UnitName
 from ferryman_hostcache.storage.blob_store import BlobStore
 from ferryman_hostcache.storage.extent import EXTENT_SUFFIX

@@ -8,13 +8,13 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
+from tests.doubles.memory_index import MemoryIndex
 from tests.tiers.state_shapes import chain
 from tests.tiers.test_store import put, store_with
 
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind
 from ferryman.cache.units import Tier
-from ferryman.testing.memory_index import MemoryIndex
 from ferryman.tiers.values import UnitForgotten, UnitStored
 from ferryman.wire.redis.bucket_folders import BucketFolder
 from ferryman.wire.redis.index import FolderClaim, IndexedUnit, IndexStatistics, NodeLife

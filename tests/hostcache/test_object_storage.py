@@ -9,12 +9,12 @@ from contextlib import closing
 import obstore
 import pytest
 import xxhash
+from tests.doubles.memory_blob_store import BlobMedium, MemoryBlob, MemoryBlobStore
 from tests.hostcache.stored import Bucket, blobs_at, bytes_at, opened, prompt_with
 from tests.tiers.state_shapes import chain, manifest_of
 
 from ferryman.cache.manifest import Kind
 from ferryman.errors import ConfigError
-from ferryman.testing.memory_blob_store import BlobMedium, MemoryBlob, MemoryBlobStore
 from ferryman.tiers.extents import DropUnit, RemoveExtent
 from ferryman.tiers.storage_values import BlobPart, StorageFailed
 from ferryman_hostcache.storage.extent import extent_name

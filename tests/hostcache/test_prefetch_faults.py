@@ -13,6 +13,7 @@ from typing import cast
 import numpy as np
 import pytest
 import xxhash
+from tests.doubles.memory_index import MemoryIndex
 from tests.hostcache.attached import StoredPrompt, load, prompt_of, read_all, worker_at
 from tests.tiers.state_shapes import PAGE_SIZE, chain, manifest_of
 
@@ -21,7 +22,6 @@ from ferryman.cache.manifest import Kind
 from ferryman.cache.units import Tier
 from ferryman.errors import QueueFull, Unavailable
 from ferryman.runtime.background import Background
-from ferryman.testing.memory_index import MemoryIndex
 from ferryman.tiers.prefetch import PrefetchPlanner, Truncate, arena_bytes, in_order
 from ferryman.tiers.prefetch_values import (
     DEFAULT_WISH,

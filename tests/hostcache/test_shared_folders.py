@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 from tests.cluster_keys import STORED, STRANGERS_STORED
+from tests.doubles.memory_blob_store import BlobMedium
+from tests.doubles.memory_index import MemoryIndex
 from tests.hostcache.corruptions import CORRUPTIONS
 from tests.hostcache.stored import StoredChain, content_at, opened, prompt_with
 from tests.hostcache.test_storage_corruption import HYBRID, Spoiler
@@ -21,8 +23,6 @@ from ferryman.cache.manifest import Kind, ResumeShape, StateManifest
 from ferryman.cache.units import Tier
 from ferryman.security.cluster_key import MacKey
 from ferryman.settings.hostcache import StorageSettings
-from ferryman.testing.memory_blob_store import BlobMedium
-from ferryman.testing.memory_index import MemoryIndex
 from ferryman.tiers.extents import DropUnit
 from ferryman.tiers.values import StoredUnit, UnitName
 from ferryman.wire.redis.bucket_folders import BucketFolder

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.doubles.memory_blob_store import BlobMedium
 from tests.hostcache.stored import (
     Bucket,
     Place,
@@ -25,7 +26,6 @@ from tests.tiers.state_shapes import chain, manifest_of
 
 from ferryman.cache.manifest import Kind
 from ferryman.errors import ConfigError, InvalidRequest, ManifestMismatch
-from ferryman.testing.memory_blob_store import BlobMedium
 from ferryman.tiers.storage_values import NOTHING_STORED, StorageFailed, StorageSuspended
 from ferryman_hostcache.storage.blob_storage import MAX_FAILURES_IN_A_ROW
 from ferryman_hostcache.storage.interface import OfferedUnit, StorageTier, UnitRead

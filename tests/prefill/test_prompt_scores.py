@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from tests.doubles.fake_engine import fake_scores
 from tests.harness.pair import expected, pair_of_workers, request
 
 from ferryman.cache.keys import as_token_ids
@@ -12,7 +13,6 @@ from ferryman.errors import InvalidRequest
 from ferryman.schedule import prompt_scores
 from ferryman.schedule.prompt_scores import MAX_ENTRIES, PromptScores, ScoreRequest, joined
 from ferryman.schedule.request import Request
-from ferryman.testing.fake_engine import fake_scores
 from ferryman.wire.codec.prefill import progress_from_wire
 
 PROMPT = [3 + i % 11 for i in range(21)]

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import grpc.aio
+from tests.doubles.fake_engine import fake_scores
 
 from ferryman.cache.manifest import Kind
 from ferryman.errors import (
@@ -35,7 +36,6 @@ from ferryman.ids import make_epoch, make_worker_id
 from ferryman.schedule.batch import Sampled
 from ferryman.schedule.prompt_scores import PromptScores, ScoreRequest
 from ferryman.schedule.request import FinishReason, Request
-from ferryman.testing.fake_engine import fake_scores
 from ferryman.wire.codec.caches import CacheSnapshot, cache_snapshot_to_bytes
 from ferryman.wire.codec.handoff import (
     abort_order_from_wire,

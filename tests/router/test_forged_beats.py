@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+from tests.doubles.memory_bus import MemoryBus
 
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind
 from ferryman.ids import make_life_secret, worker_id_of
 from ferryman.runtime.background import Background
-from ferryman.testing.memory_bus import MemoryBus
 from ferryman.wire.codec.caches import CacheEvent, cache_event_to_bytes
 from ferryman.wire.grpc.rpc import channel, listening
 from ferryman.wire.nats.heartbeat import DECODE, PREFILL, Heartbeat, ServedState, heartbeat_to_bytes

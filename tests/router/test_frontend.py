@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.doubles.memory_bus import MemoryBus
+from tests.doubles.memory_index import MemoryIndex
 from tests.skipped_time import SkippedTime, skipped_time
 
 from ferryman.errors import Cancelled, InvalidRequest
@@ -17,8 +19,6 @@ from ferryman.runtime.background import Background
 from ferryman.runtime.membership import Membership
 from ferryman.schedule.request import FinishReason, SamplingParams
 from ferryman.settings.router import LimitSettings
-from ferryman.testing.memory_bus import MemoryBus
-from ferryman.testing.memory_index import MemoryIndex
 from ferryman.wire.grpc.rpc import Channels
 from ferryman.wire.nats.sender_proof import believe_all
 from ferryman.wire.nats.subjects import Subjects

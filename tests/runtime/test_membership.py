@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+from tests.doubles.memory_bus import MemoryBroker, MemoryBus
 from tests.skipped_time import skipped_time
 
 from ferryman.errors import InvalidRequest, Unavailable
 from ferryman.runtime.membership import Membership, Order, drain_order, joined
 from ferryman.settings.groups import BusSettings
-from ferryman.testing.memory_bus import MemoryBroker, MemoryBus
 from ferryman.wire.grpc.role_tokens import OPEN_TO_ALL
 from ferryman.wire.nats.bus import Messages
 from ferryman.wire.nats.heartbeat import (

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 import numpy as np
+from tests.doubles.fake_engine import FakeEngine
+from tests.doubles.stamps import fake_tokens
 from tests.schedule.random_drafts import lying_draft_model
 
 from ferryman.cache.capacity import Concurrency, tracking_slots
@@ -33,8 +35,6 @@ from ferryman.schedule.request import Request, SamplingParams
 from ferryman.schedule.scheduler import Scheduler
 from ferryman.schedule.sequence import Goal
 from ferryman.schedule.step_order import PREFILL_FIRST, StepOrder
-from ferryman.testing.fake_engine import FakeEngine
-from ferryman.testing.stamps import fake_tokens
 
 E = TypeVar(
     "E",

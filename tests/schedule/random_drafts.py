@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
+from tests.doubles.stamps import fake_tokens, next_token
+
 from ferryman.schedule.drafting import Proposals
 from ferryman.schedule.request import Request
-from ferryman.testing.stamps import fake_tokens, next_token
 
 VOCAB = 50
 

@@ -14,6 +14,7 @@ from random import Random
 
 from tests.defects.hosts import STEMS, host_for
 from tests.defects.watch import PAGE, WatchedWorker, books, is_all_cached
+from tests.doubles.stamps import fake_manifest
 from tests.schedule.cluster import request
 from tests.schedule.random_drafts import RandomDrafts
 
@@ -35,7 +36,6 @@ from ferryman.schedule.events import (
 from ferryman.schedule.request import FinishReason, Request
 from ferryman.schedule.sequence import Goal
 from ferryman.schedule.step_order import IN_TURNS, PREFILL_FIRST, StepOrder
-from ferryman.testing.stamps import fake_manifest
 
 FULL, WINDOW, RECURRENT = Kind.FULL, Kind.WINDOW, Kind.RECURRENT
 MODELS = {

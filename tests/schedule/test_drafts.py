@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
+from tests.doubles.stamps import fake_tokens
 from tests.schedule.cluster import ScheduledWorker, request
 from tests.schedule.random_drafts import RandomDrafts
 from tests.schedule.test_scheduler_machine import MANIFESTS
@@ -20,7 +21,6 @@ from ferryman.schedule.drafting import NOTHING_PROPOSED, Drafting, ModelDrafts, 
 from ferryman.schedule.events import Finished, Retracted
 from ferryman.schedule.request import FinishReason, Request
 from ferryman.schedule.sequence import Goal
-from ferryman.testing.stamps import fake_tokens
 
 PAGE = 4
 SIZES = {Kind.FULL: 60, Kind.WINDOW: 60, Kind.RECURRENT: 60}

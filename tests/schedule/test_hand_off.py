@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.doubles.stamps import fake_manifest
 from tests.schedule.cluster import ScheduledWorker, request
 
 from ferryman.cache.manifest import Kind, StateManifest
@@ -17,7 +18,6 @@ from ferryman.errors import InvalidRequest, OutOfSlots
 from ferryman.schedule.batch import Sampled
 from ferryman.schedule.events import Cached, LoadCorrupt, SequenceAdmitted, SequenceHeld
 from ferryman.schedule.sequence import Goal
-from ferryman.testing.stamps import fake_manifest
 
 KINDS = {
     "full and recurrent": fake_manifest(4),

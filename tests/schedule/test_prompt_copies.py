@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from tests.defects.watch import ALL_KINDS, ATTENTION, HYBRID, WatchedWorker
+from tests.doubles.stamps import fake_tokens
 from tests.schedule.cluster import request
 from tests.schedule.random_drafts import RandomDrafts
 from tests.schedule.test_hand_off import hand_off
@@ -24,7 +25,6 @@ from ferryman.schedule.drafting import NO_DRAFTS
 from ferryman.schedule.events import RequestFailed, Retracted
 from ferryman.schedule.request import Request
 from ferryman.schedule.sequence import Goal
-from ferryman.testing.stamps import fake_tokens
 
 VOCAB = 50
 SIZES = {Kind.FULL: 40, Kind.WINDOW: 40, Kind.RECURRENT: 24}

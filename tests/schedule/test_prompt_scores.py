@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.doubles.fake_engine import fake_scores
 
 from ferryman.errors import CorruptState, InvalidRequest
 from ferryman.schedule.prompt_scores import (
@@ -19,7 +20,6 @@ from ferryman.schedule.prompt_scores import (
     ScoreRequest,
     check_num_entries,
 )
-from ferryman.testing.fake_engine import fake_scores
 
 PROMPT = np.arange(50, 90, dtype="<u4")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.doubles.stamps import fake_manifest
 from tests.schedule.cluster import ScheduledWorker, request
 
 from ferryman.cache.manifest import Kind, StateManifest
@@ -16,7 +17,6 @@ from ferryman.cache.units import HostUnit
 from ferryman.engine.memory.transfer import digest_of
 from ferryman.schedule.events import Retracted, SequenceAdmitted
 from ferryman.schedule.retraction import resume_units
-from ferryman.testing.stamps import fake_manifest
 
 PAGE = 4
 KINDS = {

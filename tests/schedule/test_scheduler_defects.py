@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from tests.doubles.stamps import fake_manifest
 from tests.schedule.cluster import ScheduledWorker, request
 from tests.schedule.test_hand_off import KINDS, worker_for
 
@@ -15,7 +16,6 @@ from ferryman.cache.planner import Planner
 from ferryman.cache.resume import Reason, ResumeCosts
 from ferryman.errors import ConfigError, OutOfSlots
 from ferryman.schedule.events import Retracted
-from ferryman.testing.stamps import fake_manifest
 
 
 def test_pages_decoded_for_a_tenant_are_filed_under_its_own_root() -> None:

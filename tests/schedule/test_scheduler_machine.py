@@ -17,6 +17,7 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
+from tests.doubles.stamps import fake_manifest
 from tests.schedule.cluster import ScheduledWorker, request
 from tests.schedule.random_drafts import RandomDrafts
 
@@ -24,7 +25,6 @@ from ferryman.cache.manifest import Kind
 from ferryman.schedule.drafting import NO_DRAFTS, Drafting, ModelDrafts
 from ferryman.schedule.events import Finished, Retracted
 from ferryman.schedule.step_order import IN_TURNS, PREFILL_FIRST, StepOrder
-from ferryman.testing.stamps import fake_manifest
 
 MANIFESTS = {
     "full and recurrent": fake_manifest(4),

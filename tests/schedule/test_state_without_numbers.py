@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
+from tests.doubles.stamps import fake_manifest
 from tests.schedule.cluster import ScheduledWorker, request
 from tests.schedule.test_isolation import nothing_is_held
 from tests.schedule.test_scheduler_machine import MANIFESTS, SchedulerMachine
@@ -21,7 +22,6 @@ from ferryman.errors import NonFiniteLogits, NonFiniteState
 from ferryman.schedule.batch import NO_TOKEN, PrefillStep, Sampled, StepOutcome, StepPlan
 from ferryman.schedule.events import ChainDropped, Finished, RequestFailed, SequenceAdmitted
 from ferryman.schedule.sequence import Goal
-from ferryman.testing.stamps import fake_manifest
 
 ALL_MANIFESTS = {**MANIFESTS, "recurrent only": fake_manifest(4, kinds=[Kind.RECURRENT])}
 ROOM = {Kind.FULL: 60, Kind.WINDOW: 60, Kind.RECURRENT: 60}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from tests.doubles.stamps import fake_manifest
 from tests.schedule.cluster import ScheduledWorker, request
 
 from ferryman.cache.manifest import Kind
 from ferryman.schedule.batch import PrefillStep
 from ferryman.schedule.step_order import IN_TURNS, PREFILL_FIRST, StepOrder
-from ferryman.testing.stamps import fake_manifest
 
 PAGE = 4
 MANIFEST = fake_manifest(PAGE)

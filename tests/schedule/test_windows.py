@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.doubles.stamps import fake_manifest
 from tests.schedule.cluster import ScheduledWorker, request
 
 from ferryman.cache.manifest import Kind, StateManifest
@@ -14,7 +15,6 @@ from ferryman.schedule.batch import PrefillStep
 from ferryman.schedule.events import Drawn, SequenceAdmitted, SequenceHeld
 from ferryman.schedule.sequence import Goal
 from ferryman.schedule.windows import slide
-from ferryman.testing.stamps import fake_manifest
 
 PAGE = 4
 FULL, WINDOW, RECURRENT = Kind.FULL, Kind.WINDOW, Kind.RECURRENT

@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 from tests.cluster_keys import KEY, STRANGERS_KEY
+from tests.doubles.memory_index import MemoryIndex
 from tests.wire.test_index import FULL_ONLY, PATIENT, TTL, chain_of, units
 
 from ferryman.cache.manifest import Kind
 from ferryman.cache.units import Tier
 from ferryman.errors import InvalidRequest
-from ferryman.testing.memory_index import MemoryIndex
 from ferryman.wire.redis import redis_index as redis_module
 from ferryman.wire.redis.bucket_folders import (
     MAX_SHORT_LEN,

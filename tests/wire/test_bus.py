@@ -9,10 +9,10 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.doubles.memory_bus import MemoryBroker, MemoryBus
 
 from ferryman.errors import DeadlineExceeded, InvalidRequest, OutOfSlots, TooLarge, Unavailable
 from ferryman.ids import make_request_id
-from ferryman.testing.memory_bus import MemoryBroker, MemoryBus
 from ferryman.wire.nats.bus import DEADLINE_HEADER, Bus, BusMessage, Discoverable, matches
 from ferryman.wire.nats.connection import NatsOptions
 from ferryman.wire.nats.nats_bus import nats_bus

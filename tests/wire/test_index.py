@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.cluster_keys import KEY
+from tests.doubles.memory_index import MemoryIndex
 from tests.servers import running_redis
 
 from ferryman.cache.keys import PageKey, as_token_ids, page_keys
@@ -20,7 +21,6 @@ from ferryman.cache.manifest import Kind, ResumeShape
 from ferryman.cache.units import Tier
 from ferryman.errors import ConfigError
 from ferryman.runtime.embedded import EmbeddedServer
-from ferryman.testing.memory_index import MemoryIndex
 from ferryman.wire.redis import redis_index as redis_module
 from ferryman.wire.redis.index import (
     IndexedUnit,

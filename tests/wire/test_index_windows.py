@@ -8,11 +8,11 @@ from random import Random
 import pytest
 from tests.cache.test_window_budget import in_tree, manifest_of, random_use, window_pages
 from tests.cluster_keys import KEY
+from tests.doubles.memory_index import MemoryIndex
 from tests.wire.test_index import PATIENT, chain_of, units
 
 from ferryman.cache.manifest import Kind, ResumeShape
 from ferryman.cache.units import Tier
-from ferryman.testing.memory_index import MemoryIndex
 from ferryman.wire.redis.index import NodeLife, PrefixIndex
 from ferryman.wire.redis.redis_index import redis_index
 

@@ -8,10 +8,10 @@ import logging
 from typing import Any
 
 import pytest
+from tests.doubles.memory_bus import MemoryBroker, MemoryBus
 
 from ferryman.model.weights.load_progress import LoadProgress, LoadStage
 from ferryman.runtime.membership import Membership
-from ferryman.testing.memory_bus import MemoryBroker, MemoryBus
 from ferryman.wire.nats.start_beat import StartPhase
 from ferryman.wire.nats.subjects import Subjects
 from ferryman.worker.telemetry import WorkerStart, process_seconds

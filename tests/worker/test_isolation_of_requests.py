@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.doubles.fake_engine import FakeEngine
 from tests.harness.pair import WorkerPair, expected, fake_engine, pair_of_workers, request
 from tests.waiting import until
 
@@ -18,7 +19,6 @@ from ferryman.schedule import prefill
 from ferryman.schedule.events import ChunkDone, Event, RequestFailed
 from ferryman.schedule.postprocess import Postprocessor
 from ferryman.schedule.tree_publisher import TreePublisher
-from ferryman.testing.fake_engine import FakeEngine
 from ferryman.wire.values import Failure
 from ferryman.worker.host import NoHostTier
 from ferryman.worker.loop import hear_each

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.doubles.stamps import fake_manifest
 
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind
@@ -11,7 +12,6 @@ from ferryman.cache.resume import ClearState, CopyState, LoadState, Reason, Resu
 from ferryman.cache.units import HostUnit, Tier
 from ferryman.handoff.usage import CachedTokens
 from ferryman.runtime.metrics import Metrics
-from ferryman.testing.stamps import fake_manifest
 from ferryman.tiers.prefetch_values import Prefetched, Traffic
 from ferryman.worker.cache_metrics import CacheMetrics
 from ferryman.worker.summary import cached_tokens, plan_facts, tier_of

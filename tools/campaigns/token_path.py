@@ -236,8 +236,9 @@ class InstantEngine:
         pass
 
     def launch(self, plan: Any) -> Any:
+        from tests.doubles.fake_engine import FakeStep
+
         from ferryman.schedule.batch import Sampled, StepOutcome
-        from ferryman.testing.fake_engine import FakeStep
 
         self.gate.wait()
         token = plan.step_id % 500
@@ -247,6 +248,7 @@ class InstantEngine:
 @contextmanager
 def _instant_engine(instant: InstantEngine, num_running: int) -> Iterator[Any]:
     """An engine for the given number of requests of 4,096 tokens."""
+    from tests.doubles.stamps import fake_manifest
     from tests.harness.pair import fake_engine
 
     from ferryman.cache.capacity import Concurrency
@@ -254,7 +256,6 @@ def _instant_engine(instant: InstantEngine, num_running: int) -> Iterator[Any]:
     from ferryman.engine.engine import FIRST_GUESS
     from ferryman.engine.stream import ForwardStream
     from ferryman.schedule.scheduler import Scheduler
-    from ferryman.testing.stamps import fake_manifest
 
     manifest = fake_manifest(PAGE_SIZE)
     num_slots = (num_running + 1) * (MAX_LEN // PAGE_SIZE + 4)

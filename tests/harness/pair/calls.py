@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import grpc.aio
 import pytest
+from tests.doubles.stamps import fake_tokens
 from tests.harness.pair.fake_engine import VOCAB
 from tests.harness.pair.worker import PATIENT_SECONDS, PairWorker
 from tests.planes import plane_of
@@ -17,7 +18,6 @@ from tests.waiting import until
 from ferryman.cache.keys import as_token_ids, page_keys, root_key
 from ferryman.llm import Completion
 from ferryman.schedule.request import Request, SamplingParams
-from ferryman.testing.stamps import fake_tokens
 from ferryman.wire.codec.handoff import abort_order_to_wire, reserve_order_to_wire
 from ferryman.wire.codec.prefill import prefill_order_to_wire
 from ferryman.wire.codec.tokens import request_tokens_from_wire

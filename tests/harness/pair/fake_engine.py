@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+from tests.doubles.fake_engine import FakeEngine, no_delay
+from tests.doubles.stamps import fake_manifest
 
 from ferryman.cache.capacity import CapacityPlan, Concurrency, tracking_slots
 from ferryman.cache.keys import page_keys, root_key
@@ -21,8 +23,6 @@ from ferryman.schedule.limits import SchedulerLimits
 from ferryman.schedule.request import Request, SamplingParams
 from ferryman.schedule.scheduler import Scheduler
 from ferryman.schedule.step_order import PREFILL_FIRST, StepOrder
-from ferryman.testing.fake_engine import FakeEngine, no_delay
-from ferryman.testing.stamps import fake_manifest
 
 PAGE_SIZE = 4
 VOCAB = 1000

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tests.defects.watch import WatchedWorker
+from tests.doubles.memory_bus import MemoryBus
 from tests.schedule.cluster import MAX_LEN, VOCAB, ScheduledWorker
 
 from ferryman.cache.capacity import CapacityPlan
@@ -28,7 +29,6 @@ from ferryman.handoff.values import Reservation, UnitDigest
 from ferryman.runtime.lifecycle import LifecyclePublisher, Publisher
 from ferryman.runtime.metrics import Metrics
 from ferryman.schedule.request import Request
-from ferryman.testing.memory_bus import MemoryBus
 from ferryman.wire.codec.handoff import ReserveAnswer
 from ferryman.wire.codec.pieces import Piece, WriteHeader
 from ferryman.wire.handoff.grpc_plane import OutgoingUnit, Sent

@@ -1,4 +1,4 @@
-"""The bus: messages of services to all listeners, and orders to services. NATS, or memory.
+"""The bus: messages of services to all listeners, and orders to services with their answers.
 
 Publishing is a plain call that never waits. While the broker is away, published messages are kept
 within a bound, requests fail at once with Unavailable, and subscriptions are silent.
@@ -7,16 +7,24 @@ within a bound, requests fail at once with Unavailable, and subscriptions are si
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from ferryman.errors import InvalidRequest, TooLarge
+from ferryman.wire.grpc.status import error_of, failure_of
+from ferryman.wire.values import Failure
+
+log = logging.getLogger(__name__)
 
 MAX_PAYLOAD_BYTES = 1 << 20
 MAX_WAITING_MESSAGES = 65_536
 DEADLINE_HEADER = "Ferryman-Deadline-Ms"
+# Headers of an error. The first two are those of NATS' own services, so its tools show them.
+_MESSAGE, _CODE = "Nats-Service-Error", "Nats-Service-Error-Code"
+_REASON, _PARAM, _RETRY = "Ferryman-Reason", "Ferryman-Param", "Ferryman-Retry-After-Ms"
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,3 +163,40 @@ def check_subject(subject: str) -> str:
     if not all(tokens) or any(char.isspace() or char in "*>" for char in subject):
         raise InvalidRequest(f"{subject!r} is no subject to publish on", "subject")
     return subject
+
+
+async def answer_to(message: BusMessage, answer: Answer) -> tuple[bytes, dict[str, str]]:
+    """Payload and headers of the answer; an error of `answer` becomes headers."""
+    try:
+        return await answer(message), {}
+    except Exception as error:
+        failure = failure_of(error)
+        if failure.code == "INTERNAL":
+            log.error("order failed subject=%s", message.subject, exc_info=error)
+        return b"", _failure_to_headers(failure)
+
+
+def answer_from(payload: bytes, headers: Mapping[str, str]) -> bytes:
+    """Returns the payload, or raises the error in the headers."""
+    if _CODE not in headers:
+        return payload
+    retry_ms = headers.get(_RETRY, "")
+    raise error_of(
+        Failure(
+            code=headers[_CODE],
+            reason=headers.get(_REASON, ""),
+            message=headers.get(_MESSAGE, ""),
+            param=headers.get(_PARAM, ""),
+            retry_after_seconds=int(retry_ms) / 1000 if retry_ms.isdecimal() else 0.0,
+        )
+    )
+
+
+def _failure_to_headers(failure: Failure) -> dict[str, str]:
+    return {
+        _MESSAGE: failure.message.replace("\n", " "),
+        _CODE: failure.code,
+        _REASON: failure.reason,
+        _PARAM: failure.param,
+        _RETRY: str(round(failure.retry_after_seconds * 1000)),
+    }

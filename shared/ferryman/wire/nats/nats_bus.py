@@ -25,6 +25,8 @@ from ferryman.wire.nats.bus import (
     Discoverable,
     Messages,
     RecordedMessage,
+    answer_from,
+    answer_to,
     check_subject,
     checked_payload,
     matches,
@@ -38,7 +40,6 @@ from ferryman.wire.nats.lifecycle_log import (
     read_log,
 )
 from ferryman.wire.nats.outbox import OutboundMessage, Outbox
-from ferryman.wire.nats.replies import answer_from, answer_to
 from ferryman.wire.nats.sender_proof import proof_for
 
 log = logging.getLogger(__name__)

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
+from tests.doubles.stamps import Hashes, StampSlabs, extended, next_token
+from tests.doubles.step_parts import NOWHERE, StepPart, parts_of
 
 from ferryman.cache.keys import TokenIds
 from ferryman.cache.manifest import Kind, StateManifest
@@ -32,8 +34,6 @@ from ferryman.schedule.batch import (
 )
 from ferryman.schedule.drafting import ON_DEVICE
 from ferryman.schedule.prompt_scores import PromptScores, ScoreRequest
-from ferryman.testing.stamps import Hashes, StampSlabs, extended, next_token
-from ferryman.testing.step_parts import NOWHERE, StepPart, parts_of
 
 
 class WrongStamp(AssertionError):

@@ -15,14 +15,15 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 
+from tests.doubles.sanitizer import Operation, Recorder
+from tests.doubles.step_parts import NOWHERE, StepPart, parts_of
+
 from ferryman.cache.manifest import Kind
 from ferryman.cache.slots import SlotHandle
 from ferryman.engine.memory.transfer import Transfer
 from ferryman.engine.ops import OnceOnly
 from ferryman.engine.stream import ForwardStream
 from ferryman.schedule.batch import SlotOps, SlotSnapshot, StepOutcome, StepPlan
-from ferryman.testing.sanitizer import Operation, Recorder
-from ferryman.testing.step_parts import NOWHERE, StepPart, parts_of
 
 FORWARD = "forward"
 COPIES = "copies"

@@ -18,12 +18,13 @@ from ferryman.wire.nats.bus import (
     Discoverable,
     Messages,
     RecordedMessage,
+    answer_from,
+    answer_to,
     check_subject,
     checked_payload,
     matches,
 )
 from ferryman.wire.nats.outbox import OutboundMessage, Outbox
-from ferryman.wire.nats.replies import answer_from, answer_to
 from ferryman.wire.nats.subjects import PREFIX
 
 _LIFE = f"{PREFIX}.*.life.>"
