@@ -15,8 +15,8 @@ from pathlib import Path
 
 from tests.cluster_keys import KEY
 
+from ferryman.runtime.credential_folders import write_server_access
 from ferryman.runtime.embedded import EmbeddedServer, nats_command, redis_command, started
-from ferryman.runtime.server_access import write_server_access
 from ferryman.security.credentials import Login
 from ferryman.wire.nats.permissions import ACCOUNT
 

@@ -12,7 +12,12 @@ from typer.exceptions import TyperException
 
 from ferryman.errors import ConfigError, FerrymanError, InvalidRequest
 from ferryman.runtime.life import EXIT_FAILED, EXIT_MISCONFIGURED
-from ferryman_cli import commands
+from ferryman_cli.commands.bench import bench_app
+from ferryman_cli.commands.cluster import config, fit, up
+from ferryman_cli.commands.keys import certs, container_credentials, credentials, key
+from ferryman_cli.commands.requests import chat, events, explain, generate, trace
+from ferryman_cli.commands.simulate import simulate
+from ferryman_cli.commands.workers import drain, roll, top
 
 EXIT_INTERRUPTED = 130
 
@@ -22,7 +27,15 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-commands.add_to(app)
+for command in (
+    *(up, fit, config),
+    *(chat, generate, trace, explain, events),
+    simulate,
+    *(top, drain, roll),
+    *(key, credentials, container_credentials, certs),
+):
+    app.command()(command)
+app.add_typer(bench_app)
 
 
 def _show_version(is_asked: bool) -> None:

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from ferryman.errors import InvalidRequest, NotFound, PermissionDenied, Unavailable
 from ferryman.handoff.lifecycle import LifecycleEntry, is_over
 from ferryman.ids import check_correlation_id, is_request_id
-from ferryman.runtime.recorded_events import credible_event
+from ferryman.runtime.lifecycle import credible_event
 from ferryman.wire.nats.bus import BusMessage, Messages, RecordedMessage
 from ferryman.wire.nats.connection import NatsOptions
 from ferryman.wire.nats.heartbeat import Heartbeat

@@ -1,11 +1,18 @@
-"""`ferryman trace ID`: the events of a request, and whether their order is legal."""
+"""`ferryman trace ID`: the events of a request, and whether their order is legal; `ferryman events
+[ID]`: events as they happen, like `nats sub`.
+
+A trace is a waterfall, the work of each process and its duration: a row is one event, and its bar
+extends to the next event of the same process in the same attempt. Wall clocks place processes
+relative to each other; within a process its own milliseconds count.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import asdict, dataclass
 
 from rich.console import Console
 from rich.table import Table
@@ -14,11 +21,14 @@ from rich.text import Text
 from ferryman.handoff.lifecycle import LifecycleEntry, Violation, check, is_over
 from ferryman.runtime.life import EXIT_FAILED
 from ferryman_cli.endpoints import BrokerPlace
-from ferryman_cli.lifecycle_reader import read_events
-from ferryman_cli.waterfall import WaterfallRow, bar, facts_text, rows
+from ferryman_cli.lifecycle_reader import follow_events, read_events
 
 MIN_BAR_WIDTH, MAX_BAR_WIDTH = 10, 28
 COLOURS = {"router": "cyan", "prefill": "green", "decode": "magenta", "hostcache": "yellow"}
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+_FULL, _POINT = "█", "▏"
+# A chain of page keys is for programs, which read it with --json.
+_MAX_SHOWN = 48
 
 
 def run_trace(place: BrokerPlace, request_id: str, *, checks: bool, as_json: bool) -> int:
@@ -103,3 +113,95 @@ def _is_over(events: Sequence[LifecycleEntry]) -> bool:
     """Whether the last request of the call has ended."""
     last = _request_ids(events)[-1]
     return is_over(event for event in events if event.request_id == last)
+
+
+@dataclass(frozen=True, slots=True)
+class WaterfallRow:
+    """One event: work that began at `begin_ms` and lasted until `end_ms`."""
+
+    begin_ms: float
+    end_ms: float
+    event: LifecycleEntry
+
+
+def rows(events: Iterable[LifecycleEntry]) -> list[WaterfallRow]:
+    """Rows in order of time, from 0 ms on."""
+    times = _times(list(events))
+    ordered = sorted(times, key=lambda timed: (timed[0], timed[1].publisher, timed[1].seq))
+    lines: list[WaterfallRow] = []
+    for index, (begin, event) in enumerate(ordered):
+        later = (t for t, e in ordered[index + 1 :] if _is_same_line(event, e))
+        lines.append(WaterfallRow(begin, next(later, begin), event))
+    return lines
+
+
+def bar(row: WaterfallRow, total_ms: float, width: int) -> str:
+    """`width` characters: blank, then the row's share of the whole; at least a point."""
+    if total_ms <= 0:
+        return _POINT.ljust(width)
+    begin = min(int(row.begin_ms / total_ms * width), width - 1)
+    eighths = round((row.end_ms - row.begin_ms) / total_ms * width * 8)
+    whole, rest = divmod(min(eighths, (width - begin) * 8), 8)
+    drawn = _FULL * whole + (_EIGHTHS[rest] if rest else "")
+    return (" " * begin + (drawn or _POINT)).ljust(width)
+
+
+def facts_text(facts: Mapping[str, object]) -> str:
+    """`name=value name=value`; empty values are left out, and long ones are cut."""
+    return " ".join(f"{name}={_shown(value)}" for name, value in facts.items() if value != "")
+
+
+def _is_same_line(before: LifecycleEntry, after: LifecycleEntry) -> bool:
+    if (before.publisher, before.request_id) != (after.publisher, after.request_id):
+        return False
+    return before.role == "router" or before.attempt == after.attempt
+
+
+def _times(events: list[LifecycleEntry]) -> list[tuple[float, LifecycleEntry]]:
+    """Milliseconds since the earliest event; never backwards within a process."""
+    firsts: dict[tuple[tuple[str, str, int], str], LifecycleEntry] = {}
+    for event in sorted(events, key=lambda event: event.seq):
+        firsts.setdefault((event.publisher, event.request_id), event)
+    start = min((event.unix_ms for event in firsts.values()), default=0)
+    timed = []
+    for event in events:
+        first = firsts[event.publisher, event.request_id]
+        timed.append((first.unix_ms - start + event.elapsed_ms - first.elapsed_ms, event))
+    return timed
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, Mapping):
+        return ",".join(f"{name}:{_shown(inner)}" for name, inner in value.items())
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(_shown(inner) for inner in value) + "]"
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "…"
+
+
+def run_events(place: BrokerPlace, request_id: str, *, as_json: bool) -> int:
+    """Follows one request until it is over; all requests, until Ctrl-C."""
+    asyncio.run(_follow(place, request_id, as_json=as_json))
+    return 0
+
+
+async def _follow(place: BrokerPlace, request_id: str, *, as_json: bool) -> None:
+    console = Console(soft_wrap=True)
+    async with aclosing(follow_events(place, request_id)) as events:
+        async for message, event in events:
+            if as_json:
+                line = {"subject": message.subject, **json.loads(message.payload)}
+                print(json.dumps(line), flush=True)
+            else:
+                console.print(event_line(event))
+            if request_id and is_over([event]):
+                return
+
+
+def event_line(event: LifecycleEntry) -> Text:
+    """One line: milliseconds, worker, request, event, and its facts."""
+    line = Text(f"{event.elapsed_ms:9.1f} ms  ")
+    line.append(f"{event.worker_id:<26} ", COLOURS.get(event.role, "white"))
+    line.append(f"{event.request_id}#{event.attempt} ", "bold")
+    line.append(f"{event.name:<12} ")
+    return line.append(facts_text(event.facts), "dim")

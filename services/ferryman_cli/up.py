@@ -14,8 +14,14 @@ from ferryman.security.credentials import ClusterRole
 from ferryman.settings.cluster import UpOptions
 from ferryman.settings.names import variable
 from ferryman.wire.hostcache.arena import sweep_stale_arenas
-from ferryman_cli.banner import Announce, json_announcer, text_announcer
-from ferryman_cli.load_display import LoadDisplay, load_display, print_line
+from ferryman_cli.up_display import (
+    Announce,
+    LoadDisplay,
+    json_announcer,
+    load_display,
+    print_line,
+    text_announcer,
+)
 from ferryman_launcher.checks.check_apart import CheckedCluster, check_apart
 from ferryman_launcher.checks.model_places import ModelPlaces
 from ferryman_launcher.child import ChildEnded, ChildSpec, Launch, execute

@@ -6,7 +6,7 @@ from ferryman.runtime.collection import importing
 
 if __name__ == "__main__":
     with importing():
-        from ferryman.runtime.main import run_main
+        from ferryman.runtime.life import run_main
         from ferryman.settings.workers import DecodeSettings
         from ferryman_decode.service import ROLE, serve
     run_main(DecodeSettings, ROLE, serve)

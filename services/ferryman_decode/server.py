@@ -22,8 +22,8 @@ from ferryman.grammar.background_compiler import BackgroundCompiler
 from ferryman.grammar.compiler import CompiledGrammar
 from ferryman.handoff.effects import StopWriter, WriteFence, WriterId
 from ferryman.handoff.values import Reservation, units_of
+from ferryman.runtime.background import seconds_to_tick
 from ferryman.runtime.lifecycle import Fact
-from ferryman.runtime.ticks import seconds_to_tick
 from ferryman.schedule.events import Event
 from ferryman.security.credentials import ClusterRole
 from ferryman.wire.codec.handoff import (

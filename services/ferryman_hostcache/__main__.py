@@ -7,7 +7,7 @@ from ferryman.runtime.collection import importing
 
 def main() -> None:
     with importing():
-        from ferryman.runtime.main import run_main
+        from ferryman.runtime.life import run_main
         from ferryman.settings.hostcache import HostCacheServiceSettings
         from ferryman_hostcache.service import serve
     run_main(HostCacheServiceSettings, "hostcache", serve)

@@ -17,7 +17,7 @@ from itertools import groupby, islice
 
 from ferryman.cache.keys import PageKey
 from ferryman.cache.units import Tier
-from ferryman.runtime.ticks import next_tick, seconds_to_tick
+from ferryman.runtime.background import next_tick, seconds_to_tick
 from ferryman.tiers.values import UnitForgotten, UnitStored
 from ferryman.wire.nats.heartbeat import HEARTBEAT_SECONDS
 from ferryman.wire.redis.bucket_folders import CLAIM_SECONDS

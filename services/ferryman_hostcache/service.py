@@ -13,14 +13,13 @@ from functools import partial
 from typing import Any
 
 from ferryman.errors import InvalidRequest
-from ferryman.runtime.access import access_of
+from ferryman.runtime.access import MetricsAccess, MetricsGuard, access_of
+from ferryman.runtime.background import next_tick
 from ferryman.runtime.http_server import HttpAnswer, json_answer, observed
 from ferryman.runtime.http_server import listening as http_listening
 from ferryman.runtime.life import alongside, announce_ready
 from ferryman.runtime.membership import Membership, Orders, drain_order, joined
 from ferryman.runtime.metrics import CONTENT_TYPE, Metrics, refused_calls
-from ferryman.runtime.metrics_access import MetricsAccess, MetricsGuard
-from ferryman.runtime.ticks import next_tick
 from ferryman.security.cluster_key import Purpose
 from ferryman.security.key_file import read_key_file
 from ferryman.settings.hostcache import HostCacheServiceSettings

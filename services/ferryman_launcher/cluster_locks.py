@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit, urlunsplit
 
+from ferryman.runtime.credential_folders import with_login, write_server_access
 from ferryman.runtime.embedded import ServerCommand, redis_command, redis_socket_command
-from ferryman.runtime.server_access import with_login, write_server_access
 from ferryman.security.cluster_key import ClusterKey
 from ferryman.security.credentials import ClusterRole, credentials_of
 from ferryman.security.credentials_file import write_all_credentials, write_private_text

@@ -11,6 +11,7 @@ from typing import Any
 
 from ferryman.errors import ConfigError
 from ferryman.runtime.embedded import ServerCommand, free_ports, nats_command
+from ferryman.runtime.parent import with_parent
 from ferryman.security.credentials import ClusterRole, credentials_of
 from ferryman.security.key_file import make_key_file, read_key_file
 from ferryman.settings.cluster import DoorPorts, UpOptions, WorkerRole, usable_cores
@@ -23,7 +24,6 @@ from ferryman_launcher.cluster_locks import (
     open_cluster,
     write_nats_context,
 )
-from ferryman_launcher.exec_with_parent import with_parent
 from ferryman_launcher.readiness import ready_event, ready_words
 from ferryman_launcher.state_folder import CREDENTIALS, StateFolder
 

@@ -6,7 +6,7 @@ from ferryman.runtime.collection import importing
 
 if __name__ == "__main__":
     with importing():
-        from ferryman.runtime.main import run_main
+        from ferryman.runtime.life import run_main
         from ferryman.settings.router import RouterSettings
         from ferryman_router.service import serve
     run_main(RouterSettings, "router", serve)

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from ferryman.errors import Stopping
-from ferryman.runtime.access import access_of
+from ferryman.runtime.access import MetricsAccess, MetricsGuard, access_of
 from ferryman.runtime.background import Background
 from ferryman.runtime.connections import raise_file_limit
 from ferryman.runtime.life import alongside, announce_ready
 from ferryman.runtime.membership import Membership, drain_order, joined
-from ferryman.runtime.metrics_access import MetricsAccess, MetricsGuard
 from ferryman.security.cluster_key import ClusterKey
 from ferryman.security.key_file import read_key_file
 from ferryman.settings.adapters import folders_of

@@ -7,7 +7,7 @@ import shlex
 from dataclasses import replace
 from pathlib import Path
 
-from ferryman_cli.banner import banner
+from ferryman_cli.up_display import banner
 from ferryman_launcher.checks.cluster_memory import plan_memory, worker_line
 from ferryman_launcher.host_plan import HostPlan
 from ferryman_launcher.options import up_options, up_sources

@@ -9,13 +9,13 @@ import pytest
 from tests.cluster_keys import KEY, STRANGERS_KEY
 
 from ferryman.errors import ConfigError
-from ferryman.runtime.server_access import write_server_access
+from ferryman.runtime.credential_folders import write_server_access
 from ferryman.security.cluster_key import ClusterKey
 from ferryman.security.credentials import ClusterRole, credentials_of
 from ferryman.security.credentials_file import read_credentials
 from ferryman.security.key_file import read_key_file
 from ferryman_cli.app import run
-from ferryman_cli.container_commands import GIVEN_KEY, given_key
+from ferryman_cli.commands.keys import GIVEN_KEY, given_key
 
 OBSERVER = credentials_of(KEY, ClusterRole.OBSERVER)
 

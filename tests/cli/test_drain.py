@@ -16,7 +16,7 @@ from tests.servers import TESTS, locked_nats_server
 
 from ferryman.cache.manifest import Kind
 from ferryman.errors import FerrymanError, InvalidRequest, NotFound, Unavailable
-from ferryman.runtime.server_access import with_login
+from ferryman.runtime.credential_folders import with_login
 from ferryman.security.credentials import ClusterRole, credentials_of
 from ferryman.security.credentials_file import write_all_credentials
 from ferryman.wire.nats.bus import BusMessage

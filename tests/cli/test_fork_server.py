@@ -185,7 +185,5 @@ def test_nothing_is_forked_that_has_touched_a_card() -> None:
 def test_only_our_own_programs_are_forked() -> None:
     assert own_module((sys.executable, "-m", "ferryman_decode")) == "ferryman_decode"
     assert own_module((sys.executable, "-m", "http.server")) is None
-    assert (
-        own_module((sys.executable, "-m", "ferryman_launcher.exec_with_parent", "1", "x")) is None
-    )
+    assert own_module((sys.executable, "-m", "ferryman_hostcache", "1", "x")) is None
     assert own_module(("/bin/true",)) is None

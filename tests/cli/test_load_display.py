@@ -7,7 +7,7 @@ import json
 
 from rich.console import Console
 
-from ferryman_cli.load_display import LoadBars, LoadEvents, LoadLines, load_display
+from ferryman_cli.up_display import LoadBars, LoadEvents, LoadLines, load_display
 from ferryman_launcher.readiness import CompileReport, WeightsReport, start_report
 
 GB = 10**9

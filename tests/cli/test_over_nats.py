@@ -24,9 +24,9 @@ from ferryman.wire.nats.start_beat import StartBeat, StartPhase, beat_to_bytes
 from ferryman.wire.nats.subjects import Subjects
 from ferryman_cli.app import run
 from ferryman_cli.endpoints import BrokerPlace
-from ferryman_cli.events import event_line
 from ferryman_cli.lifecycle_reader import follow_events, ids_of_call
 from ferryman_cli.top import GONE_SECONDS, Seen, SeenWorkers, fleet_table
+from ferryman_cli.trace import event_line
 
 SUBJECTS = Subjects("local")
 STATE = ServedState("f", 16, "d", (Kind.FULL,))

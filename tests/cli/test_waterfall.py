@@ -10,8 +10,7 @@ from rich.console import Console
 from tests.cli.recorded import recorded_request
 
 from ferryman.handoff.lifecycle import LifecycleEntry, check
-from ferryman_cli.trace import as_object, print_lives
-from ferryman_cli.waterfall import WaterfallRow, bar, facts_text, rows
+from ferryman_cli.trace import WaterfallRow, as_object, bar, facts_text, print_lives, rows
 
 
 def test_rows_come_in_the_order_of_their_time() -> None:

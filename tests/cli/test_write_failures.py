@@ -14,7 +14,7 @@ from tests.skipped_time import skipped_time
 
 from ferryman.errors import ConfigError
 from ferryman.runtime.life import alongside
-from ferryman_cli.load_display import print_line
+from ferryman_cli.up_display import print_line
 from ferryman_launcher.cluster_file_writer import RETRY_SECONDS, ClusterFileWriter
 from ferryman_launcher.state_folder import RunningCluster, StateFolder, running_cluster
 from ferryman_launcher.write_failures import ChildLog, WriteFailures

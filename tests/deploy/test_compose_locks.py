@@ -19,7 +19,7 @@ from tests.deploy.compose_file import (
 from ferryman.runtime.credential_folders import MONITOR, READERS
 from ferryman.security.credentials import ClusterRole
 from ferryman_cli.app import run
-from ferryman_cli.container_commands import GIVEN_KEY
+from ferryman_cli.commands.keys import GIVEN_KEY
 
 MAKER, FOLDER = "credentials", "/etc/ferryman"
 WITH_KEY = {"router", "host-cache"}

@@ -9,8 +9,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 from tests.deploy.compose_file import CHOICE, ROOT, ROUTERS, SETTINGS, compose, mounts, role_of
 
-from ferryman.runtime.certificate_folders import AUTHORITY
-from ferryman.runtime.credential_folders import READERS
+from ferryman.runtime.credential_folders import AUTHORITY, READERS
 from ferryman.runtime.embedded import nats_command, started
 from ferryman.security.credentials import ClusterRole
 from ferryman.security.credentials_file import read_credentials
@@ -19,7 +18,7 @@ from ferryman.settings.names import names_of
 from ferryman.wire.nats.connection import NatsOptions
 from ferryman.wire.nats.nats_bus import nats_bus
 from ferryman_cli.app import run
-from ferryman_cli.container_commands import GIVEN_KEY
+from ferryman_cli.commands.keys import GIVEN_KEY
 
 TLS, FOLDER = "compose.tls.yaml", "/etc/ferryman"
 OVER = compose(TLS)["services"]

@@ -10,8 +10,8 @@ from tests.cluster_keys import KEY
 from tests.deploy.compose_file import ROOT, ROUTERS, SETTINGS, compose, environment, mounts
 from tests.deploy.shipped_metrics import OBSERVE, alerts, asked_for, panels, paths, queries
 
+from ferryman.runtime.access import MetricsAccess
 from ferryman.runtime.credential_folders import METRICS, ServerUrls, write_credential_folders
-from ferryman.runtime.metrics_access import MetricsAccess
 from ferryman.security.credentials import ClusterRole, credentials_of
 
 

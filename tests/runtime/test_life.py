@@ -95,7 +95,7 @@ run_service(serve)
 LOADING_WORKER = """
 import threading
 from contextlib import contextmanager
-from ferryman.runtime.main import run_main
+from ferryman.runtime.life import run_main
 from ferryman.settings.workers import DecodeSettings
 from ferryman.worker import worker_app
 from ferryman_decode.service import ROLE, serve

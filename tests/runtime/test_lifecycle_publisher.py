@@ -51,7 +51,7 @@ def ticks() -> Iterator[float]:
 def publisher(bus: BoundedBus, max_requests: int = 100) -> LifecyclePublisher:
     clock, wall = ticks(), ticks()
     return LifecyclePublisher(
-        bus,
+        bus.publish,
         Subjects("local"),
         WHO,
         clock=lambda: next(clock),

@@ -11,7 +11,7 @@ SERVICE = """
 import asyncio, logging
 from pydantic import BaseModel
 from ferryman.runtime.life import announce_ready
-from ferryman.runtime.main import run_main
+from ferryman.runtime.life import run_main
 from ferryman.settings.groups import LifeSettings, ListenSettings
 
 class Settings(BaseModel):

@@ -9,9 +9,9 @@ import httpx
 import pytest
 
 from ferryman.errors import ConfigError
+from ferryman.runtime.access import MetricsAccess, MetricsGuard
 from ferryman.runtime.http_server import HttpAnswer, json_answer, listening, observed
 from ferryman.runtime.metrics import CONTENT_TYPE, Metrics
-from ferryman.runtime.metrics_access import MetricsAccess, MetricsGuard
 from ferryman.settings.groups import ListenSettings
 
 NOTHING = observed({}, {}, lambda _path, _authorizations: None)

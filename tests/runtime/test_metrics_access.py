@@ -9,9 +9,9 @@ import httpx
 import pytest
 from tests.cluster_keys import KEY, STRANGERS_KEY, token_of
 
+from ferryman.runtime.access import MetricsAccess, MetricsGuard
 from ferryman.runtime.http_server import HttpAnswer, json_answer, listening, observed
 from ferryman.runtime.metrics import CONTENT_TYPE, Metrics
-from ferryman.runtime.metrics_access import MetricsAccess, MetricsGuard
 from ferryman.security.credentials import ClusterRole, RoleCredentials, credentials_of
 from ferryman.settings.groups import ListenSettings
 

@@ -15,8 +15,8 @@ from tests.certificates import forget_older_authorities, make_certificates
 from tests.cluster_keys import KEY
 from tests.waiting import until
 
+from ferryman.runtime.credential_folders import write_server_access
 from ferryman.runtime.embedded import EmbeddedServer, free_port, nats_command, start
-from ferryman.runtime.server_access import write_server_access
 from ferryman.security.credentials import ClusterRole, credentials_of
 from ferryman.security.tls_folder import NATS, TlsFolder
 from ferryman.wire.grpc.role_tokens import GrpcAccess

@@ -16,8 +16,8 @@ from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, ResumeShape
 from ferryman.cache.units import Tier
 from ferryman.errors import ConfigError
+from ferryman.runtime.credential_folders import write_server_access
 from ferryman.runtime.embedded import redis_command, started
-from ferryman.runtime.server_access import write_server_access
 from ferryman.security.credentials import ClusterRole, credentials_of
 from ferryman.security.tls_folder import TlsFolder, server_context
 from ferryman.wire.redis.index import IndexedUnit, NodeLife

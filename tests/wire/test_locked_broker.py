@@ -16,8 +16,8 @@ from nats.aio.client import Client
 from tests.cluster_keys import KEY, STRANGERS_KEY
 
 from ferryman.errors import Unavailable
+from ferryman.runtime.credential_folders import with_login, write_server_access
 from ferryman.runtime.embedded import nats_command, started
-from ferryman.runtime.server_access import with_login, write_server_access
 from ferryman.security.credentials import ClusterRole, Login, credentials_of
 from ferryman.wire.nats.bus import BusMessage, Discoverable
 from ferryman.wire.nats.connection import NatsOptions

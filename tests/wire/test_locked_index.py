@@ -16,8 +16,8 @@ from tests.cluster_keys import KEY, STRANGERS_KEY
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, ResumeShape
 from ferryman.cache.units import Tier
+from ferryman.runtime.credential_folders import with_login, write_server_access
 from ferryman.runtime.embedded import redis_command, started
-from ferryman.runtime.server_access import with_login, write_server_access
 from ferryman.security.credentials import ClusterRole, credentials_of
 from ferryman.wire.redis.connections import RefusalCount
 from ferryman.wire.redis.index import IndexedUnit, NodeLife

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ferryman_cli.app import run_app
-from ferryman_cli.bench_commands import ModelShape, whole_numbers
+from ferryman_cli.commands.bench import ModelShape, whole_numbers
 from ferryman_cli.endpoints import AsJson
 
 app = typer.Typer(

@@ -22,8 +22,8 @@ from ferryman.errors import (
     RequestIdInUse,
     TooLarge,
 )
+from ferryman.runtime.access import MetricsGuard
 from ferryman.runtime.metrics import CONTENT_TYPE
-from ferryman.runtime.metrics_access import MetricsGuard
 from ferryman.text.tokenizer import NO_TOKENS
 from ferryman.text.tool_calls.formats import OutputSyntax
 from ferryman_router.answers.answer_formats import answer_format, answer_id

@@ -14,8 +14,7 @@ from prometheus_client import Counter
 from ferryman.errors import NotFound, Unavailable
 from ferryman.handoff.lifecycle import LifecycleEntry
 from ferryman.ids import is_request_id
-from ferryman.runtime.lifecycle import decode_event
-from ferryman.runtime.recorded_events import credible_event
+from ferryman.runtime.lifecycle import credible_event, decode_event
 from ferryman.wire.nats.bus import Bus, RecordedMessage
 from ferryman.wire.nats.heartbeat import ServedState
 from ferryman.wire.nats.subjects import Subjects

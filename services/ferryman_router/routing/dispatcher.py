@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from ferryman.errors import DeadlineExceeded, FerrymanError, NoWorker, Overloaded
-from ferryman.runtime.ticks import seconds_to_tick
+from ferryman.runtime.background import seconds_to_tick
 from ferryman_router.routing.fleet import Fleet
 from ferryman_router.routing.forecast import Forecast, Need, retry_seconds
 from ferryman_router.routing.queue import QueuePosition, Ticket, WaitQueue

@@ -17,8 +17,7 @@ import grpc.aio
 from prometheus_client import Counter
 
 from ferryman.errors import FerrymanError, PermissionDenied
-from ferryman.runtime.background import Background
-from ferryman.runtime.ticks import seconds_to_tick
+from ferryman.runtime.background import Background, seconds_to_tick
 from ferryman.wire.codec.caches import cache_event_from_bytes, cache_snapshot_from_bytes
 from ferryman.wire.grpc.rpc import is_worker_at
 from ferryman.wire.nats.bus import Bus, BusMessage

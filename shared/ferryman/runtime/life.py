@@ -1,4 +1,5 @@
-"""The life of a service process: start, announce it, serve until a stop is ordered, drain, end.
+"""The life of a service process: read settings, start, announce it, serve until a stop is ordered,
+drain, end.
 
 The first SIGTERM or SIGINT sets the stopping event, and the service drains; while it is still
 loading it ends there and then. A later signal of the same kind ends the process at once. It must
@@ -21,16 +22,23 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, NoReturn, TypeVar
+from functools import partial
+from typing import Any, NoReturn, Protocol, TypeVar, cast
 
 import uvloop
+from pydantic import BaseModel
 
 from ferryman.errors import ConfigError
 from ferryman.runtime.collection import keep_start
+from ferryman.runtime.logs import configure_logs
+from ferryman.runtime.parent import end_with_parent
+from ferryman.settings.groups import LifeSettings
+from ferryman.settings.sources import Sources, read_settings
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+S = TypeVar("S", bound=BaseModel)
 Serve = Callable[[asyncio.Event], Awaitable[None]]
 
 # A killed parent dies thread by thread, and the kernel may signal its children for several threads.
@@ -39,6 +47,24 @@ EXIT_FAILED = 1
 EXIT_MISCONFIGURED = 2
 # Seconds before a drain is cut off at which the log names what it waits for.
 NAMED_SECONDS = 0.5
+
+
+class _HasLife(Protocol):
+    @property
+    def life(self) -> LifeSettings: ...
+
+
+def run_main(
+    kind: type[S], role: str, serve: Callable[[S, asyncio.Event], Awaitable[None]]
+) -> NoReturn:
+    """Runs `serve(settings, stopping)` as a process; settings of `kind` have a group `life`."""
+    with exit_on_config_errors():
+        settings = read_settings(kind, role, Sources.of(os.environ))
+    life = cast("_HasLife", settings).life
+    configure_logs(life.log_level)
+    if life.parent_pid:
+        end_with_parent(life.parent_pid)
+    run_service(partial(serve, settings), drain_seconds=life.drain_seconds)
 
 
 def run_service(serve: Serve, *, drain_seconds: float = 30.0) -> NoReturn:

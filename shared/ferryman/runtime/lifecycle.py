@@ -1,4 +1,5 @@
-"""Lifecycle events as they leave a process: small JSON that a person can read, never content.
+"""Lifecycle events, as they leave a process and as they come out of the log: small JSON that a
+person can read, never content.
 
 Publishing never waits. An event for which the bus has no room is dropped. The next event of that
 request is preceded by `gap {from, to}`, so that a reader knows which events are missing.
@@ -11,28 +12,16 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
 
-from ferryman.errors import QueueFull
+from ferryman.errors import InvalidRequest, QueueFull
 from ferryman.handoff.lifecycle import GAP, LifecycleEntry
 from ferryman.ids import NO_REQUEST
+from ferryman.wire.nats.subjects import Subjects
 
 MAX_EVENT_BYTES = 1024
 VERSION = 1
 
 Fact = bool | int | float | str | list[int] | list[float] | list[str] | dict[str, int]
-
-
-class LifeSubjects(Protocol):
-    """Makes the subject of an event; `wire.subjects` implements it."""
-
-    def life(self, role: str, worker_id: str, request_id: str, event: str) -> str: ...
-
-
-class EventBus(Protocol):
-    """The destination of events; `publish` raises QueueFull at once when there is no room."""
-
-    def publish(self, subject: str, payload: bytes) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +53,8 @@ class _RequestEvents:
 
 
 class LifecyclePublisher:
-    """Publishes the events of one process.
+    """Publishes the events of one process. `send` takes a subject and a payload, and raises
+    QueueFull at once when there is no room.
 
     It keeps sequence numbers for the `max_requests` requests with the latest events, and always for
     NO_REQUEST.
@@ -72,15 +62,15 @@ class LifecyclePublisher:
 
     def __init__(
         self,
-        bus: EventBus,
-        subjects: LifeSubjects,
+        send: Callable[[str, bytes], None],
+        subjects: Subjects,
         publisher: Publisher,
         *,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
         max_requests: int = 8192,
     ) -> None:
-        self._bus = bus
+        self._send = send
         self._subjects = subjects
         self._publisher = publisher
         self._clock = clock
@@ -94,7 +84,7 @@ class LifecyclePublisher:
     def as_role(self, role: str) -> LifecyclePublisher:
         """Another publisher of this process, with a role and numbers of its own."""
         return LifecyclePublisher(
-            self._bus,
+            self._send,
             self._subjects,
             replace(self._publisher, role=role),
             clock=self._clock,
@@ -169,7 +159,7 @@ class LifecyclePublisher:
         )
         subject = self._subjects.life(publisher.role, publisher.worker_id, request_id, name)
         try:
-            self._bus.publish(subject, encode_event(event))
+            self._send(subject, encode_event(event))
         except QueueFull:
             return False
         events.seq += 1
@@ -216,6 +206,21 @@ def decode_event(payload: bytes) -> LifecycleEntry:
     except (KeyError, TypeError, OverflowError) as error:
         raise ValueError(f"a lifecycle event lacks or spoils a field: {error}") from None
     return _with_whole_gap(event)
+
+
+def credible_event(subject: str, payload: bytes, subjects: Subjects) -> LifecycleEntry | None:
+    """The event; None for what is no event, or was published on a subject that is not its own.
+
+    The broker lets a role publish on subjects of that role alone, and reads no payload. So an event
+    counts if its payload names the role, the worker, the request and the event of its subject: then
+    a process with that role's login published it. The log does not show which one.
+    """
+    try:
+        event = decode_event(payload)
+        expected = subjects.life(event.role, event.worker_id, event.request_id, event.name)
+    except (ValueError, InvalidRequest):
+        return None
+    return event if subject == expected else None
 
 
 def _encode(event: LifecycleEntry, facts: Mapping[str, object]) -> bytes:

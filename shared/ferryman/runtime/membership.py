@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from ferryman.errors import InvalidRequest
 from ferryman.ids import make_epoch, make_life_secret, worker_id_of
+from ferryman.runtime.background import next_tick
 from ferryman.runtime.life import alongside
 from ferryman.runtime.lifecycle import LifecyclePublisher, Publisher
-from ferryman.runtime.ticks import next_tick
 from ferryman.settings.groups import BusSettings
 from ferryman.wire.grpc.role_tokens import GrpcAccess
 from ferryman.wire.nats.bus import Bus, BusMessage
@@ -62,7 +62,7 @@ class Membership:
     def lifecycle(self) -> LifecyclePublisher:
         """Publishes the lifecycle events of this life."""
         publisher = Publisher(self.role, self.worker_id, self.epoch)
-        return LifecyclePublisher(self.bus, self.subjects, publisher)
+        return LifecyclePublisher(self.bus.publish, self.subjects, publisher)
 
     @asynccontextmanager
     async def beating(

@@ -20,7 +20,7 @@ from ferryman.errors import LeaseLost
 from ferryman.handoff.holder import Hold, HoldEffect, HoldTable, ReleaseHold, StopSending
 from ferryman.handoff.offer import UnitsToSend
 from ferryman.handoff.values import WantedUnit
-from ferryman.runtime.ticks import next_tick
+from ferryman.runtime.background import next_tick
 from ferryman.schedule.scheduler import Scheduler
 from ferryman.wire.handoff.grpc_plane import OutgoingUnit, Sent
 from ferryman.wire.handoff.nixl_writer import FailedWrites

@@ -21,7 +21,7 @@ from ferryman.cache.node import TreeChange
 from ferryman.engine.engine import Engine, build_engine
 from ferryman.engine.warm_up import warm_up, warm_up_decode_first
 from ferryman.model.weights.load_progress import LoadProgress
-from ferryman.runtime.access import access_of
+from ferryman.runtime.access import MetricsAccess, MetricsGuard, access_of
 from ferryman.runtime.background import Background
 from ferryman.runtime.http_server import json_answer, observed
 from ferryman.runtime.http_server import listening as http_listening
@@ -35,7 +35,6 @@ from ferryman.runtime.life import (
 from ferryman.runtime.lifecycle import LifecyclePublisher
 from ferryman.runtime.membership import Membership, drain_order, joined
 from ferryman.runtime.metrics import Metrics, refused_calls
-from ferryman.runtime.metrics_access import MetricsAccess, MetricsGuard
 from ferryman.schedule.events import Event
 from ferryman.settings.engine import EngineOptions
 from ferryman.settings.workers import ShellSettings

@@ -174,7 +174,7 @@ class StampedPair:
             host=host or NoHostTier(),
             cache_metrics=CacheMetrics(self.engine.manifest, Metrics("prefill")),
             lifecycle=LifecyclePublisher(
-                MemoryBus(), Subjects("local"), Publisher("prefill", "prefill-00000001", 4)
+                MemoryBus().publish, Subjects("local"), Publisher("prefill", "prefill-00000001", 4)
             ),
             run_limit=asyncio.Semaphore(4),
             sending=SendingSide(

@@ -93,8 +93,8 @@ class PairWorker:
 
     def events(self) -> list[LifecycleEntry]:
         """Its lifecycle events, in order."""
-        bus: Any = self.parts.lifecycle._bus
-        return [decode_event(payload) for _subject, payload in bus.said]
+        send: Any = self.parts.lifecycle._send
+        return [decode_event(payload) for _subject, payload in send.__self__.said]
 
     def facts(self, name: str) -> list[Mapping[str, object]]:
         """The facts of the lifecycle events of that name, in order."""
@@ -203,7 +203,7 @@ async def parts_of(
             engine=engine,
             wake=asyncio.Event(),
             host=NoHostTier(),
-            lifecycle=LifecyclePublisher(SilentBus(), Subjects("test"), Publisher(*who)),
+            lifecycle=LifecyclePublisher(SilentBus().publish, Subjects("test"), Publisher(*who)),
             channels=channels,
             background=background,
             metrics=metrics,

@@ -9,11 +9,11 @@ import sys
 
 import pytest
 
-from ferryman_launcher.exec_with_parent import TIMER_SLACK_NANOSECONDS, with_parent
+from ferryman.runtime.parent import TIMER_SLACK_NANOSECONDS, with_parent
 
 PARENT = """
 import os, subprocess, sys
-from ferryman_launcher.exec_with_parent import with_parent
+from ferryman.runtime.parent import with_parent
 child = subprocess.Popen(with_parent(("/bin/sleep", "600"), os.getpid()))
 print(child.pid, flush=True)
 child.wait()

@@ -12,8 +12,8 @@ from pydantic import BaseModel
 
 from ferryman.errors import ConfigError
 from ferryman.settings.sources import Sources, read_settings
+from ferryman_cli.commands.flags import with_flags
 from ferryman_cli.endpoints import AsJson
-from ferryman_cli.flags import with_flags
 from ferryman_launcher.options import flag_source
 from ferryman_simulator.costs import CostModel
 from ferryman_simulator.generator import Habits

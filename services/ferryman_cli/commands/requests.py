@@ -1,8 +1,7 @@
-"""The flags of every command. Each command's work is in the module of its name."""
+"""Commands about requests: send them, and see what became of them."""
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Annotated
 
@@ -10,11 +9,8 @@ import typer
 
 from ferryman.errors import ConfigError
 from ferryman.schedule.request import SamplingParams
-from ferryman.settings.cluster import UpOptions
 from ferryman.settings.engine import EngineOptions
 from ferryman.settings.sources import read_settings
-from ferryman_cli.bench_commands import bench_app
-from ferryman_cli.container_commands import container_credentials
 from ferryman_cli.endpoints import (
     STATE_DIR,
     ApiKey,
@@ -28,12 +24,8 @@ from ferryman_cli.endpoints import (
     broker_place,
     door_place,
 )
-from ferryman_cli.flags import with_flags
-from ferryman_cli.key_commands import certs, credentials, key
-from ferryman_cli.simulate_commands import simulate
-from ferryman_cli.worker_commands import drain, roll, top
 from ferryman_launcher.checks.model_places import locate
-from ferryman_launcher.options import UP_DEFAULTS, check_model_folder, up_options, up_sources
+from ferryman_launcher.options import up_sources
 
 Model = Annotated[
     str,
@@ -53,87 +45,6 @@ Threads = Annotated[
 MaxTokens = Annotated[int, typer.Option(min=1, help="Tokens of an answer, at most.")]
 Temperature = Annotated[float, typer.Option(help="0 always takes the likeliest token.")]
 Seed = Annotated[int, typer.Option(help="The same seed draws the same tokens.")]
-ConfigFile = Annotated[
-    str, typer.Option(metavar="FILE", help="A TOML file of settings. [env: FERRYMAN_CONFIG]")
-]
-
-
-def add_to(app: typer.Typer) -> None:
-    """Makes all commands known."""
-    for command in (up, fit, config, chat, generate, trace, explain, events, simulate):
-        app.command()(command)
-    for worker_command in (top, drain, roll):
-        app.command()(worker_command)
-    for secret_command in (key, credentials, container_credentials, certs):
-        app.command()(secret_command)
-    app.add_typer(bench_app)
-
-
-@with_flags(UpOptions, UP_DEFAULTS)
-def up(
-    *,
-    config: ConfigFile = "",
-    json: Annotated[
-        bool, typer.Option("--json", help="Say that it is ready in one line of JSON.")
-    ] = False,
-    **flags: object,
-) -> int:
-    """Start a cluster and stay in the foreground; Ctrl-C drains and ends it.
-
-    Endpoints and process ids are in cluster.json of the state folder, where the other commands
-    look; logs are beside it. Every flag is a variable, too (FERRYMAN_PAGE_SIZE), and a line of the
-    file (page_size = 16); flags count more than variables, and those more than the file.
-    """
-    sources, places = locate(up_sources(flags, os.environ, config))
-    choices = up_options(sources)
-    check_model_folder(choices.engine.model)
-
-    from ferryman_cli.up import run_up
-
-    return run_up(choices, places, as_json=json)
-
-
-@with_flags(UpOptions, UP_DEFAULTS)
-def fit(
-    *,
-    asked: Annotated[str, typer.Argument(metavar="[MODEL]", help="As --model.")] = "",
-    config: ConfigFile = "",
-    json: AsJson = False,
-    **flags: object,
-) -> int:
-    """Show what fits into this machine, and start nothing.
-
-    Weights, state and requests of the cluster that `ferryman up` with these flags would start, from
-    the model's config and the headers of its files.
-    """
-    named = {**flags, "model": asked or flags["model"]}
-    sources, places = locate(up_sources(named, os.environ, config))
-    choices = up_options(sources)
-    check_model_folder(choices.engine.model)
-
-    from ferryman_cli.fit import run_fit
-
-    return run_fit(choices, places, as_json=json)
-
-
-@with_flags(UpOptions, UP_DEFAULTS)
-def config(
-    *,
-    show: Annotated[
-        bool, typer.Option("--show", help="Print every setting with where it comes from.")
-    ] = False,
-    config: ConfigFile = "",
-    **flags: object,
-) -> int:
-    """Check the settings of a cluster, as `ferryman up` with these flags would have them."""
-    from ferryman_cli.config import planned_values, shown
-
-    sources, places = locate(up_sources(flags, os.environ, config))
-    planned = planned_values(up_options(sources), places) if show else {}
-    lines = list(shown(sources, planned))
-    if show:
-        print("\n".join(lines))
-    return 0
 
 
 def chat(
@@ -231,7 +142,7 @@ def events(
     json: AsJson = False,
 ) -> int:
     """Follow lifecycle events as they happen, of one request or of all."""
-    from ferryman_cli.events import run_events
+    from ferryman_cli.trace import run_events
 
     return run_events(broker_place(nats, cluster, ca, state_dir), request_id, as_json=json)
 

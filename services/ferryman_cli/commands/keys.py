@@ -1,9 +1,9 @@
-"""The command that makes secrets for a cluster of containers, before any of them starts."""
+"""Commands for the secrets of clusters that `ferryman up` does not start, and of containers."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -11,14 +11,70 @@ from typing import Annotated
 import typer
 
 from ferryman.errors import ConfigError
-from ferryman.runtime.credential_folders import ServerUrls, write_credential_folders
 from ferryman.security.cluster_key import ClusterKey, cluster_key_from_text
+from ferryman.security.credentials_file import private_folder, write_all_credentials
 from ferryman.security.key_file import make_key_file, read_key_file, take_key
-from ferryman.wire.nats.permissions import CertificateFiles
 from ferryman.wire.nats.subjects import check_name
 from ferryman_cli.endpoints import ClusterName
 
 GIVEN_KEY = "FERRYMAN_CLUSTER_KEY"
+
+
+def key(
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="Where the cluster key shall be.")],
+) -> None:
+    """Make a random cluster key, unless the file is there; check it if it is.
+
+    Routers and host-caches are given its path; `ferryman up` does all this by itself.
+    """
+    make_key_file(path)
+    read_key_file(path)
+
+
+def certs(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the files shall be.")],
+    host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A name or address that clients use; several times."),
+    ] = None,
+    days: Annotated[int, typer.Option(min=1, help="How long certificates are valid.")] = 365,
+    new_ca: Annotated[
+        bool, typer.Option("--new-ca", help="A new authority; the earlier one stays trusted.")
+    ] = False,
+) -> None:
+    """Make a development authority and a certificate for each role, for TLS_DIR and --tls-dir.
+
+    Again in the same folder it replaces all certificates, which running processes notice. A service
+    needs ca.crt and the two files of its role, the router those of `door`, too; ca.key stays here.
+    """
+    from ferryman.security.certificates import certificate_specs, write_certificates
+    from ferryman.security.tls_folder import utc_now
+
+    specs = certificate_specs(host or ())
+    private_folder(folder)
+    write_certificates(folder, specs, days, utc_now(), new_ca=new_ca)
+
+
+def credentials(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the files shall be.")],
+    key_file: Annotated[
+        Path, typer.Option("--key", metavar="FILE", help="The cluster key, made if it is missing.")
+    ],
+    cluster: ClusterName = "local",
+) -> None:
+    """Write the credentials of every role, and what locks NATS and Redis, from the cluster key.
+
+    A service is given the path of its role's file alone, nats-server that of nats.conf, Redis that
+    of redis.acl; `ferryman up` does all this by itself.
+    """
+    from ferryman.runtime.credential_folders import write_server_access
+
+    check_name(cluster, "cluster")
+    make_key_file(key_file)
+    private_folder(folder)
+    made = read_key_file(key_file)
+    write_all_credentials(folder, made)
+    write_server_access(folder, made, cluster)
 
 
 def container_credentials(
@@ -48,6 +104,13 @@ def container_credentials(
     kept, else a new one. An authority for certificates stays in the folder `authority`.
     compose.yaml and compose.tls.yaml do all this by themselves.
     """
+    from ferryman.runtime.credential_folders import (
+        ServerUrls,
+        write_certificate_folders,
+        write_credential_folders,
+    )
+    from ferryman.security.tls_folder import utc_now
+
     check_name(cluster, "cluster")
     cluster_key = given_key(os.environ, secret)
     with suppress(OSError):  # writing the key gives a better error
@@ -56,17 +119,9 @@ def container_credentials(
         make_key_file(key_file)
     else:
         take_key(key_file, cluster_key)
-    certificate = _certificate(folder, tls_host) if tls_host else None
+    certificate = write_certificate_folders(folder, tls_host, utc_now()) if tls_host else None
     servers = ServerUrls(nats_url, redis_url, cluster)
     write_credential_folders(folder, read_key_file(key_file), servers, certificate)
-
-
-def _certificate(folder: Path, hosts: Sequence[str]) -> CertificateFiles:
-    # `--help` should not wait for these imports.
-    from ferryman.runtime.certificate_folders import write_certificate_folders
-    from ferryman.security.tls_folder import utc_now
-
-    return write_certificate_folders(folder, hosts, utc_now())
 
 
 def given_key(environ: Mapping[str, str], secret: Path | None) -> ClusterKey | None:
