@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ferryman_cli.app import run_app
-from ferryman_cli.commands.bench import ModelShape, whole_numbers
+from ferryman_cli.commands.bench import ModelShape, requests_command, whole_numbers
 from ferryman_cli.endpoints import AsJson
+
+if TYPE_CHECKING:
+    from ferryman_bench.request_load import RequestBenchOptions
 
 app = typer.Typer(
     help="Measure Ferryman against its peers, and the parts that `ferryman bench` does not show.",
@@ -55,32 +58,18 @@ def model(
     return run_bench(choice, as_json=json, plot=plot)
 
 
-@app.command()
-def requests(
-    model_shape: ModelShape = "granite-100m",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or int8.")] = "bfloat16",
-    threads: Annotated[int, typer.Option(min=1, help="Threads of each engine and worker.")] = 2,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds of new prompts.")] = 3,
-    concurrent: Annotated[str, typer.Option(help="Requests that are sent at once.")] = "1,8",
-    prompt_len: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = 512,
-    max_tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer.")] = 64,
-    json: AsJson = False,
-) -> int:
-    """Measure whole requests as `ferryman bench requests`, and by llama.cpp's batches."""
+def _run_requests(choice: RequestBenchOptions, as_json: bool) -> int:
     from tools.bench.llama_requests import run_bench_with_llama
 
-    from ferryman_bench.request_load import RequestBenchOptions
+    return run_bench_with_llama(choice, as_json=as_json)
 
-    choice = RequestBenchOptions(
-        model_shape,
-        dtype,
-        threads,
-        rounds,
-        whole_numbers(concurrent, "--concurrent"),
-        prompt_len,
-        max_tokens,
+
+app.command()(
+    requests_command(
+        _run_requests,
+        "Measure whole requests as `ferryman bench requests`, and by llama.cpp's batches.",
     )
-    return run_bench_with_llama(choice, as_json=json)
+)
 
 
 @app.command()

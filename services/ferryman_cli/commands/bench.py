@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ferryman.errors import ConfigError
 from ferryman_cli.endpoints import AsJson
+
+if TYPE_CHECKING:
+    from ferryman_bench.request_load import RequestBenchOptions
 
 ModelShape = Annotated[str, typer.Option(help="Architecture with random weights.")]
 
@@ -57,30 +61,45 @@ def handoff(
     return run_bench_handoff(choice, as_json=json)
 
 
-@bench_app.command()
-def requests(
-    model_shape: ModelShape = "granite-100m",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or int8.")] = "bfloat16",
-    threads: Annotated[int, typer.Option(min=1, help="Threads of each engine and worker.")] = 2,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds of new prompts.")] = 3,
-    concurrent: Annotated[str, typer.Option(help="Requests that are sent at once.")] = "1,8",
-    prompt_len: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = 512,
-    max_tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer.")] = 64,
-    json: AsJson = False,
-) -> int:
-    """Measure whole requests, by the offline engine and through a cluster of 1+1."""
-    from ferryman_bench.request_load import RequestBenchOptions, run_bench_requests
+def requests_command(
+    run: Callable[[RequestBenchOptions, bool], int], meaning: str
+) -> Callable[..., int]:
+    """A command `requests` whose help is `meaning`: `run` gets its choices, and whether it prints
+    JSON."""
 
-    choice = RequestBenchOptions(
-        model_shape,
-        dtype,
-        threads,
-        rounds,
-        whole_numbers(concurrent, "--concurrent"),
-        prompt_len,
-        max_tokens,
+    def requests(
+        model_shape: ModelShape = "granite-100m",
+        dtype: Annotated[str, typer.Option(help="float32, bfloat16 or int8.")] = "bfloat16",
+        threads: Annotated[int, typer.Option(min=1, help="Threads of each engine and worker.")] = 2,
+        rounds: Annotated[int, typer.Option(min=1, help="Rounds of new prompts.")] = 3,
+        concurrent: Annotated[str, typer.Option(help="Requests that are sent at once.")] = "1,8",
+        prompt_len: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = 512,
+        max_tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer.")] = 64,
+        json: AsJson = False,
+    ) -> int:
+        from ferryman_bench.request_load import RequestBenchOptions
+
+        numbers = whole_numbers(concurrent, "--concurrent")
+        choice = RequestBenchOptions(
+            model_shape, dtype, threads, rounds, numbers, prompt_len, max_tokens
+        )
+        return run(choice, json)
+
+    requests.__doc__ = meaning
+    return requests
+
+
+def _run_requests(choice: RequestBenchOptions, as_json: bool) -> int:
+    from ferryman_bench.request_load import run_bench_requests
+
+    return run_bench_requests(choice, as_json=as_json)
+
+
+bench_app.command()(
+    requests_command(
+        _run_requests, "Measure whole requests, by the offline engine and through a cluster of 1+1."
     )
-    return run_bench_requests(choice, as_json=json)
+)
 
 
 @bench_app.command()
