@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
-from ferryman.cache.resume import ResumeCosts
+from ferryman.cache.resume import FIRST_GUESS, ResumeCosts
 from ferryman.errors import ConfigError
 from ferryman.schedule.batch import PrefillStep, StepPlan
 from ferryman_simulator.trace import MeasuredPace
@@ -18,10 +18,10 @@ class CostModel:
     concurrency, `client_seconds` pass between an answer and the next request.
     """
 
-    prefill_seconds_per_token: float = 1e-3
+    prefill_seconds_per_token: float = FIRST_GUESS.prefill_seconds_per_token
     step_seconds: float = 1e-3
     decode_step_seconds: float = 2e-2
-    load_seconds_per_byte: float = 1 / 5e9
+    load_seconds_per_byte: float = FIRST_GUESS.load_seconds_per_byte
     store_seconds_per_byte: float = 1 / 5e9
     storage_seconds_per_byte: float = 1 / 1e9
     handoff_seconds_per_byte: float = 1 / 1e9

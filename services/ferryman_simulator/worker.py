@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from ferryman.cache.keys import TokenIds, root_key
 from ferryman.cache.manifest import Kind
+from ferryman.cache.node import TreeChange
+from ferryman.cache.resume import ResumeCosts
 from ferryman.schedule.batch import PrefillStep, Sampled, StepOutcome, StepPlan
 from ferryman.schedule.events import (
     Cached,
@@ -25,12 +27,14 @@ from ferryman.tiers.values import WorkerLife
 from ferryman.wire.grpc.rpc import CallTags
 from ferryman.wire.hostcache.client import MISS, HostLease
 from ferryman.worker.host import HostTier, NoHostTier
+from ferryman.worker.loop import OnEvents, StepLoop
 from ferryman.worker.preempted import PreemptedRequests
+from ferryman.worker.step_timings import StepTimings
 from ferryman_simulator.clock import now
+from ferryman_simulator.costs import CostModel
 from ferryman_simulator.result import ResultCounts
 from ferryman_simulator.setup import Setup, WorkerShape
 
-OnEvents = Callable[[list[Event]], None]
 _EPOCH = 1
 
 
@@ -49,11 +53,56 @@ class SimulatedAttempt:
     sent_at: float = 0.0
 
 
-class SimulatedWorker:
-    """A scheduler and a device that runs its steps one after the other, as the step loop does.
+class ModelledDevice:
+    """Runs the steps of one worker one after the other, each for the seconds of the cost model.
 
-    `tokens` has the prompt and answer of each request here: the draws come from there. `host` is
-    the worker's host tier; `on_events` gets the events of the schedule.
+    `tokens` has the prompt and answer of each request: the draws come from there. `on_done` is
+    called when a step is over.
+    """
+
+    def __init__(
+        self, costs: CostModel, tokens: Mapping[str, TokenIds], on_done: Callable[[], None]
+    ) -> None:
+        self._costs, self._tokens, self._on_done = costs, tokens, on_done
+        self._loop = asyncio.get_running_loop()
+        self._free_at = 0.0
+
+    def submit(self, plan: StepPlan) -> Future[StepOutcome]:
+        seconds, future = self._costs.seconds_of(plan), Future[StepOutcome]()
+        self._free_at = max(self._free_at, now()) + seconds
+        self._loop.call_at(self._free_at, self._finish, plan, seconds, future)
+        return future
+
+    def _finish(self, plan: StepPlan, seconds: float, future: Future[StepOutcome]) -> None:
+        future.set_result(StepOutcome(plan.step_id, self._draws(plan), forward_seconds=seconds))
+        self._on_done()
+
+    def _draws(self, plan: StepPlan) -> tuple[Sampled, ...]:
+        """The tokens of the trace's answers at these places."""
+        if isinstance(plan, PrefillStep):
+            drawn = [(c.request_id, draw.position) for c in plan.chunks for draw in c.draws]
+        else:
+            positions = [draw.position for draw in plan.draws]
+            drawn = list(zip(plan.request_ids, positions, strict=True))
+        return tuple([Sampled(int(self._tokens[name][place]), {}) for name, place in drawn])
+
+
+class ModelledPace(StepTimings):
+    """Plans reckon with the costs of the model from the start."""
+
+    def __init__(self, costs: CostModel) -> None:
+        super().__init__()
+        self._plan_costs = costs.plan_costs
+
+    def costs(self) -> ResumeCosts:
+        return self._plan_costs
+
+
+class SimulatedWorker:
+    """A scheduler, the step loop of the services, and a modelled device.
+
+    `tokens` has the prompt and answer of each request here. `host` is the worker's host tier;
+    `on_events` gets the events of the schedule.
     """
 
     def __init__(self, name: str, setup: Setup, shape: WorkerShape) -> None:
@@ -62,7 +111,6 @@ class SimulatedWorker:
         self.num_evicted = dict.fromkeys(setup.manifest.kinds, 0)
         self.host: HostTier = NoHostTier()
         self.on_events: OnEvents = lambda _events: None
-        self._costs = setup.costs
         self.scheduler = Scheduler(
             setup.manifest,
             shape.slots,
@@ -72,47 +120,33 @@ class SimulatedWorker:
         )
         planner = self.scheduler.admission.planner
         self.scheduler.admission.planner = replace(planner, has_junctions=setup.has_junctions)
-        self._loop = asyncio.get_running_loop()
-        self._free_at = 0.0
+        device = ModelledDevice(setup.costs, self.tokens, self.ring)
+        # No task waits for its wake: whatever happens here advances it at once, at that very time.
+        self._steps = StepLoop(
+            self.scheduler,
+            device.submit,
+            asyncio.Event(),
+            self._on_events,
+            now,
+            on_changes=self._on_changes,
+        )
+        self._steps.pace = ModelledPace(setup.costs)
 
     def ring(self) -> None:
         """Looks for work. Code that changes what can be scheduled must call it."""
-        while (plan := self.scheduler.plan(now())) is not None:
-            self._submit(plan)
-        self._report()
+        self._steps.advance()
 
-    def _submit(self, plan: StepPlan) -> None:
-        seconds = self._costs.seconds_of(plan)
-        self._free_at = max(self._free_at, now()) + seconds
-        self._loop.call_at(self._free_at, partial(self._done, plan, seconds))
+    def _on_events(self, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, RequestFailed):
+                raise event.error  # a simulation that loses a request has no useful result
+        self.on_events(events)
 
-    def _done(self, plan: StepPlan, seconds: float) -> None:
-        outcome = StepOutcome(plan.step_id, self._draws(plan), forward_seconds=seconds)
-        self.scheduler.commit(plan, outcome, now())
-        self._report()
-        self.ring()
-
-    def _draws(self, plan: StepPlan) -> tuple[Sampled, ...]:
-        """The tokens of the trace's answers at these places."""
-        if isinstance(plan, PrefillStep):
-            drawn = [(c.request_id, draw.position) for c in plan.chunks for draw in c.draws]
-        else:
-            positions = [draw.position for draw in plan.draws]
-            drawn = list(zip(plan.request_ids, positions, strict=True))
-        return tuple([Sampled(int(self.tokens[name][place]), {}) for name, place in drawn])
-
-    def _report(self) -> None:
-        """Passes on events first, then changes of the cache, as a worker's shell does."""
-        if events := self.scheduler.take_events():
-            for event in events:
-                if isinstance(event, RequestFailed):
-                    raise event.error  # a simulation that loses a request has no useful result
-            self.on_events(events)
-        if changes := self.scheduler.take_cache_changes():
-            self.host.changed(changes)
-            for change in changes:
-                if not change.is_stored:
-                    self.num_evicted[change.kind] += len(change.keys)
+    def _on_changes(self, changes: tuple[TreeChange, ...]) -> None:
+        self.host.changed(changes)
+        for change in changes:
+            if not change.is_stored:
+                self.num_evicted[change.kind] += len(change.keys)
 
     def num_cached(self, kind: Kind) -> int:
         """Slots of `kind` that the prefix tree holds."""

@@ -39,7 +39,8 @@ async def test_steps_that_are_done_at_once_do_not_starve_the_event_loop() -> Non
             await asyncio.sleep(0)
 
     with fake_engine(stream_type=LoopPrompt) as engine:
-        loop = StepLoop(engine, asyncio.Event(), on_events, time.monotonic)
+        scheduler, submit = engine.scheduler, engine.stream.submit
+        loop = StepLoop(scheduler, submit, asyncio.Event(), on_events, time.monotonic)
         engine.scheduler.submit(request("r1", [1] * 6, max_tokens=40), Goal.DECODE)
         running = asyncio.create_task(loop.run())
         await count_turns()

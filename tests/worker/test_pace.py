@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ferryman.engine.engine import FIRST_GUESS
+from ferryman.cache.resume import FIRST_GUESS
 from ferryman.schedule.batch import NOTHING_LOADED, LoadReport
 from ferryman.worker.step_timings import StepTimings
 

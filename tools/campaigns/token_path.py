@@ -253,7 +253,7 @@ def _instant_engine(instant: InstantEngine, num_running: int) -> Iterator[Any]:
 
     from ferryman.cache.capacity import Concurrency
     from ferryman.cache.keys import root_key
-    from ferryman.engine.engine import FIRST_GUESS
+    from ferryman.cache.resume import FIRST_GUESS
     from ferryman.engine.stream import ForwardStream
     from ferryman.schedule.scheduler import Scheduler
 

@@ -195,6 +195,10 @@ class ResumeCosts:
     load_seconds_per_byte: float
 
 
+# Costs until the first steps are measured: a small model on one core, and a plain memcpy.
+FIRST_GUESS = ResumeCosts(prefill_seconds_per_token=1e-3, load_seconds_per_byte=1 / 5e9)
+
+
 class ResumePlan(NamedTuple):
     """The way in which a request of `prompt_len` tokens will resume at `position`.
 

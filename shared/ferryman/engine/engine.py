@@ -14,7 +14,7 @@ from ferryman.cache.capacity import CapacityPlan
 from ferryman.cache.keys import root_key
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.rank_runs import RankShares
-from ferryman.cache.resume import ResumeCosts
+from ferryman.cache.resume import FIRST_GUESS
 from ferryman.cache.shards import over_ranks
 from ferryman.engine.device import ComputeDevice, CudaDevice, HostDevice
 from ferryman.engine.forward.decode_forward import CudaGraphs
@@ -48,9 +48,6 @@ from ferryman.schedule.scheduler import Scheduler
 from ferryman.schedule.step_order import IN_TURNS, PREFILL_FIRST
 from ferryman.schedule.step_sizes import StepSizes
 from ferryman.settings.engine import EngineOptions
-
-# Costs until the first steps are measured: a small model on one core, and a plain memcpy.
-FIRST_GUESS = ResumeCosts(prefill_seconds_per_token=1e-3, load_seconds_per_byte=1 / 5e9)
 
 
 @dataclass(frozen=True, slots=True)

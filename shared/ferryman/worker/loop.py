@@ -7,16 +7,19 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from typing import TYPE_CHECKING
 
 from ferryman.cache.node import TreeChange
-from ferryman.engine.engine import Engine
-from ferryman.engine.pipeline import Pipeline
+from ferryman.engine.pipeline import Pipeline, Submit
 from ferryman.errors import FerrymanError
 from ferryman.schedule.batch import PrefillStep, StepOutcome, StepPlan
 from ferryman.schedule.events import ChainDropped, Event, RequestFailed
 from ferryman.schedule.scheduler import Scheduler
 from ferryman.worker.numeric_watch import NumericWatch
 from ferryman.worker.step_timings import StepTimings
+
+if TYPE_CHECKING:  # imports every kernel, which the simulator runs without
+    from ferryman.engine.engine import Engine
 
 log = logging.getLogger(__name__)
 
@@ -36,24 +39,24 @@ async def memory_ready(engine: Engine, prompt_len: int) -> None:
 
 
 class StepLoop:
-    """Drives one engine. After every change it calls `on_events` with the events in order, and then
-    `on_changes` with the changes of the cache.
+    """Drives one scheduler and the stream that `submit` is of. After every change it calls
+    `on_events` with the events in order, and then `on_changes` with the changes of the cache.
 
     Code that changes what can be scheduled (submits, frees, adopts, cancels, flushes) sets `wake`.
     """
 
     def __init__(
         self,
-        engine: Engine,
+        scheduler: Scheduler,
+        submit: Submit,
         wake: asyncio.Event,
         on_events: OnEvents,
         clock: Clock,
         *,
         on_changes: OnChanges = lambda _: None,
     ) -> None:
-        self._scheduler = engine.scheduler
-        self._stream = engine.stream
-        self._pipeline = Pipeline(engine.scheduler, self._submit)
+        self._scheduler, self._stream_submit = scheduler, submit
+        self._pipeline = Pipeline(scheduler, self._submit)
         self._on_events, self._on_changes = on_events, on_changes
         self._clock = clock
         self._wake = wake
@@ -66,21 +69,28 @@ class StepLoop:
         An error in the work for one request ends only that request, here as in the schedule and in
         the preparation of a step (`schedule/request_table.py`, `hear_each`).
         """
-        flights = self._pipeline.flights
         while True:
             self._wake.clear()
-            while flights and flights[0].outcome.done():
-                flight = flights.popleft()
-                outcome = flight.outcome.result()
-                self._scheduler.commit(flight.plan, outcome, self._clock())
-                self._note_pace(flight.plan, outcome)
-                self._report()
-            self._pipeline.fill(self._clock())
-            self._report()
-            if not (flights and flights[0].outcome.done()):
+            self.advance()
+            if not self._is_oldest_done():
                 await self._wake.wait()
             else:
                 await asyncio.sleep(0)  # even if steps are fast, the servers get their turn
+
+    def advance(self) -> None:
+        """Commits the steps that are done, in order, and submits those that can follow."""
+        while self._is_oldest_done():
+            flight = self._pipeline.flights.popleft()
+            outcome = flight.outcome.result()
+            self._scheduler.commit(flight.plan, outcome, self._clock())
+            self._note_pace(flight.plan, outcome)
+            self._report()
+        self._pipeline.fill(self._clock())
+        self._report()
+
+    def _is_oldest_done(self) -> bool:
+        flights = self._pipeline.flights
+        return bool(flights) and flights[0].outcome.done()
 
     def _report(self) -> None:
         # Handling one event may end its request, which is another event.
@@ -99,7 +109,7 @@ class StepLoop:
             self.pace.decoded(outcome.forward_seconds)
 
     def _submit(self, plan: StepPlan) -> Future[StepOutcome]:
-        future = self._stream.submit(plan)
+        future = self._stream_submit(plan)
         future.add_done_callback(self._ring_from_stream)
         return future
 

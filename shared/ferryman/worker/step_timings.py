@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ferryman.cache.resume import ResumeCosts
-from ferryman.engine.engine import FIRST_GUESS
+from ferryman.cache.resume import FIRST_GUESS, ResumeCosts
 from ferryman.schedule.batch import NOTHING_LOADED, LoadReport
 
 # The weight of the past after each step: about the last ten steps count.

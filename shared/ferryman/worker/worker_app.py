@@ -351,7 +351,14 @@ def _moving_parts(
 
     parts.metrics.watch("bus", member.bus.statistics)
     parts.metrics.watch("logits", parts.numeric_watch.statistics)
-    loop = StepLoop(parts.engine, parts.wake, service.on_events, parts.clock, on_changes=on_changes)
+    loop = StepLoop(
+        parts.engine.scheduler,
+        parts.engine.stream.submit,
+        parts.wake,
+        service.on_events,
+        parts.clock,
+        on_changes=on_changes,
+    )
     parts.metrics.watch("loads", loop.pace.statistics)
     telemetry = Telemetry(
         parts.engine,

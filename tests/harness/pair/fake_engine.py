@@ -14,7 +14,8 @@ from ferryman.cache.capacity import CapacityPlan, Concurrency, tracking_slots
 from ferryman.cache.keys import page_keys, root_key
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.rank_runs import RankShares
-from ferryman.engine.engine import FIRST_GUESS, Engine
+from ferryman.cache.resume import FIRST_GUESS
+from ferryman.engine.engine import Engine
 from ferryman.engine.pipeline import Pipeline
 from ferryman.engine.stream import ForwardStream
 from ferryman.grammar.compiler import GrammarCompiler

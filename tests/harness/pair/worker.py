@@ -173,7 +173,8 @@ async def _served(
     def on_events(events: list[Event]) -> None:
         service.on_events(events)
 
-    loop = StepLoop(parts.engine, parts.wake, on_events, clock)
+    engine = parts.engine
+    loop = StepLoop(engine.scheduler, engine.stream.submit, parts.wake, on_events, clock)
     async with (
         listening("127.0.0.1:0", service.register, grace=0.5) as server,
         alongside(loop.run(), *service.jobs()),
