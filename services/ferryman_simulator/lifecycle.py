@@ -16,15 +16,16 @@ from statistics import median
 from ferryman.handoff.chain_prints import decode_prints
 from ferryman.handoff.lifecycle import PREFILL, ROUTER, LifecycleEntry
 from ferryman.runtime.lifecycle import decode_event
-from ferryman_simulator.synthetic_prompt import SyntheticPrompt, own
 from ferryman_simulator.trace import (
     MAX_REQUESTS,
     MAX_TOKENS,
     BadTrace,
     MeasuredPace,
+    SyntheticPrompt,
     Trace,
     TracedRequest,
     by_arrival,
+    own,
 )
 
 Names = dict[int, bytes]

@@ -16,14 +16,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ferryman_simulator.synthetic_prompt import OWN_NAMES, blocks, own
 from ferryman_simulator.trace import (
     MAX_REQUESTS,
     MAX_TOKENS,
+    OWN_NAMES,
     BadTrace,
     Trace,
     TracedRequest,
+    blocks,
     by_arrival,
+    own,
 )
 
 BLOCK_TOKENS = 512

@@ -35,7 +35,7 @@ from ferryman.tiers.values import (
 from ferryman.tiers.write_policy import write_policy_named
 from ferryman.tiers.writeback import WritebackBacklog, WritebackGroup
 from ferryman.wire.grpc.rpc import NO_TAGS, CallTags
-from ferryman_simulator.clock import now
+from ferryman_simulator.modelled_time import now
 from ferryman_simulator.setup import Setup
 
 PREFETCH_SHARE = 0.25

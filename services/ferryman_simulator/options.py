@@ -21,7 +21,7 @@ from ferryman.settings.declaration import (
 )
 from ferryman.tiers.layout import SNAPSHOT_SHARE
 from ferryman.tiers.prefetch_values import PrefetchOptions, PrefetchPolicy
-from ferryman_simulator.costs import GUESSES, CostModel
+from ferryman_simulator.modelled_time import GUESSES, CostModel
 from ferryman_simulator.mooncake import BLOCK_TOKENS
 
 MAX_RESERVED = 8

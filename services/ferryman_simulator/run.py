@@ -11,13 +11,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ferryman_simulator.costs import GUESSES
 from ferryman_simulator.generator import Habits, write_trace
 from ferryman_simulator.lifecycle import read_lifecycle
+from ferryman_simulator.modelled_time import GUESSES
 from ferryman_simulator.mooncake import read_mooncake
 from ferryman_simulator.options import Format, SimulateOptions
-from ferryman_simulator.plot import check_plot, write_plot
-from ferryman_simulator.report import print_json, print_tables
+from ferryman_simulator.report import check_plot, print_json, print_tables, write_plot
 from ferryman_simulator.setup import make_setup
 from ferryman_simulator.sweep import parse_axes, runs
 from ferryman_simulator.trace import MAX_LINE_BYTES, BadTrace, Trace

@@ -14,7 +14,7 @@ from ferryman.model.shapes.manifest import state_manifest
 from ferryman.schedule.limits import SchedulerLimits
 from ferryman.tiers.layout import ArenaLayout, split_arena
 from ferryman.tiers.prefetch_values import DEFAULT_WISH, PrefetchOptions
-from ferryman_simulator.costs import GUESSES, CostModel
+from ferryman_simulator.modelled_time import GUESSES, CostModel
 from ferryman_simulator.options import SimulateOptions, StateOptions
 
 MAX_WAITING = 1_000_000

@@ -32,7 +32,7 @@ from ferryman.wire.grpc.rpc import CallTags
 from ferryman.wire.hostcache.client import MISS
 from ferryman.worker.summary import cached_tokens
 from ferryman_simulator.client import join_node
-from ferryman_simulator.clock import now, run
+from ferryman_simulator.modelled_time import now, run
 from ferryman_simulator.node import SimulatedNode
 from ferryman_simulator.result import Result, ResultCounts, quantiles
 from ferryman_simulator.setup import Setup

@@ -30,8 +30,7 @@ from ferryman.worker.host import HostTier, NoHostTier
 from ferryman.worker.loop import OnEvents, StepLoop
 from ferryman.worker.preempted import PreemptedRequests
 from ferryman.worker.step_timings import StepTimings
-from ferryman_simulator.clock import now
-from ferryman_simulator.costs import CostModel
+from ferryman_simulator.modelled_time import CostModel, now
 from ferryman_simulator.result import ResultCounts
 from ferryman_simulator.setup import Setup, WorkerShape
 

@@ -6,12 +6,11 @@ from ferryman.cache.capacity import Concurrency
 from ferryman.cache.manifest import Kind, KindLayout, StateManifest
 from ferryman.schedule.limits import SchedulerLimits
 from ferryman.tiers.layout import ArenaLayout, split_arena
-from ferryman_simulator.clock import run
+from ferryman_simulator.modelled_time import run
 from ferryman_simulator.result import Result
 from ferryman_simulator.setup import Setup, WorkerShape
 from ferryman_simulator.simulation import Simulation
-from ferryman_simulator.synthetic_prompt import SyntheticPrompt, own
-from ferryman_simulator.trace import Trace, TracedRequest
+from ferryman_simulator.trace import SyntheticPrompt, Trace, TracedRequest, own
 
 PAGE = 16
 PAGE_BYTES, STATE_BYTES = 4096, 8192

@@ -10,11 +10,10 @@ from tests.simulate.runs import HYBRID, PAGE, asked, named, run_pair, setup_of
 from ferryman.cache.manifest import Kind, KindLayout, StateManifest
 from ferryman.tiers.layout import split_arena
 from ferryman.tiers.prefetch_values import PrefetchOptions, PrefetchPolicy
-from ferryman_simulator.costs import CostModel
+from ferryman_simulator.modelled_time import CostModel
 from ferryman_simulator.setup import Setup
 from ferryman_simulator.simulation import simulate
-from ferryman_simulator.synthetic_prompt import own
-from ferryman_simulator.trace import MeasuredPace, Trace, TracedRequest
+from ferryman_simulator.trace import MeasuredPace, Trace, TracedRequest, own
 
 
 def test_every_prompt_token_comes_from_one_tier() -> None:

@@ -14,8 +14,7 @@ from ferryman_simulator.generator import Habits, plan_turns, trace_lines, write_
 from ferryman_simulator.mooncake import BlockNames, mooncake_line
 from ferryman_simulator.options import Format
 from ferryman_simulator.run import read_trace
-from ferryman_simulator.synthetic_prompt import SyntheticPrompt
-from ferryman_simulator.trace import MAX_LINE_BYTES, BadTrace, Trace, TracedRequest
+from ferryman_simulator.trace import MAX_LINE_BYTES, BadTrace, SyntheticPrompt, Trace, TracedRequest
 
 GOOD = '{"timestamp": 1000, "input_length": 20, "output_length": 3, "hash_ids": [7, 8]}'
 

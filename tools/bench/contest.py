@@ -34,7 +34,7 @@ from ferryman_bench.engine_process import BenchModel, EngineProcess
 from ferryman_bench.hardware import machine_now
 from ferryman_bench.random_model import make_random_model
 from ferryman_bench.shape import shape_named
-from ferryman_simulator.plot import check_plot, save_figure
+from ferryman_simulator.report import check_plot, save_figure
 
 PEERS = {TRANSFORMERS: "transformers", LLAMA_CPP: "llama_cpp"}
 """The packages of the peers."""

@@ -7,7 +7,7 @@ from typing import Any
 from tools.bench.contest_result import ContestResult
 
 from ferryman_bench.hardware import Machine
-from ferryman_simulator.plot import load_pyplot
+from ferryman_simulator.report import load_pyplot
 
 COLOURS = ("#8a8f98", "#2f6fb0", "#c2703d")
 _WIDTH_INCHES, _MARGIN_INCHES, _BAR_INCHES = 9.0, 1.6, 0.2

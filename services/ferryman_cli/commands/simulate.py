@@ -15,8 +15,8 @@ from ferryman.settings.sources import Sources, read_settings
 from ferryman_cli.commands.flags import with_flags
 from ferryman_cli.endpoints import AsJson
 from ferryman_launcher.options import flag_source
-from ferryman_simulator.costs import CostModel
 from ferryman_simulator.generator import Habits
+from ferryman_simulator.modelled_time import CostModel
 from ferryman_simulator.options import SimulateOptions
 
 Trace = Annotated[Path | None, typer.Option(metavar="FILE", help="Requests, one a line.")]

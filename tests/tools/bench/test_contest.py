@@ -19,7 +19,7 @@ from tools.bench.contest_result import CellResult, CellTimes, ContestResult, sho
 from ferryman.errors import ConfigError
 from ferryman_bench.engine_process import EngineProcess
 from ferryman_bench.hardware import machine_now
-from ferryman_simulator.plot import save_figure
+from ferryman_simulator.report import save_figure
 
 NAMES = ("ferryman", "transformers", "llama.cpp")
 

@@ -1,13 +1,65 @@
-"""The modelled costs, in seconds. Nothing else is modelled: the services' own code decides."""
+"""The time of a simulation: an event loop whose clock leaps, and the seconds that acts cost.
+
+When nothing is left to do now, the clock jumps to the next timer: the workers' own coroutines run
+as in a service, but without waiting. Nothing else is modelled: the services' own code decides.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import selectors
+from collections.abc import Coroutine
 from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
 
 from ferryman.cache.resume import FIRST_GUESS, ResumeCosts
 from ferryman.errors import ConfigError
 from ferryman.schedule.batch import PrefillStep, StepPlan
 from ferryman_simulator.trace import MeasuredPace
+
+T = TypeVar("T")
+
+
+class Stalled(RuntimeError):
+    """Every coroutine waits for another one: no event can happen any more."""
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """`time()` is in seconds from 0 and advances by the time that would have been waited."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        super().__init__(_Leaping(self))
+
+    def time(self) -> float:
+        return self._now
+
+    def leap(self, seconds: float) -> None:
+        self._now += seconds
+
+
+class _Leaping(selectors.DefaultSelector):
+    """Waits for no input, because there is none: a wait only moves the clock."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        super().__init__()
+        self._loop = loop
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is None:
+            raise Stalled("nothing will ever happen again")
+        self._loop.leap(timeout)
+        return []
+
+
+def run(job: Coroutine[Any, Any, T]) -> T:
+    """Runs a job in virtual time, to its end."""
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(job)
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 @dataclass(frozen=True, slots=True)
