@@ -26,7 +26,7 @@ from ferryman.errors import CorruptState, Unavailable
 from ferryman.security.cluster_key import ClusterKey, Purpose
 from ferryman.tiers.unit_group import by_kind
 from ferryman.tiers.values import UnitName
-from ferryman.wire.codec.ranges import pages_from_ranges, ranges_of
+from ferryman.wire.codec.caches import pages_from_ranges, ranges_of
 from ferryman.wire.codec.scalars import keys_to_bytes, kind_from_wire
 from ferryman.wire.grpc.rpc import CallTags, Channels, ending
 from ferryman.wire.grpc.status import typed_errors

@@ -11,9 +11,14 @@ from ferryman.ids import check_request_id
 from ferryman.tiers.layout import budget_of
 from ferryman.tiers.prefetch_values import PrefetchRequest
 from ferryman.tiers.values import AcquireRequest, ReserveRequest, Residency, UnitName, WorkerLife
-from ferryman.wire.codec.caches import host_unit_to_wire
-from ferryman.wire.codec.prefetch import policy_from_wire, prefetched_to_wire, traffic_to_wire
-from ferryman.wire.codec.ranges import pages_from_ranges, ranges_of
+from ferryman.wire.codec.caches import (
+    host_unit_to_wire,
+    pages_from_ranges,
+    policy_from_wire,
+    prefetched_to_wire,
+    ranges_of,
+    traffic_to_wire,
+)
 from ferryman.wire.codec.scalars import (
     digest_from_bytes,
     key_from_bytes,

@@ -34,7 +34,7 @@ from ferryman.tiers.prefetch_values import (
     PrefetchShortfall,
 )
 from ferryman.tiers.values import StoredUnit
-from ferryman.wire.codec.prefetch import policy_to_wire
+from ferryman.wire.codec.caches import policy_to_wire
 from ferryman.wire.codec.scalars import keys_to_bytes
 from ferryman.wire.grpc.rpc import CallTags
 from ferryman.wire.hostcache.attachment import context_of

@@ -26,13 +26,12 @@ from ferryman.wire.codec import (
     handoff,
     inference,
     pieces,
-    prefetch,
     prefill,
     request,
     scalars,
     tokens,
 )
-from ferryman.wire.codec.scores import scores_from_wire
+from ferryman.wire.codec.prefill import scores_from_wire
 from ferryman.wire.v1 import decode_pb2, inference_pb2, prefill_pb2, types_pb2
 
 M = TypeVar("M", bound=Message)
@@ -190,23 +189,23 @@ def test_a_host_unit_comes_back(unit: Any) -> None:
 
 
 def test_a_reason_that_no_plan_could_name_is_none() -> None:
-    message = prefetch.prefetched_to_wire(Prefetched(asked_pages=8))
+    message = caches.prefetched_to_wire(Prefetched(asked_pages=8))
     message.reason = "moon_phase"
-    assert prefetch.prefetched_from_wire(message).reason == ""
+    assert caches.prefetched_from_wire(message).reason == ""
     assert {str(reason) for reason in PrefetchShortfall} <= {str(reason) for reason in Reason}
 
 
 @given(draw.prefetched)
 def test_what_a_prefetch_brought_comes_back(brought: Prefetched) -> None:
-    message = over_the_wire(prefetch.prefetched_to_wire(brought))
-    assert prefetch.prefetched_from_wire(message) == brought
+    message = over_the_wire(caches.prefetched_to_wire(brought))
+    assert caches.prefetched_from_wire(message) == brought
 
 
 @given(st.sampled_from(PrefetchPolicy))
 def test_a_prefetch_policy_comes_back(policy: PrefetchPolicy) -> None:
     for otherwise in PrefetchPolicy:
-        assert prefetch.policy_from_wire(prefetch.policy_to_wire(policy), otherwise) is policy
-        assert prefetch.policy_from_wire(0, otherwise) is otherwise
+        assert caches.policy_from_wire(caches.policy_to_wire(policy), otherwise) is policy
+        assert caches.policy_from_wire(0, otherwise) is otherwise
 
 
 @given(draw.cache_events())

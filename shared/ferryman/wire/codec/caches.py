@@ -1,9 +1,10 @@
-"""Units in the host tier, and events about the device tier."""
+"""Units in the host tier, prefetches to it, and events about the device tier."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -12,7 +13,8 @@ from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind
 from ferryman.cache.units import HostUnit, Tier
 from ferryman.errors import InvalidRequest
-from ferryman.wire.codec.message_table import At, table
+from ferryman.tiers.prefetch_values import Prefetched, PrefetchPolicy, PrefetchShortfall, Traffic
+from ferryman.wire.codec.message_table import At, same, table
 from ferryman.wire.codec.scalars import (
     digest_from_bytes,
     key_from_bytes,
@@ -22,7 +24,7 @@ from ferryman.wire.codec.scalars import (
     kind_to_wire,
     numbers_of,
 )
-from ferryman.wire.v1 import events_pb2, hostcache_pb2
+from ferryman.wire.v1 import events_pb2, hostcache_pb2, types_pb2
 
 M = TypeVar("M", bound=Message)
 Keys = Mapping[Kind, tuple[PageKey, ...]]
@@ -129,3 +131,83 @@ def cache_snapshot_to_bytes(snapshot: CacheSnapshot) -> bytes:
 
 def cache_snapshot_from_bytes(raw: bytes) -> CacheSnapshot:
     return _SNAPSHOT.from_wire(_parsed(events_pb2.CacheSnapshot, raw))
+
+
+# Requests and answers of prefetches.
+
+MICROS = 1_000_000
+
+_POLICIES: dict[PrefetchPolicy, hostcache_pb2.PrefetchPolicy] = numbers_of(
+    PrefetchPolicy, hostcache_pb2.PrefetchPolicy, "PREFETCH_POLICY"
+)
+_LACKS = frozenset(map(str, PrefetchShortfall))
+_POLICIES_BACK = {number: policy for policy, number in _POLICIES.items()}
+
+
+def policy_to_wire(policy: PrefetchPolicy) -> hostcache_pb2.PrefetchPolicy:
+    return _POLICIES[policy]
+
+
+def policy_from_wire(number: int, otherwise: PrefetchPolicy) -> PrefetchPolicy:
+    """`otherwise` replaces a policy that is missing or unknown."""
+    return _POLICIES_BACK.get(number, otherwise)  # type: ignore[call-overload,no-any-return]
+
+
+def traffic_to_wire(traffic: Mapping[Tier, Traffic]) -> list[hostcache_pb2.TierTraffic]:
+    return [
+        hostcache_pb2.TierTraffic(
+            tier=tier_to_wire(tier),
+            units=amount.num_units,
+            num_bytes=amount.num_bytes,
+            micros=round(amount.seconds * MICROS),
+        )
+        for tier, amount in traffic.items()
+    ]
+
+
+def traffic_from_wire(messages: Iterable[hostcache_pb2.TierTraffic]) -> dict[Tier, Traffic]:
+    return {
+        tier_from_wire(message.tier): Traffic(
+            message.units, message.num_bytes, message.micros / MICROS
+        )
+        for message in messages
+    }
+
+
+def _known_reason(reason: str) -> str:
+    """An unknown reason becomes empty, because a plan could not name it."""
+    return reason if reason in _LACKS else ""
+
+
+prefetched_to_wire, prefetched_from_wire = table(
+    Prefetched,
+    hostcache_pb2.PrefetchResponse,
+    reason=At(same, _known_reason),
+    traffic=At(traffic_to_wire, traffic_from_wire),
+)
+
+
+# Pages by kind as runs of consecutive ones. For the recurrent kind page i stands for its end.
+
+
+def ranges_of(kind: Kind, pages: Iterable[int]) -> list[types_pb2.PageRange]:
+    """Runs of ascending pages."""
+    runs = [list(run) for _, run in groupby(enumerate(pages), lambda pair: pair[1] - pair[0])]
+    return [
+        types_pb2.PageRange(kind=kind_to_wire(kind), first_page=run[0][1], end_page=run[-1][1] + 1)
+        for run in runs
+    ]
+
+
+def pages_from_ranges(
+    ranges: Iterable[types_pb2.PageRange], num_pages: int
+) -> dict[Kind, list[int]]:
+    """Inverse of `ranges_of`. Raises InvalidRequest for pages outside `num_pages`."""
+    pages: dict[Kind, list[int]] = {}
+    for run in ranges:
+        if not run.first_page < run.end_page <= num_pages:
+            raise InvalidRequest(
+                f"pages [{run.first_page}, {run.end_page}) are none of {num_pages}", "units"
+            )
+        pages.setdefault(kind_from_wire(run.kind), []).extend(range(run.first_page, run.end_page))
+    return pages

@@ -5,9 +5,9 @@ from __future__ import annotations
 from ferryman.errors import InvalidRequest
 from ferryman.schedule.prompt_scores import PromptScores
 from ferryman.wire.codec.message_table import Codec, each, oneof, table
+from ferryman.wire.codec.prefill import SCORES
 from ferryman.wire.codec.request import USAGE, logprobs_from_wire, logprobs_to_wire
 from ferryman.wire.codec.scalars import FINISH, token_ids_from_bytes, token_ids_to_bytes
-from ferryman.wire.codec.scores import SCORES
 from ferryman.wire.public import (
     ChatPrompt,
     ChatTurn,

@@ -18,9 +18,8 @@ from ferryman.errors import FerrymanError
 from ferryman.handoff.values import UnitDigest, ranges_of
 from ferryman.tiers.prefetch_values import NOTHING_BROUGHT, Prefetched
 from ferryman.tiers.write_policy import UnitKey
-from ferryman.wire.codec.caches import host_unit_from_wire
+from ferryman.wire.codec.caches import host_unit_from_wire, policy_to_wire, prefetched_from_wire
 from ferryman.wire.codec.handoff import digest_to_wire, range_to_wire
-from ferryman.wire.codec.prefetch import policy_to_wire, prefetched_from_wire
 from ferryman.wire.codec.scalars import keys_to_bytes, milliseconds
 from ferryman.wire.grpc.rpc import NO_TAGS, CallTags
 from ferryman.wire.hostcache.arena_copy import ArenaCopier, UnitSource, check_room
