@@ -12,9 +12,9 @@ from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.units import HostUnit
 from ferryman.errors import InvalidRequest, ManifestMismatch, QueueFull
+from ferryman.tiers.storage_values import UnitRead
 from ferryman.tiers.values import LeaseRequest, StoredUnit, UnitName
 from ferryman_hostcache.host import HostCache
-from ferryman_hostcache.storage.interface import UnitRead
 
 FRAME_BYTES = 1 << 20
 AHEAD_BYTES = 8 << 20  # for one fetch, the bytes read from storage at once, unless a unit is larger

@@ -37,7 +37,7 @@ from ferryman.wire.grpc.rpc import CallTags
 from ferryman.wire.redis.index import NodeLife
 from ferryman_hostcache.arena import Arena, ArenaGrowth, AttachedWorkers
 from ferryman_hostcache.index_publisher import IndexPublisher
-from ferryman_hostcache.storage.interface import StorageTier
+from ferryman_hostcache.storage.factory import StorageTier
 
 log = logging.getLogger(__name__)
 

@@ -20,13 +20,14 @@ from ferryman.errors import FerrymanError
 from ferryman.runtime.logs import Tail
 from ferryman.tiers.prefetch import PrefetchSource, in_order
 from ferryman.tiers.prefetch_values import OWN_STORAGE, PrefetchRequest, Traffic, UnitOrigin
+from ferryman.tiers.storage_values import UnitRead
 from ferryman.tiers.values import ReservedUnit, UnitName
 from ferryman.wire.grpc.rpc import CallTags
 from ferryman.wire.redis.index import NodeLife, NodePrefix, PrefixIndex
 from ferryman_hostcache.host import HostCache
 from ferryman_hostcache.peers import FetchOrder, NotOfThisCluster, PeerClient
 from ferryman_hostcache.shared_folders import FolderView, SharedFolders
-from ferryman_hostcache.storage.interface import StorageTier, UnitRead
+from ferryman_hostcache.storage.factory import StorageTier
 
 log = logging.getLogger(__name__)
 

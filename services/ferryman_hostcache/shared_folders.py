@@ -24,6 +24,7 @@ from ferryman.errors import InvalidRequest
 from ferryman.security.cluster_key import ClusterKey, MacKey, Purpose
 from ferryman.settings.hostcache import StorageSettings
 from ferryman.tiers.folder_table import ExtentName, UnitPlace
+from ferryman.tiers.storage_values import UnitRead
 from ferryman.tiers.unit_group import by_kind
 from ferryman.tiers.values import StoredUnit, UnitName
 from ferryman.wire.redis.bucket_folders import BucketFolder, folders_beside
@@ -32,7 +33,6 @@ from ferryman_hostcache.folder_headers import BucketHealth, FolderHeaders
 from ferryman_hostcache.storage.blob_store import BlobReader
 from ferryman_hostcache.storage.extent import ExtentSeals
 from ferryman_hostcache.storage.factory import bucket_of, readers_beside
-from ferryman_hostcache.storage.interface import UnitRead
 from ferryman_hostcache.storage.threads import ReaderThreads
 
 log = logging.getLogger(__name__)

@@ -16,9 +16,10 @@ from ferryman.engine.memory.transfer import digest_of
 from ferryman.tiers.layout import ArenaLayout, PoolRegion
 from ferryman.tiers.prefetch import PrefetchGrant, PrefetchPlanner, PrefetchSource, Truncate
 from ferryman.tiers.prefetch_values import PrefetchRequest
+from ferryman.tiers.storage_values import OfferedUnit, UnitRead
 from ferryman.tiers.store import HostStore
 from ferryman.tiers.values import AcquireRequest, StoreLimits, WorkerLife
-from ferryman_hostcache.storage.interface import OfferedUnit, StorageTier, UnitRead
+from ferryman_hostcache.storage.factory import StorageTier
 
 HOST = WorkerLife("host-cache", 1)
 READER = WorkerLife("prefill", 1)

@@ -14,7 +14,7 @@ from tests.hostcache.stored import Bucket, StoredChain, opened, prompt_with
 from tests.tiers.state_shapes import chain
 
 from ferryman.cache.manifest import Kind, SectionSpec, StateManifest, lay_out
-from ferryman_hostcache.storage.interface import StorageTier
+from ferryman_hostcache.storage.factory import StorageTier
 
 SLOT_BYTES = 3 << 20  # two of them are more than the buffers of a connection
 

@@ -20,12 +20,12 @@ from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.security.cluster_key import MacKey
 from ferryman.settings.hostcache import StorageSettings
+from ferryman.tiers.storage_values import OfferedUnit, UnitRead
 from ferryman.tiers.values import UnitName
 from ferryman_hostcache.storage.blob_store import BlobStore
 from ferryman_hostcache.storage.extent import EXTENT_SUFFIX
-from ferryman_hostcache.storage.factory import open_storage, storage_over
+from ferryman_hostcache.storage.factory import StorageTier, open_storage, storage_over
 from ferryman_hostcache.storage.file_blob_store import FileBlobStore
-from ferryman_hostcache.storage.interface import OfferedUnit, StorageTier, UnitRead
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore

@@ -15,11 +15,11 @@ from tests.tiers.state_shapes import chain, manifest_of
 from ferryman.cache.manifest import Kind
 from ferryman.errors import InvalidRequest, Unavailable
 from ferryman.settings.hostcache import StorageSettings
+from ferryman.tiers.storage_values import UnitRead
 from ferryman.wire.nats.connection import NatsOptions
 from ferryman.wire.nats.nats_bus import nats_bus
 from ferryman.wire.nats.subjects import Subjects
 from ferryman_hostcache.service import RunningHostCache
-from ferryman_hostcache.storage.interface import UnitRead
 
 MANIFEST = manifest_of(Kind.FULL, Kind.RECURRENT)
 PROMPT = prompt_of(MANIFEST, chain(1, 2), snapshots=[1])

@@ -28,7 +28,7 @@ from tests.hostcache.stored import (
 )
 
 from ferryman.tiers.storage_values import StorageFailed, UnitCorrupt
-from ferryman_hostcache.storage.interface import StorageTier
+from ferryman_hostcache.storage.factory import StorageTier
 from ferryman_hostcache.storage.object_blob_store import TERM_SHIFT
 
 WAIT_SECONDS = 120.0

@@ -33,6 +33,7 @@ from ferryman.tiers.prefetch_values import (
     PrefetchPolicy,
     PrefetchShortfall,
 )
+from ferryman.tiers.storage_values import UnitRead
 from ferryman.tiers.values import StoredUnit
 from ferryman.wire.codec.caches import policy_to_wire
 from ferryman.wire.codec.scalars import keys_to_bytes
@@ -42,7 +43,6 @@ from ferryman.wire.redis.redis_index import redis_index
 from ferryman.wire.v1 import hostcache_pb2 as pb
 from ferryman_hostcache import fetches
 from ferryman_hostcache.service import RunningHostCache
-from ferryman_hostcache.storage.interface import UnitRead
 
 MANIFEST = manifest_of(Kind.FULL, Kind.WINDOW, Kind.RECURRENT)
 PROMPT = prompt_of(MANIFEST, chain(*range(1, 9)), snapshots=[3, 7], with_windows=True)

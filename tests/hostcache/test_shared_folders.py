@@ -24,6 +24,7 @@ from ferryman.cache.units import Tier
 from ferryman.security.cluster_key import MacKey
 from ferryman.settings.hostcache import StorageSettings
 from ferryman.tiers.extents import DropUnit
+from ferryman.tiers.storage_values import UnitRead
 from ferryman.tiers.values import StoredUnit, UnitName
 from ferryman.wire.redis.bucket_folders import BucketFolder
 from ferryman.wire.redis.index import IndexedUnit
@@ -31,7 +32,7 @@ from ferryman_hostcache import folder_headers, shared_folders
 from ferryman_hostcache.shared_folders import FolderView, SharedFolders
 from ferryman_hostcache.storage.blob_storage import MAX_FAILURES_IN_A_ROW
 from ferryman_hostcache.storage.extent import dead_ranges, extent_name
-from ferryman_hostcache.storage.interface import StorageTier, UnitRead
+from ferryman_hostcache.storage.factory import StorageTier
 
 ONE, TWO = (BucketFolder("0" * 16, name) for name in ("one", "two"))
 LIFE = ONE.life(1)

@@ -30,7 +30,7 @@ from ferryman.cache.manifest import Kind
 from ferryman.tiers.storage_values import StorageFailed, UnitCorrupt
 from ferryman.tiers.values import StoredUnit, UnitForgotten, UnitName
 from ferryman_hostcache.storage.extent import extent_name
-from ferryman_hostcache.storage.interface import StorageTier
+from ferryman_hostcache.storage.factory import StorageTier
 
 HYBRID = manifest_of(Kind.FULL, Kind.WINDOW, Kind.RECURRENT)
 SALTS = (b"", b"another tenant")

@@ -26,9 +26,15 @@ from tests.tiers.state_shapes import chain, manifest_of
 
 from ferryman.cache.manifest import Kind
 from ferryman.errors import ConfigError, InvalidRequest, ManifestMismatch
-from ferryman.tiers.storage_values import NOTHING_STORED, StorageFailed, StorageSuspended
+from ferryman.tiers.storage_values import (
+    NOTHING_STORED,
+    OfferedUnit,
+    StorageFailed,
+    StorageSuspended,
+    UnitRead,
+)
 from ferryman_hostcache.storage.blob_storage import MAX_FAILURES_IN_A_ROW
-from ferryman_hostcache.storage.interface import OfferedUnit, StorageTier, UnitRead
+from ferryman_hostcache.storage.factory import StorageTier
 
 HYBRID = manifest_of(Kind.FULL, Kind.WINDOW, Kind.RECURRENT)
 PROMPT = prompt_with(HYBRID, chain(1, 2, 3, 4), snapshots=[1, 3])

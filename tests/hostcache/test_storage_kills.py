@@ -28,9 +28,9 @@ from tests.hostcache.stored import (
 )
 
 from ferryman.cache.keys import PageKey
-from ferryman.tiers.storage_values import FoundExtent, StorageFailed, UnitCorrupt
+from ferryman.tiers.storage_values import FoundExtent, StorageFailed, UnitCorrupt, UnitRead
 from ferryman_hostcache.storage.extent import generation_of, header_from_bytes
-from ferryman_hostcache.storage.interface import StorageTier, UnitRead
+from ferryman_hostcache.storage.factory import StorageTier
 from ferryman_hostcache.storage.object_owner import OWNER_NAME
 
 HYBRID = doomed_storage.HYBRID

@@ -9,7 +9,8 @@ from tests.hostcache.stored import Place, StoredChain, opened, prompt_with, read
 from tests.tiers.state_shapes import chain, manifest_of
 
 from ferryman.cache.manifest import Kind
-from ferryman_hostcache.storage.interface import StorageTier, UnitRead
+from ferryman.tiers.storage_values import UnitRead
+from ferryman_hostcache.storage.factory import StorageTier
 
 HYBRID = manifest_of(Kind.FULL, Kind.WINDOW, Kind.RECURRENT)
 CAPACITY_BYTES = 1 << 20  # two prompts

@@ -21,18 +21,19 @@ from ferryman.tiers.storage_values import (
     NOTHING_STORED,
     ExtentPlan,
     FilesCorrupt,
+    OfferedUnit,
     StorageFailed,
     StorageLimits,
     StorageStatistics,
     StorageSuspended,
     StoredGroup,
     TierEffect,
+    UnitRead,
 )
 from ferryman.tiers.values import Residency, StoredUnit, UnitName, UnitStored
 from ferryman_hostcache.storage.blob_store import BlobStore
 from ferryman_hostcache.storage.extent import ExtentSeals
 from ferryman_hostcache.storage.extent_reader import Run
-from ferryman_hostcache.storage.interface import OfferedUnit, UnitRead
 from ferryman_hostcache.storage.scan import Scanned
 from ferryman_hostcache.storage.threads import Outcome, ReaderThreads, WriterThread
 
@@ -70,7 +71,12 @@ class Breaker:
 
 
 class BlobStorage:
-    """A `StorageTier`. Used from the event loop only."""
+    """Units of one model's state in storage, stored in whole groups. Used from the event loop only.
+
+    Every method except `read` and `store` returns at once. Failures of the medium raise no error: a
+    unit that cannot be read is a miss, one that cannot be written is not stored, and both are
+    reported as effects.
+    """
 
     def __init__(
         self,
@@ -97,10 +103,13 @@ class BlobStorage:
 
     @property
     def term(self) -> int:
+        """The number of this ownership, above all former ones, if other nodes can read what is
+        stored; 0 if they cannot."""
         return self._blobs.term
 
     def attach(self, manifest: StateManifest) -> None:
-        """Raises ManifestMismatch when another model's state is stored already."""
+        """Makes the stored units of this model visible; before, every lookup misses. Raises
+        ManifestMismatch when another model is attached already."""
         if self._store is not None:
             there = self._store.manifest
             if there.digest != manifest.digest:
@@ -140,36 +149,52 @@ class BlobStorage:
         return self._breaker.is_open(self._clock())
 
     def lookup(self, keys: Sequence[PageKey]) -> Residency:
+        """The units of a chain that are here; marks nothing as used."""
         store = self._working
         return store.lookup(keys) if store else Residency(0, {})
 
     def holdings(self) -> Iterator[UnitStored]:
+        """Every unit here, in the order of insertion; units dropped during the iteration are left
+        out."""
         return self._store.holdings() if self._store else iter(())
 
     def lease(
         self, lease_id: str, keys: Sequence[PageKey], names: Iterable[UnitName]
     ) -> tuple[StoredUnit, ...]:
+        """Keeps the named units that are here from eviction, and returns them.
+
+        The lease lasts until `release`, or until its end if it is not renewed. There is no lease
+        when none of the units is here. Raises LeaseLost when `lease_id` exists, QueueFull when too
+        many do.
+        """
         store = self._working
         return store.lease(lease_id, keys, names, self._clock()) if store else ()
 
     def renew(self, lease_ids: Iterable[str]) -> tuple[str, ...]:
+        """Prolongs leases; returns those that are gone."""
         return self._store.renew(lease_ids, self._clock()) if self._store else tuple(lease_ids)
 
     def release(self, lease_id: str) -> None:
+        """Ends a lease: the reader no longer reads under this name. An unknown name is fine."""
         if self._store:
             self._store.release(lease_id)
 
     def tick(self) -> None:
+        """Ends leases whose time is over."""
         if self._store:
             self._store.expire(self._clock())
 
     def flush(self) -> int:
+        """Drops every unit without a reader; returns how many."""
         return self._give_up(StorageStore.flush)
 
     def drop(self, kind: Kind, key: PageKey) -> int:
+        """Drops a unit and what stands on it; returns how many, 0 when it is not here."""
         return self._give_up(lambda store: store.drop(kind, key))
 
     def drop_chain(self, first: PageKey) -> int:
+        """Drops the chains that begin with a page, also while they are written; returns how many
+        units."""
         return self._give_up(lambda store: store.drop_chain(first))
 
     def _give_up(self, dropped_by: Callable[[StorageStore], int]) -> int:
@@ -182,7 +207,8 @@ class BlobStorage:
     # Reading.
 
     async def read(self, reads: Sequence[UnitRead]) -> tuple[StoredUnit, ...]:
-        """Reads and verifies units. After its return or cancel no memory of `reads` is written."""
+        """Reads bytes into memory; returns the units whose bytes are the ones stored. After its
+        return or cancel no memory of `reads` is written."""
         store = self._working
         if store is None:
             return ()
@@ -215,7 +241,12 @@ class BlobStorage:
     # Writing.
 
     async def store(self, keys: Sequence[PageKey], units: Sequence[OfferedUnit]) -> StoredGroup:
-        """Stores one group at a time. The extent of a cancelled call is still finished and kept."""
+        """Stores one group under a chain as a whole: visible when all of it is stored. One group at
+        a time; the extent of a cancelled call is still finished and kept.
+
+        Full pages continue those that are here, so offer all that `lookup` does not list. Raises
+        InvalidRequest when a unit's size is not the one in the manifest.
+        """
         if self._waiting >= MAX_STORES_WAITING:
             return StoredGroup(len(units), 0, 0)
         self._waiting += 1
@@ -303,6 +334,7 @@ class BlobStorage:
         )
 
     def drain_effects(self) -> tuple[TierEffect, ...]:
+        """The effects since the last call, in order."""
         effects, self._effects = tuple(self._effects), []
         return effects
 

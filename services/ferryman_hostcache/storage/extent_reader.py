@@ -14,7 +14,7 @@ import numpy as np
 import xxhash
 
 from ferryman.tiers.extents import ENTRY_BYTES, aligned
-from ferryman.tiers.storage_values import Flaw
+from ferryman.tiers.storage_values import Flaw, UnitRead
 from ferryman.tiers.values import StoredUnit
 from ferryman_hostcache.storage.blob_store import AlignedBuffer, BlobReader
 from ferryman_hostcache.storage.extent import (
@@ -23,7 +23,6 @@ from ferryman_hostcache.storage.extent import (
     extent_name,
     flaw_of_entry,
 )
-from ferryman_hostcache.storage.interface import UnitRead
 
 RUN_BYTES = 8 << 20
 

@@ -15,17 +15,23 @@ from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.errors import ConfigError
 from ferryman.security.cluster_key import MacKey
 from ferryman.settings.hostcache import StorageSettings
-from ferryman.tiers.storage_values import NOTHING_STORED, StorageStatistics, StoredGroup, TierEffect
+from ferryman.tiers.storage_values import (
+    NOTHING_STORED,
+    OfferedUnit,
+    StorageStatistics,
+    StoredGroup,
+    TierEffect,
+    UnitRead,
+)
 from ferryman.tiers.values import Residency, StoredUnit, UnitName, UnitStored
 from ferryman_hostcache.storage.blob_storage import BlobStorage, limits_of
 from ferryman_hostcache.storage.blob_store import BlobReader, BlobStore
 from ferryman_hostcache.storage.file_blob_store import FileBlobStore
-from ferryman_hostcache.storage.interface import OfferedUnit, StorageTier, UnitRead
 from ferryman_hostcache.storage.scan import read_manifest, scan
 
 
 class NoStorage:
-    """No storage: every lookup is empty."""
+    """The calls of a `BlobStorage` where there is none: every lookup is empty."""
 
     @property
     def term(self) -> int:
@@ -74,6 +80,9 @@ class NoStorage:
 
     def drain_effects(self) -> tuple[TierEffect, ...]:
         return ()
+
+
+StorageTier = BlobStorage | NoStorage
 
 
 @asynccontextmanager
@@ -136,7 +145,7 @@ def readers_beside(url: str) -> Callable[[str], BlobReader]:
 @asynccontextmanager
 async def storage_over(
     blobs: BlobStore, settings: StorageSettings, key: MacKey, *, clock: Callable[[], float]
-) -> AsyncIterator[StorageTier]:
+) -> AsyncIterator[BlobStorage]:
     """A storage tier over any blob store, which it closes."""
     async with AsyncExitStack() as stack:
         stack.push_async_callback(asyncio.to_thread, blobs.close)

@@ -15,7 +15,7 @@ import xxhash
 
 from ferryman.cache.manifest import StateManifest
 from ferryman.tiers.extents import BlobWork, DropUnit, RemoveExtent
-from ferryman.tiers.storage_values import BlobPart, BlobRange, ExtentPlan
+from ferryman.tiers.storage_values import BlobPart, BlobRange, ExtentPlan, UnitRead
 from ferryman_hostcache.storage.blob_store import AlignedBuffer, BlobReader, BlobStore
 from ferryman_hostcache.storage.extent import (
     ExtentSeals,
@@ -24,7 +24,6 @@ from ferryman_hostcache.storage.extent import (
     header_to_bytes,
 )
 from ferryman_hostcache.storage.extent_reader import PendingRead, ReadResult, Run, read_run, runs_of
-from ferryman_hostcache.storage.interface import UnitRead
 from ferryman_hostcache.storage.scan import write_manifest
 
 Outcome = ReadResult | OSError

@@ -12,6 +12,25 @@ from ferryman.tiers.values import EvictionRefused, StoredUnit, UnitCounts, UnitF
 
 
 @dataclass(frozen=True, slots=True)
+class OfferedUnit:
+    """A unit to be stored. `memory` must not change until `store` has returned; `digest` is the
+    xxh3-128 of its bytes, and bytes with another digest are not stored."""
+
+    kind: Kind
+    page_index: int
+    memory: memoryview
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class UnitRead:
+    """A leased unit and the memory for its bytes, which only gets verified bytes."""
+
+    unit: StoredUnit
+    memory: memoryview
+
+
+@dataclass(frozen=True, slots=True)
 class ExtentPlan:
     """An extent to be written: its units lie at their offsets, `keys` reach to the last unit's
     page."""
