@@ -6,15 +6,15 @@ The order of calls is that of `ferryman_prefill.attempt`; all deciding code is c
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
 from ferryman.cache.keys import page_keys, root_key
 from ferryman.cache.manifest import Kind
-from ferryman.cache.resume import resume_set
 from ferryman.errors import InvalidRequest, OutOfSlots
+from ferryman.handoff.offer import UnitsToSend, offered_ranges
+from ferryman.handoff.values import Reservation, WantedUnit
 from ferryman.runtime.life import alongside
 from ferryman.schedule.batch import Sampled
 from ferryman.schedule.events import (
@@ -37,7 +37,7 @@ from ferryman_simulator.node import SimulatedNode
 from ferryman_simulator.result import Result, ResultCounts, quantiles
 from ferryman_simulator.setup import Setup
 from ferryman_simulator.trace import Trace, TracedRequest
-from ferryman_simulator.worker import DecodeLoop, SimulatedAttempt, SimulatedWorker
+from ferryman_simulator.worker import EPOCH, DecodeLoop, SimulatedAttempt, SimulatedWorker
 
 # A router tries a pair again after this long when decode had no room.
 AVOID_SECONDS = 1.0
@@ -162,20 +162,15 @@ class Simulation:
             host.release(lease)
         loads = scheduler.reservations.loads_of(request.request_id)
         host.loading(request.request_id, tuple(load.unit for load in loads))
-        needs = resume_set(self._manifest, request.prompt_len)
-        spans = {
-            Kind.FULL: tuple(needs.full),
-            Kind.WINDOW: tuple(needs.window),
-            Kind.RECURRENT: (request.prompt_len, request.prompt_len + 1),
-        }
-        wanted = {
-            kind: scheduler.reservations.units_at(request.request_id, kind, *spans[kind])
-            for kind in self._manifest.kinds
-        }
-        attempt.wanted_pages = deque(page for page, _ in wanted.pop(Kind.FULL, ()))
-        attempt.rest_bytes = sum(
-            len(units) * self._manifest.layout(kind).slot_bytes for kind, units in wanted.items()
+        offered = offered_ranges(self._manifest, request.prompt_len)
+        units_at, name = scheduler.reservations.units_at, request.request_id
+        wanted = tuple(
+            WantedUnit(span.kind, index, handle.generation)
+            for span in offered
+            for index, handle in units_at(name, span.kind, span.first, span.end)
         )
+        reservation = Reservation(name, EPOCH, attempt.tags.attempt, wanted, DEADLINE_SECONDS)
+        attempt.units_to_send = UnitsToSend(reservation, offered, self._manifest.page_size)
 
     def _on_prefill(self, events: list[Event]) -> None:
         """The host tier gets events at once; attempts, which are tasks, get them next."""
@@ -197,26 +192,23 @@ class Simulation:
                 case SequenceAdmitted(plan=plan):
                     self.tally.planned(plan, cached_tokens(self._manifest, plan), page_size)
                     self.prefill.host.planned(request, plan, attempt.tags)
-                    self._send_pages(attempt, plan.anchor_pages)
+                    self._send_pages(attempt, plan.anchor_pages * page_size)
                 case ChunkDone(end=end):
-                    self._send_pages(attempt, end // page_size)
+                    self._send_pages(attempt, end)
                 case LoadsDone():
                     self._release(attempt)
                 case SequenceHeld(first=first):
-                    self._send_pages(attempt, -(-request.prompt_len // page_size))
-                    self._send(attempt, attempt.rest_bytes)
+                    self._send_pages(attempt, -(-request.prompt_len // page_size) * page_size)
+                    self._send(attempt, attempt.units_to_send.remaining())
                     return first
 
-    def _send_pages(self, attempt: SimulatedAttempt, end: int) -> None:
-        count = 0
-        while attempt.wanted_pages and attempt.wanted_pages[0] < end:
-            attempt.wanted_pages.popleft()
-            count += 1
-        if count:
-            self._send(attempt, count * self._manifest.layout(Kind.FULL).slot_bytes)
+    def _send_pages(self, attempt: SimulatedAttempt, position: int) -> None:
+        if pages := attempt.units_to_send.up_to(position):
+            self._send(attempt, pages)
 
-    def _send(self, attempt: SimulatedAttempt, num_bytes: int) -> None:
-        """Sends bytes over the one link between the workers, which delivers them in order."""
+    def _send(self, attempt: SimulatedAttempt, units: Sequence[WantedUnit]) -> None:
+        """Sends units over the one link between the workers, which delivers them in order."""
+        num_bytes = sum(self._manifest.layout(unit.kind).slot_bytes for unit in units)
         seconds = num_bytes * self._costs.handoff_seconds_per_byte
         self._link_free_at = attempt.sent_at = max(self._link_free_at, now()) + seconds
 

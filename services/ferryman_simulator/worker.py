@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -12,6 +11,7 @@ from ferryman.cache.keys import TokenIds, root_key
 from ferryman.cache.manifest import Kind
 from ferryman.cache.node import TreeChange
 from ferryman.cache.resume import ResumeCosts
+from ferryman.handoff.offer import UnitsToSend
 from ferryman.schedule.batch import PrefillStep, Sampled, StepOutcome, StepPlan
 from ferryman.schedule.events import (
     Cached,
@@ -34,12 +34,12 @@ from ferryman_simulator.modelled_time import CostModel, now
 from ferryman_simulator.result import ResultCounts
 from ferryman_simulator.setup import Setup, WorkerShape
 
-_EPOCH = 1
+EPOCH = 1
 
 
 @dataclass(slots=True)
 class SimulatedAttempt:
-    """One running request. `wanted_pages` and `rest_bytes` have not left prefill yet."""
+    """One running request. `units_to_send`, set by its reservation, have not left prefill yet."""
 
     request: Request
     arrived: float
@@ -47,8 +47,7 @@ class SimulatedAttempt:
     inbox: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
     finished: asyncio.Event = field(default_factory=asyncio.Event)
     lease: HostLease = MISS
-    wanted_pages: deque[int] = field(default_factory=deque)
-    rest_bytes: int = 0
+    units_to_send: UnitsToSend = field(init=False)
     sent_at: float = 0.0
 
 
@@ -105,7 +104,7 @@ class SimulatedWorker:
     """
 
     def __init__(self, name: str, setup: Setup, shape: WorkerShape) -> None:
-        self.life = WorkerLife(name, _EPOCH)
+        self.life = WorkerLife(name, EPOCH)
         self.tokens: dict[str, TokenIds] = {}
         self.num_evicted = dict.fromkeys(setup.manifest.kinds, 0)
         self.host: HostTier = NoHostTier()

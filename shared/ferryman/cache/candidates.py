@@ -6,7 +6,7 @@ window must be cached: a page that is missing rules out every page end whose win
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ferryman.cache.keys import PageKey
@@ -15,6 +15,24 @@ from ferryman.cache.resume import DeviceView, HostView, Reason, ResumeCosts, res
 from ferryman.cache.units import HostUnit
 
 _FULL, _WINDOW, _RECURRENT = Kind.FULL, Kind.WINDOW, Kind.RECURRENT
+
+
+def resume_depths(
+    device: DeviceView, manifest: StateManifest, keys: Sequence[PageKey], limit: int
+) -> Iterator[int]:
+    """Depths whose whole resume set is cached, deepest first, without costs. The first `limit`
+    pages of the chain are cached."""
+    depths: Iterable[int] = range(limit, 0, -1)
+    if _RECURRENT in manifest.kinds:
+        depths = device.snapshot_depths(keys, limit)
+    return (depth for depth in depths if _has_window(device, manifest, keys, depth))
+
+
+def _has_window(
+    device: DeviceView, manifest: StateManifest, keys: Sequence[PageKey], depth: int
+) -> bool:
+    window = resume_set(manifest, depth * manifest.page_size).window
+    return all(device.has(_WINDOW, keys[page]) for page in range(*window))
 
 
 class ResumeCandidate(NamedTuple):

@@ -5,9 +5,10 @@ vLLM calls it preempt. Computed state is offloaded to the host if possible.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
+from ferryman.cache.candidates import resume_depths
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.resume import EMPTY_HOST, resume_set
@@ -95,19 +96,9 @@ def resume_units(
     manifest: StateManifest, tree: PrefixTree, keys: Sequence[PageKey]
 ) -> tuple[CachedUnit, ...]:
     """The whole resume set at the deepest point of a chain that the tree can resume from."""
-    for depth in _depths(manifest, tree, keys):
-        needs = resume_set(manifest, depth * manifest.page_size)
-        point = [(Kind.WINDOW, page) for page in range(*needs.window)]
-        point += [(Kind.RECURRENT, depth - 1)] if needs.needs_snapshot else []
-        if all(tree.has(kind, keys[page]) for kind, page in point):
-            names = [*((Kind.FULL, page) for page in range(*needs.full)), *point]
-            return tuple(CachedUnit(k, p, keys[p], tree.slot(k, keys[p])) for k, p in names)
-    return ()
-
-
-def _depths(manifest: StateManifest, tree: PrefixTree, keys: Sequence[PageKey]) -> Iterable[int]:
-    """Depths to try, deepest first: the window of the last page may have been evicted."""
-    matched = tree.match_depth(keys)
-    if Kind.RECURRENT in manifest.kinds:
-        return tree.snapshot_depths(keys, matched)
-    return range(matched, 0, -1)
+    depth = next(resume_depths(tree, manifest, keys, tree.match_depth(keys)), 0)
+    needs = resume_set(manifest, depth * manifest.page_size)
+    names = [(Kind.FULL, page) for page in range(*needs.full)]
+    names += [(Kind.WINDOW, page) for page in range(*needs.window)]
+    names += [(Kind.RECURRENT, depth - 1)] if needs.needs_snapshot else []
+    return tuple(CachedUnit(k, p, keys[p], tree.slot(k, keys[p])) for k, p in names)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from itertools import islice, takewhile
 
+from ferryman.cache.candidates import resume_depths
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.resume import resume_set
@@ -21,26 +22,9 @@ def window_before(manifest: StateManifest, depth: int) -> range:
     return range(*resume_set(manifest, depth * manifest.page_size).window)
 
 
-def usable_depths(
-    tree: PrefixTree, manifest: StateManifest, keys: Sequence[PageKey], limit: int
-) -> Iterator[int]:
-    """Depths whose whole resume set is in the tree, deepest first. The first `limit` pages of the
-    chain are in the tree."""
-    depths: Iterable[int] = range(limit, 0, -1)
-    if Kind.RECURRENT in manifest.kinds:
-        depths = tree.snapshot_depths(keys, limit)
-    return (depth for depth in depths if _has_window(tree, manifest, keys, depth))
-
-
-def _has_window(
-    tree: PrefixTree, manifest: StateManifest, keys: Sequence[PageKey], depth: int
-) -> bool:
-    return all(tree.has(Kind.WINDOW, keys[page]) for page in window_before(manifest, depth))
-
-
 def usable_pages(tree: PrefixTree, manifest: StateManifest, keys: Sequence[PageKey]) -> int:
     """The longest prefix, in pages, whose whole resume set is in the tree."""
-    return next(usable_depths(tree, manifest, keys, tree.match_depth(keys)), 0)
+    return next(resume_depths(tree, manifest, keys, tree.match_depth(keys)), 0)
 
 
 def residency(tree: PrefixTree, manifest: StateManifest, keys: Sequence[PageKey]) -> Residency:
@@ -59,7 +43,7 @@ def resume_points(
     lease."""
     limit = min(matched, ask.max_pages)
     most = MAX_SNAPSHOTS_GRANTED if Kind.RECURRENT in manifest.kinds else 1
-    depths = usable_depths(tree, manifest, ask.keys, limit)
+    depths = resume_depths(tree, manifest, ask.keys, limit)
     return list(islice(takewhile(lambda depth: depth > ask.min_pages, depths), most))
 
 

@@ -17,8 +17,7 @@ from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.slots import TREE, Demand, Holder, Prepare, Role, SlotHandle, is_ready
 from ferryman.cache.units import HostUnit, Tier
 from ferryman.errors import InvalidRequest, LeaseLost
-from ferryman.tiers.arena_slots import ArenaSlots
-from ferryman.tiers.layout import ArenaLayout
+from ferryman.tiers.layout import ArenaLayout, ArenaSlots
 from ferryman.tiers.leases import HostReservation, LeaseTable, ReadLease, ReleasedNames
 from ferryman.tiers.prefix_match import granted_units, resume_points
 from ferryman.tiers.unit_group import LARGEST_PREFIX, RoomPolicy, WriteOffer, by_kind, demand_of
