@@ -19,9 +19,8 @@ from ferryman.cache.units import HostUnit, Tier
 from ferryman.errors import InvalidRequest, LeaseLost
 from ferryman.tiers.layout import ArenaLayout, ArenaSlots
 from ferryman.tiers.leases import HostReservation, LeaseTable, ReadLease, ReleasedNames
-from ferryman.tiers.prefix_match import granted_units, resume_points
 from ferryman.tiers.unit_group import LARGEST_PREFIX, RoomPolicy, WriteOffer, by_kind, demand_of
-from ferryman.tiers.unit_store import UnitStore
+from ferryman.tiers.unit_store import UnitStore, granted_units, resume_points
 from ferryman.tiers.values import (
     AcquireGrant,
     AcquireRequest,

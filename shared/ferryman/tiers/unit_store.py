@@ -12,18 +12,32 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice, takewhile
 from typing import Protocol
 
+from ferryman.cache.candidates import resume_depths
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.node import Branch
+from ferryman.cache.resume import resume_set
 from ferryman.cache.slots import SlotHandle
 from ferryman.cache.tree import PrefixTree
 from ferryman.cache.units import Tier
-from ferryman.tiers.prefix_match import residency, usable_pages
 from ferryman.tiers.storage_values import TierEffect
 from ferryman.tiers.unit_group import WriteOffer
-from ferryman.tiers.values import Residency, StoredUnit, UnitCounts, UnitForgotten, UnitStored
+from ferryman.tiers.values import (
+    AcquireRequest,
+    Residency,
+    StoredUnit,
+    UnitCounts,
+    UnitForgotten,
+    UnitName,
+    UnitStored,
+)
+
+# The deepest resume point, and a second one as a fallback if loading the first costs more than
+# computing.
+MAX_SNAPSHOTS_GRANTED = 2
 
 
 class UnitAllocator(Protocol):
@@ -59,11 +73,15 @@ class UnitStore:
 
     def lookup(self, keys: Sequence[PageKey]) -> Residency:
         """The units of a chain that are here; marks nothing as used."""
-        return residency(self._tree, self.manifest, keys)
+        kinds, has = self.manifest.kinds, self._tree.has
+        pages = {k: tuple(page for page, key in enumerate(keys) if has(k, key)) for k in kinds}
+        return Residency(self.usable_pages(keys), pages)
 
     def usable_pages(self, keys: Sequence[PageKey]) -> int:
-        """The longest prefix of a chain, in pages, that can be resumed; marks nothing as used."""
-        return usable_pages(self._tree, self.manifest, keys)
+        """The longest prefix of a chain, in pages, whose whole resume set is here; marks nothing as
+        used."""
+        matched = self._tree.match_depth(keys)
+        return next(resume_depths(self._tree, self.manifest, keys, matched), 0)
 
     def unit(self, kind: Kind, key: PageKey) -> StoredUnit | None:
         """The place of a unit and its expected digest."""
@@ -200,3 +218,38 @@ class UnitStore:
         held = {name: self._tree.slot(*name) for name in self._tree.units()}
         table = {name: resident.unit.handle for name, resident in self._resident.items()}
         assert table == held, "units are miscounted"
+
+
+# The units granted to a reader.
+
+
+def resume_points(
+    tree: PrefixTree, manifest: StateManifest, ask: AcquireRequest, matched: int
+) -> list[int]:
+    """The depths that a reader may resume from, deepest first. They are few because each costs a
+    lease."""
+    limit = min(matched, ask.max_pages)
+    most = MAX_SNAPSHOTS_GRANTED if Kind.RECURRENT in manifest.kinds else 1
+    depths = resume_depths(tree, manifest, ask.keys, limit)
+    return list(islice(takewhile(lambda depth: depth > ask.min_pages, depths), most))
+
+
+def granted_units(
+    manifest: StateManifest, ask: AcquireRequest, matched: int, points: Sequence[int]
+) -> list[UnitName]:
+    """The units that a reader needs for these resume points; `matched` pages of the chain are here.
+
+    Full pages are granted even beyond the last resume point: they show where the prompt leaves the
+    known path.
+    """
+    kinds = manifest.kinds
+    names: list[UnitName] = []
+    if Kind.FULL in kinds:
+        names += [(Kind.FULL, page) for page in range(ask.have_pages, matched)]
+    if Kind.WINDOW in kinds:
+        windows = [resume_set(manifest, depth * manifest.page_size).window for depth in points]
+        pages = sorted({page for window in windows for page in range(*window)})
+        names += [(Kind.WINDOW, page) for page in pages]
+    if Kind.RECURRENT in kinds:
+        names += [(Kind.RECURRENT, depth - 1) for depth in sorted(points)]
+    return names
