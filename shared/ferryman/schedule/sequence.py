@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from enum import Enum, auto
 
 import numpy as np
@@ -62,6 +62,7 @@ class TrackSlot:
     position: int
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class RunningSequence:
     """A request that holds slots. Only the scheduler writes here.
 
@@ -82,82 +83,47 @@ class RunningSequence:
     verifies drafts (`verifying`), no other step is planned for the request.
     """
 
-    __slots__ = (
-        "anchor_pages",
-        "copy_source",
-        "counts",
-        "drafts",
-        "drawn",
-        "draws_submitted",
-        "first_output",
-        "goal",
-        "holder",
-        "in_flight",
-        "is_doubtful",
-        "keys",
-        "opening",
-        "order",
-        "own",
-        "phase",
-        "plan",
-        "points",
-        "proposals",
-        "request",
-        "reuses",
-        "row",
-        "scheduled",
-        "scratch",
-        "snapshots",
-        "spare",
-        "tracks",
-        "verifying",
-        "working",
-    )
+    waiting: InitVar[PendingRequest]
+    plan: ResumePlan
+    _: KW_ONLY
+    holder: Holder
+    row: int
+    own: dict[Kind, dict[int, SlotHandle]]
+    spare: list[SlotHandle]
+    working: SlotHandle | None
+    scratch: list[SlotHandle]
+    proposals: Proposals
+    snapshots: dict[int, SlotHandle]
+    copy_source: tuple[SlotHandle, ...]
+    request: Request = field(init=False)
+    order: int = field(init=False)
+    goal: Goal = field(init=False)
+    keys: tuple[PageKey, ...] = field(init=False)
+    counts: DraftCounts = field(init=False)
+    first_output: int = field(init=False)
+    points: list[int] = field(init=False)
+    anchor_pages: int = field(init=False)
+    reuses: bool = field(init=False)
+    scheduled: int = field(init=False)
+    drafts: bool = field(init=False)
+    phase: Phase = Phase.PREFILLING
+    is_doubtful: bool = False
+    verifying: bool = False
+    in_flight: int = 0
+    draws_submitted: int = 0
+    opening: tuple[SlotCopy, ...] = ()
+    drawn: list[int] = field(default_factory=list)
+    tracks: list[TrackSlot] = field(default_factory=list)
 
-    def __init__(
-        self,
-        waiting: PendingRequest,
-        plan: ResumePlan,
-        *,
-        holder: Holder,
-        row: int,
-        own: dict[Kind, dict[int, SlotHandle]],
-        spare: list[SlotHandle],
-        working: SlotHandle | None,
-        scratch: list[SlotHandle],
-        proposals: Proposals,
-        snapshots: dict[int, SlotHandle],
-        copy_source: tuple[SlotHandle, ...],
-    ) -> None:
-        self.request = waiting.request
-        self.order = waiting.order
-        self.goal = waiting.goal
+    def __post_init__(self, waiting: PendingRequest) -> None:
+        self.request, self.order, self.goal = waiting.request, waiting.order, waiting.goal
+        self.keys, self.counts = waiting.request.keys, waiting.counts
         self.first_output = waiting.request.prompt_len - waiting.request.num_generated
-        self.plan = plan
-        self.holder = holder
-        self.row = row
-        self.own = own
-        self.spare = spare
-        self.working = working
-        self.points = list(plan.snapshots)
-        self.scratch = scratch
-        self.proposals = proposals
-        self.drafts = proposals is not NOTHING_PROPOSED
-        self.verifying = False
-        self.counts = waiting.counts
-        self.snapshots = snapshots
-        self.copy_source = copy_source
-        self.opening: tuple[SlotCopy, ...] = ()
-        self.anchor_pages = plan.anchor_pages
+        plan = self.plan
+        self.points, self.anchor_pages = list(plan.snapshots), plan.anchor_pages
         self.reuses = bool(plan.anchor_pages or plan.window_pages or plan.loads)
-        self.is_doubtful = False
-        self.keys: tuple[PageKey, ...] = waiting.request.keys
-        self.phase = Phase.PREFILLING
         self.scheduled = plan.position
-        self.in_flight = 0
-        self.draws_submitted = 0
-        self.drawn: list[int] = []
-        self.tracks: list[TrackSlot] = []
+        self.drafts = self.proposals is not NOTHING_PROPOSED
 
     @property
     def request_id(self) -> str:
