@@ -10,6 +10,7 @@ import torch
 from tests.text.folders import write_folder
 from torch import Tensor
 
+from ferryman.engine.forward.draw_tensors import DrawTensors
 from ferryman.engine.forward.grammar_masks import (
     GrammarMasks,
     GuidedDraw,
@@ -17,7 +18,6 @@ from ferryman.engine.forward.grammar_masks import (
     guided_draws,
     unpacked,
 )
-from ferryman.engine.forward.step_tensors import DrawTensors
 from ferryman.engine.forward.token_source import Sampler
 from ferryman.grammar.compiler import GrammarCompiler
 from ferryman.grammar.matcher import GrammarMatcher
@@ -44,7 +44,7 @@ def sampler(tokenizer: Tokenizer) -> Sampler:
 
 def draws_of(*guided: GuidedDraw, filters: Filters | None = None) -> DrawTensors:
     rows = torch.arange(3)
-    return DrawTensors(3, rows, rows, 0, filters, None, guided)
+    return DrawTensors(rows, rows, rows, 2, 0, filters, guided=guided)
 
 
 def history() -> Tensor:

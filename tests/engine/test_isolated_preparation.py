@@ -21,7 +21,7 @@ from torch import Tensor
 from ferryman.cache.keys import as_token_ids, page_keys, root_key
 from ferryman.engine import runner
 from ferryman.engine.engine import Engine, build_engine
-from ferryman.engine.forward import packed_rules, packed_step, token_source
+from ferryman.engine.forward import draw_tensors, step_tensors, token_source
 from ferryman.engine.forward.prepared_step import UnknownAdapter
 from ferryman.grammar.compiler import GrammarCompiler
 from ferryman.grammar.matcher import GrammarMatcher
@@ -85,12 +85,10 @@ STAGES = {
     "grammar": Stage(
         GUIDED, GrammarCompiler, "compiled", lambda _, grammar: grammar == GUIDED["grammar"]
     ),
-    "sampling table": Stage(
-        {"seed": SEED}, packed_step, "uniform_bits", lambda seed, _: seed == SEED
-    ),
+    "sampling table": Stage({"seed": SEED}, draw_tensors, "uniform", lambda seed, _: seed == SEED),
     "token rules": Stage(
         {"rules": TokenRules(logit_bias=((7, BIAS),))},
-        packed_rules,
+        draw_tensors,
         "_biases",
         lambda ruled: any((7, BIAS) in draw.params.rules.logit_bias for _, draw in ruled),
     ),
@@ -271,7 +269,7 @@ def test_scores_that_cannot_be_packed_end_their_request(
     fault = PlantedFault(is_armed=True)
     fault.plant(
         monkeypatch,
-        packed_step,
+        step_tensors,
         "_scores",
         lambda chunks, _: any(w.num_best == NUM_BEST for c in chunks for w in c.scores),
     )

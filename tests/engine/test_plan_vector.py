@@ -16,9 +16,9 @@ from tests.lockstep import Lockstep, LockstepGroup
 
 from ferryman.cache.keys import as_token_ids
 from ferryman.cache.manifest import Kind
-from ferryman.engine.forward.packed_step import PackedStep, from_vector, pack
+from ferryman.engine.forward.packed_step import PackedStep, from_vector
 from ferryman.engine.forward.step import StepRunner
-from ferryman.engine.forward.step_tensors import unpack
+from ferryman.engine.forward.step_tensors import pack, unpack
 from ferryman.engine.memory.slabs import Slabs
 from ferryman.schedule.batch import RowSeed, SlotCopy, SlotOps, SlotSnapshot, StepPlan
 from ferryman.schedule.request import SamplingParams
@@ -56,7 +56,7 @@ def test_a_step_comes_back_from_its_vector(step: StepPlan) -> None:
 
 def test_steps_without_draws_or_with_several_waves_come_back_too() -> None:
     first = prefill(0, [(ANNA, 0, 4)])
-    assert from_vector(pack(first).as_vector()).array("draw_rows").shape == (0,)
+    assert from_vector(pack(first).as_vector()).array("draws.rows").shape == (0,)
     step = decode(1, [(ANNA, 9), (BERT, 5)])
     waves = replace(step, verify_depths=(1, 1))
     assert from_vector(pack(waves).as_vector()).array("waves").tolist() == [1, 1]

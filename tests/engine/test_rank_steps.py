@@ -17,8 +17,8 @@ from torch import Tensor
 
 from ferryman.engine.device import Arrays, FetchedStep, HostDevice, TimedStep
 from ferryman.engine.forward.decode_forward import Drafter
-from ferryman.engine.forward.packed_step import pack
 from ferryman.engine.forward.step import AS_PLANNED
+from ferryman.engine.forward.step_tensors import pack
 from ferryman.engine.memory.slabs import Slabs
 from ferryman.engine.tensor_parallel.rank import Command, Inbox, Rank
 from ferryman.model.shapes.ranks import SINGLE_RANK

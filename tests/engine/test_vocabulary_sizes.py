@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from ferryman.engine.forward.draw_tensors import DrawTensors
 from ferryman.engine.forward.grammar_masks import GrammarMasks
-from ferryman.engine.forward.packed_step import pack
-from ferryman.engine.forward.step_tensors import DrawTensors, unpack
+from ferryman.engine.forward.step_tensors import pack, unpack
 from ferryman.engine.forward.token_source import Sampler
 from ferryman.grammar.compiler import GrammarCompiler
 from ferryman.grammar.matcher import MaskSizeDiffers, fitted, num_words

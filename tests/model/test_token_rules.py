@@ -14,8 +14,8 @@ import pytest
 import torch
 from tests.tiny_models import VOCAB_SIZE, save_tiny_model
 
-from ferryman.engine.forward.packed_step import pack
-from ferryman.engine.forward.step_tensors import DrawTensors, unpack
+from ferryman.engine.forward.draw_tensors import DrawTensors
+from ferryman.engine.forward.step_tensors import pack, unpack
 from ferryman.engine.forward.token_source import Sampler
 from ferryman.errors import InvalidRequest
 from ferryman.llm import LLM

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.engine.plans import Guest, decode, full_pages
 
 from ferryman.cache.manifest import Kind
-from ferryman.engine.forward.packed_step import pack
+from ferryman.engine.forward.step_tensors import pack
 from ferryman.schedule.batch import DecodeStep
 from ferryman.schedule.step_sizes import ALIGNED_PAGES, PADDING, StepSizes
 

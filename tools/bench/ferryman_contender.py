@@ -10,10 +10,9 @@ from torch import Tensor
 
 from ferryman.cache.manifest import Kind
 from ferryman.engine.forward.decode_forward import EagerForward
-from ferryman.engine.forward.packed_step import pack
 from ferryman.engine.forward.replayed_forward import ReplayedForward
 from ferryman.engine.forward.step import AS_PLANNED
-from ferryman.engine.forward.step_tensors import DecodeTensors, unpack
+from ferryman.engine.forward.step_tensors import DecodeTensors, pack, unpack
 from ferryman.model.shapes.ranks import SINGLE_RANK
 from ferryman.schedule.batch import DecodeStep, SlotOps
 from ferryman_bench.engine_process import BenchModel

@@ -19,7 +19,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ferryman.engine.forward.step_tensors import DecodeTensors, Drafts, StepPadding
+from ferryman.engine.forward.step_tensors import DecodeTensors, StepPadding
 from ferryman.model.shapes.batch import DecodeBatch
 from ferryman.model.shapes.ranks import Group
 from ferryman.model.shapes.state import ModelState
@@ -70,7 +70,7 @@ class EagerForward:
         rows, positions, first = tensors.rows, tensors.positions, tensors.waves[0]
         token_ids = self.history[rows[:first], positions[:first]].long()
         if tensors.drafts is not None:
-            token_ids = torch.cat([token_ids, tensors.drafts.token_ids])
+            token_ids = torch.cat([token_ids, tensors.drafts])
         batch = tensors.batch(token_ids)
         token_ids = self.drafter.named(batch, self.state, self.group)
         logits = self.model.decode(replace(batch, token_ids=token_ids), self.state)
@@ -156,7 +156,7 @@ class GraphedForward:
         body = torch.full_like(padding.body, PADDING)
         idle = laid_on(tensors, padding.body, body)
         if idle.drafts is not None:
-            idle.drafts.token_ids.zero_()
+            idle.drafts.zero_()
         # The first run compiles kernels and allocates, which a capture must not.
         into = self._result_for(self._eager.run(idle))
 
@@ -199,5 +199,5 @@ def laid_on(tensors: DecodeTensors, body: Tensor, other: Tensor) -> DecodeTensor
         page_tables={kind: moved(table) for kind, table in tensors.page_tables.items()},
         read_slots=moved(tensors.read_slots),
         write_slots=moved(tensors.write_slots),
-        drafts=Drafts(moved(tensors.drafts.token_ids)) if tensors.drafts else None,
+        drafts=None if tensors.drafts is None else moved(tensors.drafts),
     )

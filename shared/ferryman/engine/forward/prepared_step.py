@@ -16,7 +16,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ferryman.engine.forward.packed_step import PackedStep, pack, pack_draws, pack_scores
+from ferryman.engine.forward.draw_tensors import pack_draws
+from ferryman.engine.forward.packed_step import PackedStep
+from ferryman.engine.forward.step_tensors import pack, pack_scores
 from ferryman.schedule.batch import (
     Chunk,
     DecodeStep,

@@ -24,13 +24,8 @@ from ferryman.engine.forward.decode_forward import (
     GraphedForward,
 )
 from ferryman.engine.forward.grammar_masks import GrammarMasks
-from ferryman.engine.forward.step_tensors import (
-    DecodeTensors,
-    OpTensors,
-    PrefillTensors,
-    SlotPairs,
-    StepTensors,
-)
+from ferryman.engine.forward.slot_op_tensors import OpTensors, SlotPairs
+from ferryman.engine.forward.step_tensors import DecodeTensors, PrefillTensors, StepTensors
 from ferryman.engine.forward.token_source import token_source
 from ferryman.engine.memory.slabs import Slabs
 from ferryman.model.sampling.prompt_logprobs import PrefilledRows, head_alone, prompt_logprobs

@@ -17,23 +17,19 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ferryman.engine.forward.draw_tensors import DrawTensors, pack_draws, unpack_draws
 from ferryman.engine.forward.grammar_masks import GrammarMasks
-from ferryman.engine.forward.packed_step import pack_draws
-from ferryman.engine.forward.step_tensors import (
-    DrawTensors,
-    PastPenalties,
-    RuleTensors,
-    unpack_draws,
-)
+from ferryman.engine.forward.packed_step import StepViews
 from ferryman.model.sampling.sampler import (
     Past,
+    Penalties,
     are_finite,
     greedy,
     log_probabilities,
     penalise,
     sample,
 )
-from ferryman.model.sampling.token_rules import NO_OUTPUT, OutputTail, apply_rules
+from ferryman.model.sampling.token_rules import NO_OUTPUT, LogitRules, OutputTail, apply_rules
 from ferryman.model.shapes.ranks import Group
 from ferryman.schedule.batch import NO_CHOICE, NO_TOKEN
 
@@ -75,8 +71,11 @@ class Sampler:
         return _together(alone, plain, draws.num_best)
 
     def _drawn(self, logits: Tensor, draws: DrawTensors, history: Tensor) -> DrawnTokens:
-        ruled = _ruled(logits, draws, draws.rules, history) if draws.rules else logits
-        weighed = _penalised(ruled, draws, draws.past, history) if draws.past else ruled
+        weighed = logits
+        if draws.rules:
+            weighed = _ruled(weighed, draws, draws.rules, history)
+        if draws.penalties:
+            weighed = _penalised(weighed, draws, draws.penalties, history)
         dead_ends: tuple[int, ...] = ()
         if draws.guided:
             assert self._masks is not None, "the door lets no grammar in where none is served"
@@ -100,7 +99,7 @@ class Sampler:
             requests = draws.requests[index : index + 1]
             packed = pack_draws(requests)
             uploaded = torch.from_numpy(packed.buffer).to(logits.device)
-            return self._drawn(logits, unpack_draws(packed, uploaded, requests), history)
+            return self._drawn(logits, unpack_draws(StepViews(packed, uploaded), requests), history)
         except Exception as error:  # any error goes to the caller of the request
             return DrawnTokens(_plainly(logits), (), {0: error})
 
@@ -155,16 +154,16 @@ def token_source(group: Group, masks: GrammarMasks | None) -> TokenSource:
     return RankZeroTokens(Sampler(masks) if group.rank == 0 else TokenRoom(), group)
 
 
-def _ruled(logits: Tensor, draws: DrawTensors, tensors: RuleTensors, history: Tensor) -> Tensor:
+def _ruled(logits: Tensor, draws: DrawTensors, rules: LogitRules, history: Tensor) -> Tensor:
     tail = None
-    if tensors.prompt_lens is not None:
-        back = torch.arange(-tensors.num_before, 0, device=logits.device)
-        places = draws.positions[:, None] + back
+    if rules.bad_words is not None:
+        num_before = rules.bad_words.token_ids.shape[1] - 1
+        places = draws.positions[:, None] + torch.arange(-num_before, 0, device=logits.device)
         output = history[draws.rows[:, None], places.clamp_min(0)]
-        tail = OutputTail(torch.where(places >= tensors.prompt_lens[:, None], output, NO_OUTPUT))
-    return apply_rules(logits, tensors.rules, tail)
+        tail = OutputTail(torch.where(places >= draws.prompt_lens[:, None], output, NO_OUTPUT))
+    return apply_rules(logits, rules, tail)
 
 
-def _penalised(logits: Tensor, draws: DrawTensors, past: PastPenalties, history: Tensor) -> Tensor:
-    tokens = history[draws.rows, : past.longest]
-    return penalise(logits, Past(tokens, past.prompt_lens, draws.positions), past.penalties)
+def _penalised(logits: Tensor, draws: DrawTensors, penalties: Penalties, history: Tensor) -> Tensor:
+    tokens = history[draws.rows, : draws.longest]
+    return penalise(logits, Past(tokens, draws.prompt_lens, draws.positions), penalties)
