@@ -18,8 +18,7 @@ from typing import Any
 
 from ferryman.cache.manifest import Kind
 from ferryman.model.config import family_of, load_config
-from ferryman.model.families import FAMILIES
-from ferryman.model.family import Family
+from ferryman.model.families import FAMILIES, Family
 from ferryman.model.shapes.model_shapes import ModelConfig
 from ferryman.model.weights.weight_formats import LINEAR_METHODS
 

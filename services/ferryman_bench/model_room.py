@@ -48,7 +48,7 @@ class ModelWithRoom:
             snapshots=(),
             last_tokens=torch.tensor([count - 1]),
         )
-        return self.model.prefill(batch, self.state)
+        return self.model.prefill(batch, self.state).logits(batch.last_tokens)
 
     def page_tables(self, requests: int, end: int) -> dict[Kind, Tensor]:
         """The pages [requests, pages] of each kind that hold positions before `end`."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ferryman.cache.keys import TokenIds
 from ferryman.cache.manifest import Kind, SectionSpec, StateManifest, lay_out
-from ferryman.engine.memory.slab_address import ShardedSlab, SlabAddress
+from ferryman.engine.memory.slabs import ShardedSlab, SlabAddress
 
 Hashes = NDArray[np.uint64]
 

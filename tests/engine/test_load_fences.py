@@ -13,7 +13,6 @@ import pytest
 from tests.doubles.stamps import StampSlabs, fake_manifest
 from tests.engine.plans import Guest, full_pages, load, prefill
 from tests.engine.toy_model import SIZES, ToyModel
-from torch import Tensor
 
 from ferryman.cache.manifest import Kind
 from ferryman.cache.units import HostUnit
@@ -23,6 +22,7 @@ from ferryman.engine.memory.loads import AT_ONCE, LoadQueue
 from ferryman.engine.memory.slabs import Slabs
 from ferryman.engine.memory.transfer import HostTransfer, digest_of
 from ferryman.engine.runner import Runner
+from ferryman.model.sampling.prompt_logprobs import PrefilledRows
 from ferryman.model.shapes.batch import PrefillBatch
 from ferryman.model.shapes.state import ModelState
 from ferryman.schedule.batch import SlotLoad, SlotOps
@@ -82,7 +82,7 @@ class NotedModel(ToyModel):
         super().__init__()
         self.log = log
 
-    def prefill(self, batch: PrefillBatch, state: ModelState) -> Tensor:
+    def prefill(self, batch: PrefillBatch, state: ModelState) -> PrefilledRows:
         self.log.append("forward")
         return super().prefill(batch, state)
 

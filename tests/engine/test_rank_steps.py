@@ -17,7 +17,6 @@ from torch import Tensor
 
 from ferryman.engine.device import Arrays, FetchedStep, HostDevice, TimedStep
 from ferryman.engine.forward.decode_forward import Drafter
-from ferryman.engine.forward.step import AS_PLANNED
 from ferryman.engine.forward.step_tensors import pack
 from ferryman.engine.memory.slabs import Slabs
 from ferryman.engine.tensor_parallel.rank import Command, Inbox, Rank
@@ -62,7 +61,7 @@ class SlowStep:
 
 
 @contextmanager
-def rank_on(device: SlowDevice, drafter: Drafter = AS_PLANNED) -> Iterator[Connection]:
+def rank_on(device: SlowDevice, drafter: Drafter | None = None) -> Iterator[Connection]:
     """Rank 0's end of the connection to a rank at work."""
     ours, theirs = Pipe()
     rank = Rank(ToyModel(), drafter, SINGLE_RANK, device)

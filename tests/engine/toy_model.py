@@ -46,10 +46,7 @@ class ToyModel:
         self.vocab_size = VOCAB
         self.num_forwards = 0
 
-    def prefill(self, batch: PrefillBatch, state: ModelState) -> Tensor:
-        return self.prefill_rows(batch, state).logits(batch.last_tokens)
-
-    def prefill_rows(self, batch: PrefillBatch, state: ModelState) -> PrefilledRows:
+    def prefill(self, batch: PrefillBatch, state: ModelState) -> PrefilledRows:
         self.num_forwards += 1
         rows, tokens, positions = (
             t.tolist() for t in (batch.rows, batch.token_ids, batch.positions)

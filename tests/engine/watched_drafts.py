@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from tests.model.mtp_checkpoint import MtpFormula
 
-from ferryman.model.mtp_model import SelfDraftingModel
+from ferryman.model.drafted import SelfDraftingModel
 
 
 class WatchedDrafts:

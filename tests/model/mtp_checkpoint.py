@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 from ferryman.errors import ConfigError
-from ferryman.model.mtp_model import mtp_config
+from ferryman.model.config import mtp_config
 from ferryman.model.shapes.manifest import state_manifest
 
 WEIGHTS = "model.safetensors"

@@ -103,7 +103,8 @@ class PagedRun:
             ),
             last_tokens=torch.arange(sum(lengths)),
         )
-        found = list(self.model.prefill(batch, self.state).split_with_sizes(lengths))
+        logits = self.model.prefill(batch, self.state).logits(batch.last_tokens)
+        found = list(logits.split_with_sizes(lengths))
         self._slide([part.sequence for part in parts])
         return found
 

@@ -68,7 +68,7 @@ def prefill(model: Model, state: ModelState) -> Tensor:
         ((1, 32, 5),) if has_state else (),
         whole(REQUESTS),
     )
-    return model.prefill(batch, state)
+    return model.prefill(batch, state).logits(batch.last_tokens)
 
 
 def decode(model: Model, state: ModelState) -> Tensor:

@@ -36,9 +36,8 @@ from torch import Tensor
 
 from ferryman.errors import ConfigError
 from ferryman.model.config import load_format
-from ferryman.model.fingerprint import model_fingerprint
 from ferryman.model.load_options import LoadOptions
-from ferryman.model.registry import load_model
+from ferryman.model.registry import load_model, model_fingerprint
 from ferryman.model.shapes.ranks import SINGLE_RANK, Group
 from ferryman.model.weights.load_progress import LoadProgress
 

@@ -15,9 +15,8 @@ from tests.model.paged_run import PagedRun, Part
 from torch import Tensor
 
 from ferryman.errors import ConfigError
-from ferryman.model.fingerprint import model_fingerprint
 from ferryman.model.load_options import LoadOptions
-from ferryman.model.registry import load_model
+from ferryman.model.registry import load_model, model_fingerprint
 from ferryman.model.weights.checkpoint import open_checkpoint
 
 IN_PROJ = "model.layers.0.mamba.in_proj.weight"

@@ -12,7 +12,7 @@ import pytest
 from tests.sockets import listening_addresses
 
 from ferryman.cache.manifest import Kind
-from ferryman.engine.memory.slab_address import ShardedSlab, SlabAddress
+from ferryman.engine.memory.slabs import ShardedSlab, SlabAddress
 from ferryman.errors import ConfigError
 from ferryman.settings.workers import NixlSettings
 from ferryman.wire.handoff import net_devices

@@ -21,7 +21,7 @@ from tests.harness.pair import (
 from tests.planes import plane_of
 
 from ferryman.cache.manifest import Kind
-from ferryman.engine.memory.slab_address import ShardedSlab, SlabAddress
+from ferryman.engine.memory.slabs import ShardedSlab, SlabAddress
 from ferryman.engine.memory.transfer import Transfer
 from ferryman.settings.workers import NixlSettings
 from ferryman.wire.handoff.nixl_library import MemoryRegion, has_nixl

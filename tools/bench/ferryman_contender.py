@@ -11,7 +11,6 @@ from torch import Tensor
 from ferryman.cache.manifest import Kind
 from ferryman.engine.forward.decode_forward import EagerForward
 from ferryman.engine.forward.replayed_forward import ReplayedForward
-from ferryman.engine.forward.step import AS_PLANNED
 from ferryman.engine.forward.step_tensors import DecodeTensors, pack, unpack
 from ferryman.model.shapes.ranks import SINGLE_RANK
 from ferryman.schedule.batch import DecodeStep, SlotOps
@@ -52,7 +51,7 @@ class FerrymanDecoder:
         self._history = torch.zeros(len(token_ids), position + steps + 1, dtype=torch.int32)
         self._history[:, position] = token_ids
         model, state = room.model, room.state
-        eager = EagerForward(model, AS_PLANNED, state, self._history, SINGLE_RANK)
+        eager = EagerForward(model, None, state, self._history, SINGLE_RANK)
         self._forward = ReplayedForward(eager)
 
     @torch.inference_mode()

@@ -11,9 +11,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from ferryman.errors import ConfigError
-from ferryman.model.config import load_config
+from ferryman.model.config import load_config, mtp_config
 from ferryman.model.drafted import join_configs
-from ferryman.model.mtp_model import mtp_config
 from ferryman.model.shapes.manifest import state_manifest
 from ferryman.model.shapes.model_shapes import ModelConfig
 from ferryman.model.weights.lora import adapter_names

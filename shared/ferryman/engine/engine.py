@@ -18,20 +18,17 @@ from ferryman.cache.resume import FIRST_GUESS
 from ferryman.cache.shards import over_ranks
 from ferryman.engine.device import ComputeDevice, CudaDevice, HostDevice
 from ferryman.engine.forward.decode_forward import CudaGraphs
-from ferryman.engine.forward.drafting import load_with_draft
 from ferryman.engine.forward.grammar_masks import GrammarMasks
 from ferryman.engine.forward.replayed_forward import StepRecordings
 from ferryman.engine.forward.step import StepGraphs
 from ferryman.engine.memory.copy_stream import CopyStream
 from ferryman.engine.memory.loads import LoadQueue
-from ferryman.engine.memory.slab_address import ShardedSlab
-from ferryman.engine.memory.slabs import SlabGrowth, Slabs, places_of
+from ferryman.engine.memory.slabs import ShardedSlab, SlabGrowth, Slabs, places_of
 from ferryman.engine.memory.transfer import Transfer
-from ferryman.engine.pipeline import Pipeline
 from ferryman.engine.runner import Runner
-from ferryman.engine.stream import ForwardStream
+from ferryman.engine.stream import ForwardStream, Pipeline
 from ferryman.engine.tensor_parallel.group import SlabSizes, TpStartup, start_ranks
-from ferryman.engine.tensor_parallel.rank import RankOrders
+from ferryman.engine.tensor_parallel.rank import RankOrders, load_with_draft
 from ferryman.engine.warm_up import WarmUp, warm_up
 from ferryman.grammar.compiler import GrammarCompiler
 from ferryman.grammar.forced_runs import ForcedRunDrafting

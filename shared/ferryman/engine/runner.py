@@ -18,7 +18,7 @@ from ferryman.engine.device import Arrays, ComputeDevice, FetchedStep, HostDevic
 from ferryman.engine.forward.decode_forward import Drafter
 from ferryman.engine.forward.grammar_masks import GrammarMasks
 from ferryman.engine.forward.prepared_step import PreparedStep, prepare
-from ferryman.engine.forward.step import AS_PLANNED, ForwardMaker, ForwardModel, StepRunner
+from ferryman.engine.forward.step import ForwardMaker, ForwardModel, StepRunner
 from ferryman.engine.forward.step_tensors import unpack
 from ferryman.engine.memory.copy_stream import Copies
 from ferryman.engine.memory.loads import AT_ONCE, LoadedUnits, LoadQueue
@@ -64,7 +64,7 @@ class Runner:
         device: ComputeDevice = HOST,
         copies: Copies = AT_ONCE,
         ranks: TpGroup | None = None,
-        drafter: Drafter = AS_PLANNED,
+        drafter: Drafter | None = None,
         masks: GrammarMasks | None = None,
         sizes: StepSizes | None = None,
         replays: ForwardMaker | None = None,

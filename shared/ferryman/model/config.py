@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from ferryman.errors import ConfigError
-from ferryman.model.families import FAMILIES
-from ferryman.model.family import Family
+from ferryman.model.drafted import DraftedConfig
+from ferryman.model.families import FAMILIES, Family
+from ferryman.model.layers.mtp import HiddenShape, MtpSource
 from ferryman.model.shapes.config_fields import ConfigFields, read_fields
 from ferryman.model.shapes.model_shapes import ModelConfig
 from ferryman.model.weights.named_weights import WeightFormat
@@ -37,6 +38,31 @@ def load_format(folder: Path | str, quantize: str = AS_STORED) -> WeightFormat:
 def family_of(folder: Path | str) -> Family[Any]:
     """The family of the model in `folder`; raises ConfigError for one that is not supported."""
     return _family_of(read_fields(Path(folder) / "config.json"))
+
+
+def mtp_source(folder: Path | str) -> MtpSource[Any]:
+    """The description of the model's layer for multi-token prediction.
+
+    Raises ConfigError, by field or architecture, when it has none that is supported.
+    """
+    fields = read_fields(Path(folder) / "config.json")
+    source = _family_of(fields).mtp
+    if source is None:
+        supported = [name for family in FAMILIES if family.mtp for name in family.architectures]
+        raise ConfigError(
+            f"{fields.source}: --draft mtp needs a model with a layer for multi-token prediction; "
+            f"supported are {', '.join(supported)}"
+        )
+    source.check(fields)
+    return source
+
+
+def mtp_config(folder: Path | str) -> DraftedConfig:
+    """The config of the model in `folder` with the state of its drafting layer. Raises as
+    `mtp_source` does."""
+    target: ModelConfig = load_config(folder)
+    drafts = (mtp_source(folder).attention(target), HiddenShape(target.trunk.hidden_dim))
+    return DraftedConfig(target.trunk, (*target.states, drafts))
 
 
 def _family_of(fields: ConfigFields) -> Family[Any]:

@@ -1,8 +1,8 @@
-"""A model with a draft model: one state, two forwards.
+"""A model that drafts for itself or has a draft model: one state, two forwards.
 
-The draft's layers are numbered after the target's, and their sections are in the same page slots
-and recurrent slots. So prefix cache, tiers, hand-off and retraction carry the draft's state without
-knowing of it.
+A draft model (`DraftedModel`). Its layers are numbered after the target's, and their sections are
+in the same page slots and recurrent slots. So prefix cache, tiers, hand-off and retraction carry
+the draft's state without knowing of it.
 
     prefill    draft, then target, over the same chunk
     a step     draft: the known token → draft 1 → draft 2 → … → consumes the last draft, too
@@ -10,12 +10,22 @@ knowing of it.
 
 The draft model consumes its last proposal too, so the state after every draft is complete: both
 models go on from the same slot, no matter how many drafts the target accepts.
+
+The model's own layer for multi-token prediction (`SelfDraftingModel`).
+
+    prefill    the model over the chunk; the layer's entries from its hidden states, one behind
+    a step     the layer: the known token → draft 1 → draft 2 → …      with its own y for hidden
+               the model: the known token and all drafts at once
+               the layer's entries again, from the model's hidden states
+
+So the entries that stay depend on tokens alone, not on which of them were drafts. The layer's keys
+and values lie in the full kind's pages. The hidden state of the last token is part of a recurrent
+slot: where a request goes on, resumes or is handed to, the state it needs is there, exact.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
@@ -24,16 +34,15 @@ from torch import Tensor
 
 from ferryman.cache.manifest import StateManifest
 from ferryman.errors import ConfigError
-from ferryman.model.fingerprint import FINGERPRINT_BYTES
-from ferryman.model.layers.decoder import Model
-from ferryman.model.load_options import LoadOptions
+from ferryman.model.layers.decoder import Decoder, Model
+from ferryman.model.layers.mtp import MtpHead
 from ferryman.model.sampling.prompt_logprobs import PrefilledRows
 from ferryman.model.sampling.sampler import greedy
 from ferryman.model.shapes.batch import DecodeBatch, PrefillBatch
-from ferryman.model.shapes.manifest import state_manifest
 from ferryman.model.shapes.model_shapes import ModelConfig, StateShape, TrunkShape
 from ferryman.model.shapes.ranks import Group
 from ferryman.model.shapes.state import ModelState
+from ferryman_kernels.attention.latent_pages import write_latents
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +70,9 @@ class DraftedModel:
     def device(self) -> torch.device:
         return self.target.device
 
-    def prefill(self, batch: PrefillBatch, state: ModelState) -> Tensor:
-        return self.prefill_rows(batch, state).logits(batch.last_tokens)
-
-    def prefill_rows(self, batch: PrefillBatch, state: ModelState) -> PrefilledRows:
+    def prefill(self, batch: PrefillBatch, state: ModelState) -> PrefilledRows:
         self.draft.prefill(batch, self._drafts_state(state))
-        return self.target.prefill_rows(batch, state)
+        return self.target.prefill(batch, state)
 
     def decode(self, batch: DecodeBatch, state: ModelState) -> Tensor:
         """The target's forward alone; `named` has already advanced the draft's state."""
@@ -88,6 +94,106 @@ class DraftedModel:
 
     def _drafts_state(self, state: ModelState) -> ModelState:
         return state.from_layer(len(self.target.config.states))
+
+
+@dataclass(frozen=True, slots=True)
+class SelfDraftingModel:
+    """`target` decides the tokens; `head` proposes them, and has its state at layer
+    `state_layer`."""
+
+    target: Decoder
+    head: MtpHead
+    config: ModelConfig
+    manifest: StateManifest
+
+    @property
+    def vocab_size(self) -> int:
+        return self.target.vocab_size
+
+    @property
+    def device(self) -> torch.device:
+        return self.target.device
+
+    @property
+    def state_layer(self) -> int:
+        return len(self.target.config.states)
+
+    @torch.inference_mode()
+    def prefill(self, batch: PrefillBatch, state: ModelState) -> PrefilledRows:
+        ends, kept = self.target.ends, state.hidden[self.state_layer]
+        hidden = ends.norm(self.target.hidden_states(batch, state))
+        firsts = [0, *accumulate(end - start for start, end in batch.spans)]
+        before = hidden.roll(1, dims=0)
+        before[firsts[:-1]] = kept[batch.working_slots]
+        self.head.write(ends.embed(batch.token_ids), before, batch, state)
+        _keep_hidden(kept, hidden, batch, firsts)
+        return PrefilledRows(hidden, ends.logits_of_normed)
+
+    @torch.inference_mode()
+    def decode(self, batch: DecodeBatch, state: ModelState) -> Tensor:
+        ends, kept = self.target.ends, state.hidden[self.state_layer]
+        hidden = ends.norm(self.target.hidden_states(batch, state))
+        # A first wave reads and writes the same slots, so what they held is taken first.
+        before = torch.cat(
+            [
+                _held(kept, batch.read_slots[: batch.waves[0]]),
+                *(
+                    _followed(hidden, wave, next_wave)
+                    for wave, next_wave in wave_spans(batch.waves)
+                ),
+            ]
+        )
+        _keep(kept, batch.write_slots, hidden)
+        self.head.write(ends.embed(batch.token_ids), before, batch, state)
+        return ends.logits_of_normed(hidden)
+
+    @torch.inference_mode()
+    def named(self, batch: DecodeBatch, state: ModelState, group: Group) -> Tensor:
+        """The batch's token ids [tokens]; the head proposes all but those of the first wave.
+
+        Rank 0 of `group` proposes for all ranks. `decode` overwrites all entries that it leaves.
+        """
+        ends, token_ids = self.target.ends, batch.token_ids.clone()
+        kept = state.hidden[self.state_layer]
+        before = _held(kept, batch.read_slots[: batch.waves[0]])
+        for wave, next_wave in wave_spans(batch.waves):
+            asked = _followed_span(wave, next_wave)
+            if asked.start == asked.stop:
+                break
+            part = one_wave(batch, token_ids, asked)
+            before = before[: asked.stop - asked.start]
+            before = self.head.propose(ends.embed(part.token_ids), before, part, state)
+            drafts = greedy(ends.logits_of_normed(before))
+            token_ids[next_wave] = group.from_first(drafts)
+        return token_ids
+
+
+def _held(kept: Tensor, slots: Tensor) -> Tensor:
+    """The rows of `kept` at `slots` [tokens]; zeros for a negative slot."""
+    return kept[slots.clamp_min(0)].masked_fill_((slots < 0)[:, None], 0.0)
+
+
+def _keep(kept: Tensor, slots: Tensor, hidden: Tensor) -> None:
+    """Writes `hidden` [tokens, hidden_dim] at `slots`; nothing for a negative slot."""
+    rows = torch.arange(len(slots), device=slots.device)
+    write_latents(kept[:, None], hidden, slots[:, None], rows, torch.zeros_like(rows))
+
+
+def _followed_span(wave: slice, next_wave: slice) -> slice:
+    """The tokens of `wave` whose requests have a token in the next wave, `next_wave`, too."""
+    return slice(wave.start, wave.start + next_wave.stop - next_wave.start)
+
+
+def _followed(hidden: Tensor, wave: slice, next_wave: slice) -> Tensor:
+    return hidden[_followed_span(wave, next_wave)]
+
+
+def _keep_hidden(kept: Tensor, hidden: Tensor, batch: PrefillBatch, firsts: Sequence[int]) -> None:
+    """Writes the hidden states at the ends of all chunks, and those of the snapshots."""
+    kept[batch.working_slots] = hidden[[end - 1 for end in firsts[1:]]]
+    if batch.snapshots:
+        rows = [firsts[i] + at - batch.spans[i][0] - 1 for i, at, _ in batch.snapshots]
+        kept[[slot for _, _, slot in batch.snapshots]] = hidden[rows]
 
 
 def wave_spans(sizes: tuple[int, ...]) -> Iterator[tuple[slice, slice]]:
@@ -122,23 +228,3 @@ def join_configs(target: ModelConfig, draft: ModelConfig) -> DraftedConfig:
         )
     shorter = min(ours.max_positions, theirs.max_positions)
     return DraftedConfig(replace(ours, max_positions=shorter), target.states + draft.states)
-
-
-def join_draft(target: Model, draft: Model, options: LoadOptions) -> DraftedModel:
-    """One model of both. Raises ConfigError as `join_configs`."""
-    config = join_configs(target.config, draft.config)
-    page_size, fingerprint = target.manifest.page_size, _joint_fingerprint(target, draft)
-    manifest = state_manifest(
-        config,
-        options.dtype,
-        page_size,
-        fingerprint,
-        options.group.num_ranks,
-        options.kv_dtype,
-    )
-    return DraftedModel(target, draft, config, manifest)
-
-
-def _joint_fingerprint(target: Model, draft: Model) -> str:
-    both = f"{target.manifest.fingerprint} drafted by {draft.manifest.fingerprint}"
-    return hashlib.blake2b(both.encode(), digest_size=FINGERPRINT_BYTES).hexdigest()

@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from ferryman.model.config import family_of, load_config
 from ferryman.model.load_options import LoadOptions
-from ferryman.model.mtp_model import load_mtp_head
+from ferryman.model.registry import load_mtp_head
 from ferryman.model.shapes.manifest import state_manifest
 from ferryman.model.weights.checkpoint import TORCH_DTYPES, Checkpoint
 from ferryman.model.weights.linear import PlainLinear, is_packed_on_cpu

@@ -1,27 +1,40 @@
-"""Loads a model from its folder: alone, with a draft model, or drafting for itself."""
+"""Loads a model from its folder: alone, with a draft model, or drafting for itself.
+
+Equal fingerprints mean equal models, number for number:
+
+    fingerprint = blake2b(config as read ‖ dtype ‖ format of the weights
+                          ‖ name, dtype, shape and xxh3_128 of every tensor)
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+import json
+import mmap
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 
-from ferryman.model.config import family_of, load_config
-from ferryman.model.drafted import DraftedModel, join_draft
-from ferryman.model.fingerprint import fingerprint_of
+import xxhash
+
+from ferryman.cache.manifest import StateManifest
+from ferryman.model.config import family_of, load_config, load_format, mtp_config, mtp_source
+from ferryman.model.drafted import DraftedConfig, DraftedModel, SelfDraftingModel, join_configs
 from ferryman.model.layers.decoder import Decoder, Model
+from ferryman.model.layers.decoder_layers import LayerPlace
+from ferryman.model.layers.mtp import MtpHead
 from ferryman.model.load_options import LoadOptions
-from ferryman.model.mtp_model import (
-    SelfDraftingModel,
-    join_mtp,
-    load_mtp_head,
-    mtp_config,
-)
 from ferryman.model.shapes.manifest import state_manifest
-from ferryman.model.weights.checkpoint import open_checkpoint
+from ferryman.model.shapes.model_shapes import ModelConfig
+from ferryman.model.weights.checkpoint import Checkpoint, open_checkpoint
 from ferryman.model.weights.load_progress import ByteCount, LoadStage
-from ferryman.model.weights.named_weights import Weights
+from ferryman.model.weights.named_weights import OnRead, WeightFormat, Weights, uncounted
+from ferryman.model.weights.safetensors_header import StoredTensor
+from ferryman.model.weights.weight_formats import AS_STORED
+
+FINGERPRINT_BYTES = 16
 
 
 def load_model(folder: Path | str, options: LoadOptions) -> Model:
@@ -46,11 +59,7 @@ def _loaded(folder: Path | str, options: LoadOptions) -> Iterator[tuple[Decoder,
     # Options that do not suit the folder are refused here, before a byte of its weights is read.
     weights = options.weights(checkpoint, copied.on_read)
     fingerprint = fingerprint_of(config, checkpoint, options.dtype, weights.format, hashed.on_read)
-    ranks = options.group.num_ranks
-    manifest = state_manifest(
-        config, options.dtype, options.page_size, fingerprint, ranks, options.kv_dtype
-    )
-    model = family_of(folder).load(config, manifest, weights)
+    model = family_of(folder).load(config, _manifest(config, fingerprint, options), weights)
     if weights.lora is not None:
         model = replace(model, lora=weights.lora.served())
     yield model, weights
@@ -61,9 +70,14 @@ def _loaded(folder: Path | str, options: LoadOptions) -> Iterator[tuple[Decoder,
 def load_drafted(
     folder: Path | str, draft_folder: Path | str, options: LoadOptions
 ) -> DraftedModel:
-    """The model in `folder` with the one in `draft_folder` as its draft; both as `load_model`."""
+    """The model in `folder` with the one in `draft_folder` as its draft; both as `load_model`.
+
+    Raises ConfigError as `join_configs`, too.
+    """
     target, draft = (load_model(path, options) for path in (folder, draft_folder))
-    return join_draft(target, draft, options)
+    config = join_configs(target.config, draft.config)
+    manifest = _joint_manifest(config, target, draft.manifest.fingerprint, options)
+    return DraftedModel(target, draft, config, manifest)
 
 
 def load_self_drafting(folder: Path | str, options: LoadOptions) -> SelfDraftingModel:
@@ -74,4 +88,77 @@ def load_self_drafting(folder: Path | str, options: LoadOptions) -> SelfDrafting
     config = mtp_config(folder)
     with _loaded(folder, options) as (target, weights):
         head = load_mtp_head(folder, weights, target.manifest.scan_chunk)
-    return join_mtp(target, head, config, options)
+    manifest = _joint_manifest(config, target, "its own layer", options)
+    return SelfDraftingModel(target, head, config, manifest)
+
+
+def load_mtp_head(folder: Path | str, weights: Weights, scan_chunk: int) -> MtpHead:
+    """The drafting layer of the model in `folder`. Raises ConfigError, by name, for tensors that
+    are missing, and as `mtp_source` does."""
+    target: ModelConfig = load_config(folder)
+    trunk = target.trunk
+    place = LayerPlace(len(target.states), trunk.hidden_dim, trunk.norm_eps, scan_chunk)
+    head: MtpHead = mtp_source(folder).load(target, weights, place)
+    return head
+
+
+def _joint_manifest(
+    config: DraftedConfig, target: Model, drafted_by: str, options: LoadOptions
+) -> StateManifest:
+    named = f"{target.manifest.fingerprint} drafted by {drafted_by}"
+    fingerprint = hashlib.blake2b(named.encode(), digest_size=FINGERPRINT_BYTES).hexdigest()
+    return _manifest(config, fingerprint, options)
+
+
+def _manifest(config: ModelConfig, fingerprint: str, options: LoadOptions) -> StateManifest:
+    return state_manifest(
+        config,
+        options.dtype,
+        options.page_size,
+        fingerprint,
+        options.group.num_ranks,
+        options.kv_dtype,
+    )
+
+
+def model_fingerprint(folder: Path | str, dtype: str, quantize: str = AS_STORED) -> str:
+    """32 hex digits that name the model in `folder` run in `dtype`. Reads every byte of it once."""
+    config, weight_format = load_config(folder), load_format(folder, quantize)
+    return fingerprint_of(config, open_checkpoint(folder), dtype, weight_format)
+
+
+def fingerprint_of(
+    config: ModelConfig,
+    checkpoint: Checkpoint,
+    dtype: str,
+    weight_format: WeightFormat,
+    on_read: OnRead = uncounted,
+) -> str:
+    """The `model_fingerprint` of a checkpoint that is open."""
+    tensors = sorted(checkpoint.tensors.values(), key=lambda tensor: (tensor.file, tensor.start))
+    lines = sorted(
+        line
+        for file, stored in groupby(tensors, lambda tensor: tensor.file)
+        for line in _lines(checkpoint.files[file].content, stored, on_read)
+    )
+    head = json.dumps([repr(config), dtype, repr(weight_format)])
+    digest = hashlib.blake2b(digest_size=FINGERPRINT_BYTES)
+    digest.update("\n".join([head, *lines]).encode())
+    return digest.hexdigest()
+
+
+def _lines(content: mmap.mmap, tensors: Iterable[StoredTensor], on_read: OnRead) -> list[str]:
+    """One line a tensor, so that the division of the bytes into files makes no difference."""
+    # In the order of the bytes the kernel can read ahead; loaders that follow find them in memory.
+    content.madvise(mmap.MADV_SEQUENTIAL)
+    with memoryview(content) as view:
+        lines = [_line(tensor, view, on_read) for tensor in tensors]
+    content.madvise(mmap.MADV_NORMAL)
+    return lines
+
+
+def _line(tensor: StoredTensor, content: memoryview, on_read: OnRead) -> str:
+    on_read(tensor)
+    with content[tensor.start : tensor.end] as part:
+        digest = xxhash.xxh3_128_hexdigest(part)
+    return json.dumps([tensor.name, tensor.dtype, tensor.shape, digest])

@@ -19,11 +19,10 @@ from pathlib import Path
 
 from ferryman.cache.capacity import StateDemand, share_memory
 from ferryman.errors import ConfigError
-from ferryman.model.config import load_config
+from ferryman.model.config import load_config, mtp_config
 from ferryman.model.drafted import join_configs
 from ferryman.model.footprint import mtp_bytes, weight_bytes
 from ferryman.model.load_options import LoadOptions
-from ferryman.model.mtp_model import mtp_config
 from ferryman.model.shapes.model_shapes import ModelConfig
 from ferryman.model.shapes.ranks import SingleRank
 from ferryman.schedule.drafting import MTP

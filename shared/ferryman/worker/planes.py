@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ferryman.cache.manifest import Kind
-from ferryman.engine.memory.slab_address import ShardedSlab
+from ferryman.engine.memory.slabs import ShardedSlab
 from ferryman.errors import ConfigError, Unavailable
 from ferryman.settings.workers import NixlSettings
 from ferryman.wire.handoff.net_devices import ucx_device

@@ -20,8 +20,7 @@ from ferryman.cache.capacity import CapacityPlan
 from ferryman.cache.rank_runs import RankShares
 from ferryman.engine.engine import Engine
 from ferryman.engine.memory.transfer import digest_of
-from ferryman.engine.pipeline import Pipeline
-from ferryman.engine.stream import ForwardStream
+from ferryman.engine.stream import ForwardStream, Pipeline
 from ferryman.grammar.compiler import GrammarCompiler
 from ferryman.handoff.effects import WriteFence, WriterId, fence_of
 from ferryman.handoff.reservation import ReservationState

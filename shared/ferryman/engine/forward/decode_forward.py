@@ -58,10 +58,11 @@ class Drafter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EagerForward:
-    """Launches kernel by kernel. Padding finds token 0 in the last row of `history`."""
+    """Launches kernel by kernel. Padding finds token 0 in the last row of `history`. Without a
+    `drafter` the plan names the drafts, or there are none."""
 
     model: DecodingModel
-    drafter: Drafter
+    drafter: Drafter | None
     state: ModelState
     history: Tensor
     group: Group
@@ -72,9 +73,9 @@ class EagerForward:
         if tensors.drafts is not None:
             token_ids = torch.cat([token_ids, tensors.drafts])
         batch = tensors.batch(token_ids)
-        token_ids = self.drafter.named(batch, self.state, self.group)
-        logits = self.model.decode(replace(batch, token_ids=token_ids), self.state)
-        return Forwarded(token_ids, logits)
+        if self.drafter is not None:
+            batch = replace(batch, token_ids=self.drafter.named(batch, self.state, self.group))
+        return Forwarded(batch.token_ids, self.model.decode(batch, self.state))
 
 
 class CapturedGraph(Protocol):

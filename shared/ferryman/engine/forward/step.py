@@ -36,7 +36,7 @@ from ferryman_kernels.slots import clear_slots, copy_slots
 
 
 class ForwardModel(Protocol):
-    """A model over paged, slot-indexed state. Both calls give logits [sampled, vocab]."""
+    """A model over paged, slot-indexed state. Decoding gives the logits [tokens, vocab] of all."""
 
     @property
     def manifest(self) -> StateManifest: ...
@@ -44,21 +44,9 @@ class ForwardModel(Protocol):
     @property
     def vocab_size(self) -> int: ...
 
-    def prefill(self, batch: PrefillBatch, state: ModelState) -> Tensor: ...
-
-    def prefill_rows(self, batch: PrefillBatch, state: ModelState) -> PrefilledRows: ...
+    def prefill(self, batch: PrefillBatch, state: ModelState) -> PrefilledRows: ...
 
     def decode(self, batch: DecodeBatch, state: ModelState) -> Tensor: ...
-
-
-class AsPlanned:
-    """The plan names the drafts, or there are none."""
-
-    def named(self, batch: DecodeBatch, state: ModelState, group: Group) -> Tensor:
-        return batch.token_ids
-
-
-AS_PLANNED: Drafter = AsPlanned()
 
 
 class ForwardMaker(Protocol):
@@ -102,7 +90,7 @@ class StepRunner:
         *,
         max_rows: int,
         max_len: int,
-        drafter: Drafter = AS_PLANNED,
+        drafter: Drafter | None = None,
         masks: GrammarMasks | None = None,
         replays: ForwardMaker | None = None,
     ) -> None:
@@ -165,10 +153,8 @@ class StepRunner:
         for."""
         batch = tensors.batch
         self._write(tensors.rows, batch.positions, batch.token_ids)
-        if tensors.scored is None:
-            return self._model.prefill(batch, self._state), ()
-        prefilled = self._model.prefill_rows(batch, self._state)
-        scores = self._score(prefilled, tensors.scored)
+        prefilled = self._model.prefill(batch, self._state)
+        scores = self._score(prefilled, tensors.scored) if tensors.scored else ()
         return prefilled.logits(batch.last_tokens), scores
 
     def _decode(self, tensors: DecodeTensors) -> tuple[Tensor, tuple[Tensor, ...]]:

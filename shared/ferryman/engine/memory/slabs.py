@@ -19,13 +19,41 @@ import torch
 from torch import Tensor
 
 from ferryman.cache.manifest import Kind, KindLayout, StateManifest
-from ferryman.engine.memory.slab_address import HOST, ShardedSlab, SlabAddress
 
+HOST = -1
 POISON = 0xFF
 HUGE_PAGE_BYTES = 2 * 1024 * 1024
 # Enough for huge pages, and little enough for the event loop, on which slots are given: a
 # millisecond at 2 GB/s, the rate of first touches on a slow machine.
 STRETCH_BYTES = HUGE_PAGE_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class SlabAddress:
+    """Slot s of a slab lies at `address + s * slot_bytes`, for transports that move bytes by address;
+    `device` is HOST or a CUDA index."""
+
+    address: int
+    num_bytes: int
+    slot_bytes: int
+    device: int = HOST
+
+    def address_of(self, slot: int) -> int:
+        return self.address + slot * self.slot_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ShardedSlab:
+    """The slab of each rank for one kind: slot s of the model is slot s of every one of them.
+
+    A model that is not divided has one rank.
+    """
+
+    ranks: tuple[SlabAddress, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(slab.num_bytes for slab in self.ranks)
 
 
 @dataclass(frozen=True, slots=True)

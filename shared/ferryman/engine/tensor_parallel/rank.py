@@ -36,7 +36,6 @@ import torch
 
 from ferryman.engine.device import ComputeDevice, CudaDevice, FetchedStep, HostDevice
 from ferryman.engine.forward.decode_forward import CudaGraphs, Drafter
-from ferryman.engine.forward.drafting import load_with_draft
 from ferryman.engine.forward.packed_step import from_vector
 from ferryman.engine.forward.step import ForwardModel, StepGraphs, StepRunner
 from ferryman.engine.forward.step_tensors import unpack
@@ -44,9 +43,12 @@ from ferryman.engine.stream import POLL_SECONDS
 from ferryman.engine.tensor_parallel.rendezvous import Rendezvous, device_of_rank, join
 from ferryman.engine.tensor_parallel.shared_slabs import allocate_shared
 from ferryman.errors import ConfigError
+from ferryman.model.layers.decoder import Model
 from ferryman.model.load_options import LoadOptions
+from ferryman.model.registry import load_drafted, load_model, load_self_drafting
 from ferryman.model.shapes.ranks import Group
 from ferryman.schedule.batch import Ints
+from ferryman.schedule.drafting import MTP
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +128,7 @@ class Rank:
     """One rank at work. `run` returns when rank 0 orders it."""
 
     def __init__(
-        self, model: ForwardModel, drafter: Drafter, group: Group, device: ComputeDevice
+        self, model: ForwardModel, drafter: Drafter | None, group: Group, device: ComputeDevice
     ) -> None:
         self._model = model
         self._drafter = drafter
@@ -180,6 +182,22 @@ class Rank:
         with torch.inference_mode():
             steps.run(unpack(packed, self._device.upload(packed.buffer.copy())))
         return timed.fetch(())
+
+
+def load_with_draft(
+    folder: Path | str, drafted_by: str, options: LoadOptions
+) -> tuple[Model, Drafter | None]:
+    """A rank's share of the model to serve, and the same model again if it names drafts.
+
+    `drafted_by` is empty, MTP, or the folder of a draft model.
+    """
+    if not drafted_by:
+        return load_model(folder, options), None
+    if drafted_by == MTP:
+        drafting = load_self_drafting(folder, options)
+        return drafting, drafting
+    drafted = load_drafted(folder, drafted_by, options)
+    return drafted, drafted
 
 
 def _answer(connection: Connection, answer: dict[str, object]) -> None:

@@ -6,8 +6,11 @@ once; tables of the docs and tests take it from here. docs/adding-a-family.md is
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
+from ferryman.cache.manifest import StateManifest
 from ferryman.model.families import (
     deepseek,
     ernie,
@@ -34,9 +37,40 @@ from ferryman.model.families import (
     transformer_variants,
     zamba2,
 )
-from ferryman.model.family import Family
+from ferryman.model.layers.decoder import Decoder
+from ferryman.model.layers.mtp import MtpSource
 from ferryman.model.layers.transformer import load_text_transformer, load_transformer
+from ferryman.model.shapes.config_fields import ConfigFields
+from ferryman.model.shapes.model_shapes import ModelConfig
+from ferryman.model.weights.named_weights import Weights
 from ferryman.model.weights.quantisation.mxfp4 import METHOD as MXFP4
+from ferryman.model.weights.weight_formats import LINEAR_METHODS
+
+Config = TypeVar("Config", bound=ModelConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class Family(Generic[Config]):
+    """`name` is the family's in tables and tests, `architectures` are the names in config.json.
+
+    `read` raises ConfigError, by field name, for an unsupported config. `load` raises it for a
+    tensor that is missing or has another shape than the config implies. `quantisations` are the
+    values of `quant_method` that it can load. `mtp` is None if checkpoints cannot draft for
+    themselves.
+    """
+
+    name: str
+    architectures: tuple[str, ...]
+    read: Callable[[ConfigFields], Config]
+    load: Callable[[Config, StateManifest, Weights], Decoder]
+    quantisations: tuple[str, ...] = LINEAR_METHODS
+    mtp: MtpSource[Config] | None = None
+
+    @property
+    def file(self) -> str:
+        """The name of the file that reads the family's configs."""
+        return self.read.__module__.rpartition(".")[2]
+
 
 FAMILIES: tuple[Family[Any], ...] = (
     Family("llama", ("LlamaForCausalLM",), llama.read_llama, load_transformer),

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ferryman.cache.manifest import StateManifest
-from ferryman.model.family import MtpSource
 from ferryman.model.layers.decoder import (
     Decoder,
     EndScales,
@@ -29,7 +28,13 @@ from ferryman.model.layers.decoder_layers import (
 )
 from ferryman.model.layers.latent import load_latent_attention
 from ferryman.model.layers.moe import load_routed
-from ferryman.model.layers.mtp import DEEPSEEK_NAMES, MtpHead, check_one_layer, load_entry_input
+from ferryman.model.layers.mtp import (
+    DEEPSEEK_NAMES,
+    MtpHead,
+    MtpSource,
+    check_one_layer,
+    load_entry_input,
+)
 from ferryman.model.layers.shared_index import PlacedLayer, SparsePart, joined_by_index
 from ferryman.model.layers.sparse_latent import load_indexer, load_placed_attention
 from ferryman.model.readers.config_readers import (

@@ -19,7 +19,6 @@ from torch.nn import functional as F
 
 from ferryman.cache.manifest import StateManifest
 from ferryman.errors import ConfigError
-from ferryman.model.family import MtpSource
 from ferryman.model.layers.attention import load_attention
 from ferryman.model.layers.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
 from ferryman.model.layers.decoder_layers import (
@@ -38,6 +37,7 @@ from ferryman.model.layers.moe import ExpertsBesideShared, MixtureOfExperts
 from ferryman.model.layers.mtp import (
     DEEPSEEK_NAMES,
     MtpHead,
+    MtpSource,
     attention_like,
     check_one_layer,
     load_entry_input,

@@ -11,7 +11,6 @@ from functools import partial
 
 from ferryman.cache.manifest import StateManifest
 from ferryman.model.families.qwen import read_shared_moe
-from ferryman.model.family import MtpSource
 from ferryman.model.layers.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
 from ferryman.model.layers.decoder_layers import (
     DecoderLayer,
@@ -23,6 +22,7 @@ from ferryman.model.layers.mixers import load_mixer
 from ferryman.model.layers.mtp import (
     QWEN_NAMES,
     MtpHead,
+    MtpSource,
     attention_like,
     check_one_layer,
     load_entry_input,

@@ -50,12 +50,8 @@ class Model(Protocol):
     @property
     def device(self) -> torch.device: ...
 
-    def prefill(self, batch: PrefillBatch, state: ModelState) -> Tensor:
-        """Logits [sampled, vocab] of the batch's `last_tokens`."""
-        ...
-
-    def prefill_rows(self, batch: PrefillBatch, state: ModelState) -> PrefilledRows:
-        """The `prefill` for a caller that wants logits of other tokens too."""
+    def prefill(self, batch: PrefillBatch, state: ModelState) -> PrefilledRows:
+        """The hidden states of all tokens; the logits [rows, vocab] of any are made of them."""
         ...
 
     def decode(self, batch: DecodeBatch, state: ModelState) -> Tensor:
@@ -115,11 +111,7 @@ class Decoder:
         return self.ends.embedding.device
 
     @torch.inference_mode()
-    def prefill(self, batch: PrefillBatch, state: ModelState) -> Tensor:
-        return self.prefill_rows(batch, state).logits(batch.last_tokens)
-
-    @torch.inference_mode()
-    def prefill_rows(self, batch: PrefillBatch, state: ModelState) -> PrefilledRows:
+    def prefill(self, batch: PrefillBatch, state: ModelState) -> PrefilledRows:
         return PrefilledRows(self.hidden_states(batch, state), self.ends.logits)
 
     @torch.inference_mode()

@@ -20,8 +20,9 @@ not.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -32,10 +33,12 @@ from ferryman.model.layers.decoder_layers import DecoderLayer, LayerPlace, RmsNo
 from ferryman.model.shapes.attention_shapes import AttentionShape
 from ferryman.model.shapes.batch import DecodeBatch, StepBatch
 from ferryman.model.shapes.config_fields import ConfigFields
-from ferryman.model.shapes.model_shapes import StatePlace, StateShape
+from ferryman.model.shapes.model_shapes import ModelConfig, StatePlace, StateShape
 from ferryman.model.shapes.state import ModelState
 from ferryman.model.weights.linear import Linear
 from ferryman.model.weights.named_weights import Weights
+
+Config = TypeVar("Config", bound=ModelConfig)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,19 @@ class MtpHead:
         """Writes the entries of a batch's tokens. Nothing is drafted, so the mixer is enough."""
         x = self.make_input(embedded, before, batch.positions)
         mix(self.layer.mixer, self.layer.mixer_norm(x), batch, state)
+
+
+@dataclass(frozen=True, slots=True)
+class MtpSource(Generic[Config]):
+    """The layer for multi-token prediction in a family's checkpoints.
+
+    `check` raises ConfigError, by field name, for a config that declares none, or another one
+    than `load` reads. `attention` is the shape that keeps the layer's state.
+    """
+
+    check: Callable[[ConfigFields], None]
+    attention: Callable[[Config], StateShape]
+    load: Callable[[Config, Weights, LayerPlace], MtpHead]
 
 
 def attention_like(states: Iterable[Iterable[StateShape]]) -> AttentionShape:

@@ -29,6 +29,7 @@ class PrefilledRows:
     hidden: Tensor
     head: Callable[[Tensor], Tensor]
 
+    @torch.inference_mode()
     def logits(self, rows: Tensor) -> Tensor:
         return self.head(self.hidden[rows])
 
