@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from ferryman.cache.node import TreeChange
 from ferryman.engine.engine import Engine
-from ferryman.engine.pipeline import Pipeline, Submit
-from ferryman.engine.stream import Pipeline
+from ferryman.engine.stream import Pipeline, Submit
 from ferryman.errors import FerrymanError
 from ferryman.schedule.batch import PrefillStep, StepOutcome, StepPlan
 from ferryman.schedule.events import ChainDropped, Event, RequestFailed

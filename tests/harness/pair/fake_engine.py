@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-from ferryman.engine.pipeline import Pipeline
 from tests.doubles.fake_engine import FakeEngine, no_delay
 from tests.doubles.stamps import fake_manifest
 
@@ -16,7 +15,7 @@ from ferryman.cache.keys import page_keys, root_key
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.rank_runs import RankShares
 from ferryman.cache.resume import FIRST_GUESS
-from ferryman.engine.engine import FIRST_GUESS, Engine
+from ferryman.engine.engine import Engine
 from ferryman.engine.stream import ForwardStream, Pipeline
 from ferryman.grammar.compiler import GrammarCompiler
 from ferryman.schedule.batch import StepPlan
