@@ -7,39 +7,46 @@ import logging
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from functools import partial
 
 from ferryman.errors import Stopping
-from ferryman.runtime.access import MetricsAccess, MetricsGuard, access_of
+from ferryman.runtime.access import MetricsAccess, MetricsGuard, access_of, given_tls
 from ferryman.runtime.background import Background
-from ferryman.runtime.connections import raise_file_limit
+from ferryman.runtime.connections import ConnectionLimits, raise_file_limit, within_file_limit
+from ferryman.runtime.http_server import listening as http_listening
 from ferryman.runtime.life import alongside, announce_ready
 from ferryman.runtime.membership import Membership, drain_order, joined
 from ferryman.security.cluster_key import ClusterKey
 from ferryman.security.key_file import read_key_file
+from ferryman.security.tls import door_credentials
+from ferryman.security.tls_folder import DOOR, server_context
 from ferryman.settings.adapters import folders_of
-from ferryman.settings.router import RouterSettings
-from ferryman.wire.grpc.role_tokens import GrpcAccess
-from ferryman.wire.grpc.rpc import Channels
+from ferryman.settings.router import LimitSettings, RouterSettings
+from ferryman.text.tool_calls.formats import OutputSyntax
+from ferryman.wire.grpc.role_tokens import OPEN_SERVER, GrpcAccess, ServerLocks
+from ferryman.wire.grpc.rpc import Channels, GrpcServer
+from ferryman.wire.grpc.rpc import listening as grpc_listening
 from ferryman.wire.nats.bus import Discoverable
 from ferryman.wire.nats.heartbeat import ROUTER
 from ferryman.wire.nats.sender_proof import believe_all, check_sender
 from ferryman.wire.redis.redis_index import redis_index
 from ferryman_router.components import Components, RouterTelemetry, Transports, make_components
-from ferryman_router.doors.api_keys import ApiKeys
-from ferryman_router.doors.auth import Authenticator
+from ferryman_router.doors.answer_endpoints import HttpDeps
+from ferryman_router.doors.auth import ApiKeys, Authenticator
 from ferryman_router.doors.cors import CorsPolicy
-from ferryman_router.doors.endpoints import grpc_door, http_door, output_syntax
-from ferryman_router.doors.grpc_server import InferenceServicer
-from ferryman_router.doors.server import HttpDeps
+from ferryman_router.doors.grpc_server import SERVICE, InferenceServicer
+from ferryman_router.doors.server import HttpApp
 from ferryman_router.intake.body_intake import BodyMemory, Intake, ReaderProcess
-from ferryman_router.request.metrics import count_refused_logins, watch_loop
+from ferryman_router.request.metrics import RouterMetrics, count_refused_logins, watch_loop
 from ferryman_router.routing.quotas import Quotas
 from ferryman_router.served_model import ServedModel
 
 log = logging.getLogger(__name__)
+
+GRPC_GRACE_SECONDS = 1.0
+MAX_MESSAGE_FIELDS = 16_384  # three for each message of a chat
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,18 +190,66 @@ async def _open_doors(
         callers,
         telemetry.readiness,
         memory,
-        output_syntax(settings, frontend.ctx.model),
+        _output_syntax(settings, frontend.ctx.model),
         MetricsGuard(readers, metrics),
         settings.limits.max_body_bytes,
         CorsPolicy(settings.origins),
     )
-    http_port = await stack.enter_async_context(http_door(settings, deps, metrics))
+    http_port = await stack.enter_async_context(_http_door(settings, deps, metrics))
     servicer = InferenceServicer(frontend, callers, memory, member.bus, member.subjects)
-    grpc = await stack.enter_async_context(grpc_door(settings, servicer))
+    grpc = await stack.enter_async_context(_grpc_door(settings, servicer))
     where = {"http": str(http_port), "grpc": str(grpc.port), "worker_id": member.worker_id}
     discoverable = Discoverable("ferryman-router", "1.0.0", "Takes requests in, routes them", where)
     await stack.enter_async_context(member.bus.discoverable(discoverable))
     log.info("serving http=%d grpc=%d", http_port, grpc.port)
     return RunningRouter(
         member.worker_id, member.epoch, http_port, grpc.port, components, api_keys, grpc.drain
+    )
+
+
+def _http_door(
+    settings: RouterSettings, deps: HttpDeps, metrics: RouterMetrics
+) -> AbstractAsyncContextManager[int]:
+    """HTTP for the length of a block; gives the port."""
+    tls = given_tls(settings.access, DOOR)
+    return http_listening(
+        HttpApp(deps),
+        settings.http,
+        limits=_connection_limits(settings.limits),
+        tls=server_context(tls, metrics.refused_handshakes.inc) if tls else None,
+    )
+
+
+def _grpc_door(
+    settings: RouterSettings, servicer: InferenceServicer
+) -> AbstractAsyncContextManager[GrpcServer]:
+    """gRPC for the length of a block."""
+    tls = given_tls(settings.access, DOOR)
+    return grpc_listening(
+        f"{settings.grpc.host}:{settings.grpc.port}",
+        servicer.register,
+        grace=GRPC_GRACE_SECONDS,
+        services=(SERVICE,),
+        reflects=settings.access.reflection,
+        max_fields=MAX_MESSAGE_FIELDS,
+        max_connections=within_file_limit(settings.limits.max_connections),
+        locks=ServerLocks(credentials=door_credentials(tls)) if tls else OPEN_SERVER,
+    )
+
+
+def _output_syntax(settings: RouterSettings, model: ServedModel) -> OutputSyntax:
+    """The syntax in which the model writes calls and thoughts. Raises ConfigError for a format
+    not known."""
+    template = model.tokenizer.chat_template
+    source = template.tool_source if template is not None else ""
+    return OutputSyntax.chosen(settings.tool_parser, settings.reasoning_parser, source)
+
+
+def _connection_limits(limits: LimitSettings) -> ConnectionLimits:
+    return ConnectionLimits(
+        max_connections=limits.max_connections,
+        max_per_address=limits.max_connections_per_address,
+        header_seconds=limits.header_seconds,
+        body_seconds=limits.body_seconds,
+        drain_bytes=2 * limits.max_body_bytes,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ferryman.text.tool_calls.formats import REASONING_FORMATS, TOOL_ALIASES, TOOL_FORMATS
-from ferryman_router.bodies.anthropic_messages import CONTENT_BLOCKS
+from ferryman_router.bodies.anthropic_requests import CONTENT_BLOCKS
 from ferryman_router.bodies.chat_messages import MESSAGE, NOT_IN_MESSAGES
 from ferryman_router.bodies.field_table import (
     OUTPUT_CONFIG,
@@ -15,7 +15,7 @@ from ferryman_router.bodies.field_table import (
     THINKING,
     TOOL_CHOICE,
 )
-from ferryman_router.bodies.responses_input import INPUT_ITEMS, NOT_IN_INPUT
+from ferryman_router.bodies.responses_requests import INPUT_ITEMS, NOT_IN_INPUT
 from tools import api_tables
 
 TEXT = api_tables.PAGE.read_text()

@@ -11,7 +11,7 @@ from tests.cluster_keys import KEY, STRANGERS_KEY
 from tests.router.cluster import cluster
 
 from ferryman.errors import ConfigError, Unauthenticated
-from ferryman_router.doors.api_keys import ApiKeys
+from ferryman_router.doors.auth import ApiKeys
 from ferryman_router.routing.quotas import Quotas, TenantLimits
 
 SHOP_KEY, LAB_KEY = "sk-shop-secret", "sk-lab-secret"

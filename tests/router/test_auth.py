@@ -7,8 +7,7 @@ import hashlib
 from tests.cluster_keys import KEY, STRANGERS_KEY
 
 from ferryman.security.cluster_key import ClusterKey
-from ferryman_router.doors.api_keys import ApiKeys
-from ferryman_router.doors.auth import Authenticator
+from ferryman_router.doors.auth import ApiKeys, Authenticator
 from ferryman_router.routing.generate_request import PUBLIC, Tenant
 from ferryman_router.routing.quotas import Quotas
 

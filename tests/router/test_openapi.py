@@ -10,9 +10,9 @@ from openapi_spec_validator import validate
 from tests.router.cluster import RouterCluster
 
 from ferryman.errors import InvalidRequest
-from ferryman_router.bodies.body_kinds import BODY_KINDS
 from ferryman_router.bodies.unread_fields import Api
 from ferryman_router.doors.openapi import BODIES, OPERATIONS
+from ferryman_router.intake.reader import BODY_KINDS
 
 KINDS = {
     "Chat": Api.CHAT,

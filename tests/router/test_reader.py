@@ -31,13 +31,13 @@ from ferryman.errors import (
 from ferryman.wire.grpc.status import failure_of
 from ferryman.wire.public import ChatPrompt, ChatTurn, TextPrompt
 from ferryman.wire.v1 import inference_pb2 as pb
-from ferryman_router.bodies.body_kinds import BODY_KINDS
 from ferryman_router.bodies.json_body import parse_object
 from ferryman_router.bodies.parsed_request import ParsedRequest
 from ferryman_router.bodies.unread_fields import Api
 from ferryman_router.doors import server
 from ferryman_router.intake.body_intake import LARGE_BYTES, Intake, ReaderProcess
 from ferryman_router.intake.reader import (
+    BODY_KINDS,
     MAX_HEAD_BYTES,
     NICENESS,
     ReaderMessage,

@@ -11,10 +11,10 @@ from tests.router.cluster import RouterCluster
 
 from ferryman.errors import InvalidRequest
 from ferryman.schedule.output_grammar import GrammarKind, OutputGrammar
-from ferryman_router.bodies.body_kinds import BODY_KINDS
 from ferryman_router.bodies.structured_outputs import output_grammar
 from ferryman_router.bodies.unread_fields import Api
 from ferryman_router.intake.body_intake import LARGE_BYTES
+from ferryman_router.intake.reader import BODY_KINDS
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"b": {}, "a": {"const": "é"}}}
 AS_TEXT = json.dumps(SCHEMA, ensure_ascii=False)

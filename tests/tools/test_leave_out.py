@@ -35,8 +35,8 @@ model, *absent = sys.argv[1:]
 asked = []
 sys.meta_path.insert(0, Absence())
 
-import ferryman_both.__main__, ferryman_cli.app, ferryman_decode.__main__, ferryman_hostcache.service
-import ferryman_prefill.__main__, ferryman_router.service
+import ferryman_both.__main__, ferryman_cli.app, ferryman_decode.__main__, ferryman_prefill.__main__
+import ferryman_hostcache.service, ferryman_router.service
 from ferryman.llm import LLM, SamplingParams
 
 choices = [

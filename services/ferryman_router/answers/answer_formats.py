@@ -6,19 +6,20 @@ import json
 from collections.abc import Sequence
 
 from ferryman.text.tool_calls.formats import OutputSyntax
-from ferryman_router.answers.anthropic_output import MessageHeader, MessagesFormat
+from ferryman_router.answers.anthropic_output import MessagesFormat
 from ferryman_router.answers.chat_output import OutputReading, ParsedChatFormat
 from ferryman_router.answers.logprobs import TokenNames
 from ferryman_router.answers.openai_responses import ChatFormat, CompletionFormat
 from ferryman_router.answers.response_format import ResponseFormat
 from ferryman_router.answers.response_header import ResponseHeader
-from ferryman_router.answers.responses_output import ResponsesFormat, ResponsesHeader
+from ferryman_router.answers.responses_output import ResponsesFormat
 from ferryman_router.bodies.parsed_request import ParsedRequest
 from ferryman_router.bodies.unread_fields import Api
 from ferryman_router.request.request_runner import RequestRunner
 from ferryman_router.served_model import ServedModel
 
 TAIL_TOKENS = 16  # of a prompt: enough to hold a mark that it ends with
+# The name of an answer says what it is.
 _ANSWER_IDS = {
     Api.CHAT: "chatcmpl-{}",
     Api.COMPLETION: "cmpl-{}",
@@ -27,51 +28,42 @@ _ANSWER_IDS = {
 }
 
 
-def answer_id(api: Api, request_id: str) -> str:
-    """The name of an answer, which says what it is."""
-    return _ANSWER_IDS[api].format(request_id)
-
-
 def answer_format(
     body: ParsedRequest,
     requests: Sequence[RequestRunner],
     model: ServedModel,
     syntax: OutputSyntax,
     *,
-    named: str,
+    request_id: str,
     created: int,
     echoes: Sequence[str],
 ) -> ResponseFormat:
-    """The form of the answer called `named`, begun at `created` (seconds since 1970). `echoes` are
-    the texts of the prompts if they come back."""
-    name = model.check_name(body.model)
-    num_logprobs = body.answer.num_logprobs
-    # Offsets into an answer's text count the tokens that it shows.
-    names = TokenNames(model.tokenizer, body.answer.names_by_id, body.answer.shows_special)
-    if body.api is Api.RESPONSES:
-        echo = json.loads(body.echo)
-        header = ResponsesHeader(named, name, created, echo, num_logprobs, names)
-        return ResponsesFormat(header, _reading(body, requests, model, syntax))
-    if body.api is Api.MESSAGES:
-        start = MessageHeader(named, name, requests[0].asked.prompt_len)
-        return MessagesFormat(start, _reading(body, requests, model, syntax))
+    """The form of the answer to the call of this id, begun at `created` (seconds since 1970).
+    `echoes` are the texts of the prompts if they come back."""
+    answer = body.answer
     heading = ResponseHeader(
-        named,
-        name,
+        _ANSWER_IDS[body.api].format(request_id),
+        model.check_name(body.model),
         created,
-        num_logprobs,
-        names,
-        [runner.asked.token_ids for runner in requests] if body.answer.returns_token_ids else (),
-        body.answer.includes_usage or body.answer.includes_usage_always,
+        answer.num_logprobs,
+        # Offsets into an answer's text count the tokens that it shows.
+        TokenNames(model.tokenizer, answer.names_by_id, answer.shows_special),
+        [runner.asked.token_ids for runner in requests] if answer.returns_token_ids else (),
+        answer.includes_usage or answer.includes_usage_always,
         echoes,
-        body.answer.num_prompt_logprobs,
+        answer.num_prompt_logprobs,
         _named_stops(body, model),
     )
     if body.api is Api.COMPLETION:
         return CompletionFormat(heading)
-    if syntax.reads(body.answer.tools.use):
-        return ParsedChatFormat(heading, _reading(body, requests, model, syntax))
-    return ChatFormat(heading)
+    if body.api is Api.CHAT and not syntax.reads(answer.tools.use):
+        return ChatFormat(heading)
+    reading = _reading(body, requests, model, syntax)
+    if body.api is Api.CHAT:
+        return ParsedChatFormat(heading, reading)
+    if body.api is Api.MESSAGES:
+        return MessagesFormat(heading, requests[0].asked.prompt_len, reading)
+    return ResponsesFormat(heading, json.loads(body.echo), reading)
 
 
 def _named_stops(body: ParsedRequest, model: ServedModel) -> frozenset[int]:

@@ -7,7 +7,6 @@ end message_delta with the reason and the usage, and message_stop; or error.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Any
 
 from ferryman.schedule.request import FinishReason
@@ -20,10 +19,11 @@ from ferryman_router.answers.output_parts import (
     PartEnded,
     PartEvent,
     PartKind,
+    PartsFormat,
     PartText,
 )
-from ferryman_router.answers.parts_format import PartsFormat
 from ferryman_router.answers.response_format import as_json, named_event
+from ferryman_router.answers.response_header import ResponseHeader
 from ferryman_router.request.response import OutputFailed
 
 # By the kind of a block: the type of its deltas, and the field with their text.
@@ -34,27 +34,18 @@ _DELTAS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class MessageHeader:
-    """The parts of a message that are known before its first token."""
-
-    message_id: str
-    model: str
-    prompt_len: int
-
-
 class MessagesFormat(PartsFormat):
     """`/v1/messages`."""
 
-    def __init__(self, header: MessageHeader, reading: OutputReading) -> None:
-        super().__init__(header.message_id, reading)
-        self._header = header
+    def __init__(self, heading: ResponseHeader, prompt_len: int, reading: OutputReading) -> None:
+        super().__init__(heading, reading)
+        self._prompt_len = prompt_len
         self._blocks: list[dict[str, Any]] = []
         self._end: GenerateFinished | None = None
 
     def first(self, index: int) -> bytes:
         # How much of the prompt was cached is sent at the end, when it is known.
-        usage = {"input_tokens": self._header.prompt_len, "output_tokens": 0}
+        usage = {"input_tokens": self._prompt_len, "output_tokens": 0}
         return named_event("message_start", {"message": self._message(usage)}) + named_event(
             "ping", {}
         )
@@ -116,10 +107,10 @@ class MessagesFormat(PartsFormat):
 
     def _message(self, usage: dict[str, Any]) -> dict[str, Any]:
         return {
-            "id": self._header.message_id,
+            "id": self._heading.answer_id,
             "type": "message",
             "role": "assistant",
-            "model": self._header.model,
+            "model": self._heading.model,
             "content": list(self._blocks),
             **self._stopped,
             "usage": usage,

@@ -1,14 +1,17 @@
 """An answer as a row of parts, each of one kind: text, a thought, or a call.
 
 The endpoints that send their answers as typed events (Responses, Messages) report when a part
-begins, what it gets, and when it ends.
+begins, what it gets, and when it ends. `PartsFormat` is what those two have in common.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from hashlib import blake2b
+from typing import Any
 
 from ferryman.text.tool_calls.deltas import (
     ArgumentsDelta,
@@ -17,6 +20,10 @@ from ferryman.text.tool_calls.deltas import (
     OutputDelta,
     ReasoningDelta,
 )
+from ferryman.wire.public import GenerateFinished, TokenChunk
+from ferryman_router.answers.chat_output import OutputReading
+from ferryman_router.answers.response_format import AnsweredChoice, ResponseFormat
+from ferryman_router.answers.response_header import ResponseHeader
 
 
 class PartKind(Enum):
@@ -109,3 +116,58 @@ class OutputParts:
         assert self._part is not None, "a part begins before its text"
         self._texts.append(text)
         return [PartText(self._part, text)]
+
+
+ID_BYTES = 12
+
+
+class PartsFormat(ResponseFormat):
+    """One answer to one prompt. A whole answer is put together as a stream of it would be."""
+
+    def __init__(self, heading: ResponseHeader, reading: OutputReading) -> None:
+        self._heading, self._reading = heading, reading
+        self._parser = reading.parser(0)
+        self._parts = OutputParts()
+        self._num_tokens = self._num_thought = 0
+
+    @abstractmethod
+    def _told(self, event: PartEvent) -> bytes:
+        """The frames of an event, which is noted for the whole answer too."""
+
+    @abstractmethod
+    def _finish(self, end: GenerateFinished) -> None:
+        """Notes how the answer ended."""
+
+    @abstractmethod
+    def _whole(self, usage: dict[str, Any]) -> bytes: ...
+
+    def tokens(self, index: int, chunk: TokenChunk) -> bytes:
+        deltas = self._parser.feed(chunk.text)
+        self._num_tokens += len(chunk.token_ids)
+        if any(isinstance(delta, ReasoningDelta) for delta in deltas):
+            self._num_thought = self._num_tokens
+        return self._frames(deltas)
+
+    def last(self, index: int, answer: AnsweredChoice) -> bytes:
+        self._finish(answer.end)
+        held = self._frames((*self._parser.feed(answer.end.text), *self._parser.flush()))
+        return held + b"".join(map(self._told, self._parts.end()))
+
+    def whole(self, answers: Sequence[AnsweredChoice], usage: dict[str, Any]) -> bytes:
+        (answer,) = answers
+        for chunk in answer.chunks:
+            self.tokens(0, chunk)
+        self.last(0, answer)
+        return self._whole(usage)
+
+    def _frames(self, deltas: Iterable[OutputDelta]) -> bytes:
+        events = self._parts.feed(self._reading.shown(deltas))
+        return b"".join(map(self._told, events))
+
+    def _call_id(self, part: OutputPart) -> str:
+        return self._reading.call_id(self._heading.answer_id, 0, part.call)
+
+    def _part_id(self, prefix: str, part: OutputPart) -> str:
+        """A name for a part that no other part of any answer has."""
+        named = f"{self._heading.answer_id}/{part.index}".encode()
+        return f"{prefix}_{blake2b(named, digest_size=ID_BYTES).hexdigest()}"

@@ -7,24 +7,24 @@ events, output_item.done; at the end response.completed, response.incomplete or 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ferryman.schedule.request import FinishReason
 from ferryman.wire.public import GenerateFinished, TokenChunk
 from ferryman_router.answers.chat_output import OutputReading
 from ferryman_router.answers.errors import failure_fields
-from ferryman_router.answers.logprobs import TokenNames, chat_logprobs
+from ferryman_router.answers.logprobs import chat_logprobs
 from ferryman_router.answers.output_parts import (
     OutputPart,
     PartBegun,
     PartEnded,
     PartEvent,
     PartKind,
+    PartsFormat,
     PartText,
 )
-from ferryman_router.answers.parts_format import PartsFormat
 from ferryman_router.answers.response_format import as_json, named_event
+from ferryman_router.answers.response_header import ResponseHeader
 from ferryman_router.request.response import OutputFailed
 
 # By the kind of an item: how its id begins, and the name of its deltas.
@@ -36,25 +36,14 @@ _TEXTS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ResponsesHeader:
-    """The parts of a response that are known before its first token. `echo` repeats fields of the
-    body. `num_logprobs` None: none are shown."""
-
-    response_id: str
-    model: str
-    created: int
-    echo: Mapping[str, Any]
-    num_logprobs: int | None
-    names: TokenNames
-
-
 class ResponsesFormat(PartsFormat):
-    """`/v1/responses`."""
+    """`/v1/responses`. `echo` repeats fields of the body."""
 
-    def __init__(self, header: ResponsesHeader, reading: OutputReading) -> None:
-        super().__init__(header.response_id, reading)
-        self._header = header
+    def __init__(
+        self, heading: ResponseHeader, echo: Mapping[str, Any], reading: OutputReading
+    ) -> None:
+        super().__init__(heading, reading)
+        self._echo = echo
         self._items: list[dict[str, Any]] = []
         self._num_events = 0
         self._is_cut = False
@@ -68,7 +57,7 @@ class ResponsesFormat(PartsFormat):
         )
 
     def tokens(self, index: int, chunk: TokenChunk) -> bytes:
-        if self._header.num_logprobs is not None:
+        if self._heading.num_logprobs is not None:
             self._new.append(chunk)
         return super().tokens(index, chunk)
 
@@ -84,7 +73,7 @@ class ResponsesFormat(PartsFormat):
 
     @property
     def bytes_per_token(self) -> int:
-        num_logprobs = self._header.num_logprobs
+        num_logprobs = self._heading.num_logprobs
         return 32 if num_logprobs is None else 200 * (1 + num_logprobs)
 
     def _whole(self, usage: dict[str, Any]) -> bytes:
@@ -165,12 +154,12 @@ class ResponsesFormat(PartsFormat):
     def _shown_logprobs(self, part: OutputPart) -> dict[str, Any]:
         """The log probabilities since the last text; those of thoughts and calls are not
         shown."""
-        num_logprobs = self._header.num_logprobs
+        num_logprobs = self._heading.num_logprobs
         chunks, self._new = self._new, []
         if part.kind is not PartKind.TEXT:
             return {}
         logprobs = (
-            chat_logprobs(chunks, self._header.names, num_logprobs)
+            chat_logprobs(chunks, self._heading.names, num_logprobs)
             if num_logprobs is not None
             else []
         )
@@ -181,12 +170,12 @@ class ResponsesFormat(PartsFormat):
         """The response as it is now."""
         reason = {"reason": "max_output_tokens"} if status == "incomplete" else None
         return {
-            "id": self._header.response_id,
+            "id": self._heading.answer_id,
             "object": "response",
-            "created_at": self._header.created,
+            "created_at": self._heading.created,
             "status": status,
-            "model": self._header.model,
-            **self._header.echo,
+            "model": self._heading.model,
+            **self._echo,
             "background": False,
             "error": None,
             "incomplete_details": reason,

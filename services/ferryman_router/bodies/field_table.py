@@ -13,6 +13,7 @@ from typing import Any
 
 from ferryman.schedule.request import MAX_LOGPROBS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
 from ferryman_router.bodies import field_readers as readers
+from ferryman_router.bodies.chat_messages import EFFORTS, MAX_DOCUMENTS
 from ferryman_router.bodies.field_kinds import (
     ANY,
     FLAG,
@@ -34,7 +35,6 @@ from ferryman_router.bodies.field_kinds import (
     text,
     whole,
 )
-from ferryman_router.bodies.template_fields import EFFORTS, MAX_DOCUMENTS
 from ferryman_router.bodies.tool_fields import MAX_TOOLS, NAMED
 from ferryman_router.bodies.unread_fields import (
     ALL,

@@ -7,7 +7,7 @@ from typing import Any
 
 from ferryman.errors import InvalidRequest
 from ferryman.wire.public import ChatPrompt, Prompt, TextPrompt, TokenPrompt
-from ferryman_router.bodies.chat_messages import chat_turns
+from ferryman_router.bodies.chat_messages import chat_turns, template_variables
 from ferryman_router.bodies.field_kinds import Values
 from ferryman_router.bodies.field_readers import token_ids_of
 from ferryman_router.bodies.field_table import BODIES, MAX_CHOICES
@@ -17,8 +17,7 @@ from ferryman_router.bodies.parsed_request import (
     answer_options,
     sampling_params,
 )
-from ferryman_router.bodies.template_fields import template_variables
-from ferryman_router.bodies.tool_fields import NO_TOOLS, tool_fields
+from ferryman_router.bodies.tool_fields import NO_TOOLS, ToolFields, tool_fields
 from ferryman_router.bodies.unread_fields import Api
 from ferryman_router.routing.generate_request import RequestedSampling
 
@@ -56,15 +55,21 @@ def chat_body(raw: dict[str, Any]) -> ParsedRequest:
     limit = values["max_tokens"] if limit is None else limit
     max_tokens = 1 if limit is None else limit
     params = sampling_params(api, values, max_tokens, num_logprobs, tools=tools)
-    prompt = chat_prompt(values, template_variables(values, tools.tools))
+    prompt = chat_prompt(values, tools)
     answer = answer_options(api, values, num_logprobs, tools)
     sampling = RequestedSampling(params, limit is None, values["bad_words"])
     return _body(api, values, (prompt,), sampling, answer)
 
 
-def chat_prompt(values: Values, variables: str) -> ChatPrompt:
+def chat_prompt(values: Values, tools: ToolFields) -> ChatPrompt:
     """The prompt of a chat, with what the template reads besides."""
+    variables = template_variables(values, tools.tools)
     return ChatPrompt(chat_turns(values), parses_special(values), variables)
+
+
+def text_prompt(text: str, values: Values) -> TextPrompt:
+    """A prompt that is no chat."""
+    return TextPrompt(text, parses_special(values), not values["add_special_tokens"])
 
 
 def parses_special(values: Values) -> bool:
@@ -107,7 +112,7 @@ def _completion_prompts(values: Values) -> tuple[Prompt, ...]:
 
 def _prompt(value: object, name: str, values: Values) -> Prompt:
     if isinstance(value, str):
-        return TextPrompt(value, parses_special(values), not values["add_special_tokens"])
+        return text_prompt(value, values)
     if isinstance(value, list):
         return TokenPrompt(token_ids_of(value, name))
     raise InvalidRequest(f"{name} must be a string or a list of token ids", name)

@@ -6,6 +6,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import Any
 
 from ferryman.errors import FerrymanError, InvalidRequest, NotFound
 from ferryman.ids import check_correlation_id, check_request_id
@@ -57,6 +58,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self._subjects = subjects
         forged = frontend.ctx.metrics.forged_messages
         self._log = RequestLog(frontend.requests, bus, subjects, forged)
+
+    def register(self, server: Any) -> None:
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(self, server)
 
     async def Generate(
         self, request: inference_pb2.GenerateRequest, context: Context

@@ -35,7 +35,7 @@ class ResponseGroup:
     frontend: Frontend
     requests: Sequence[RequestRunner]
     form: ResponseFormat
-    answer_id: str
+    request_id: str
     options: AnswerOptions
 
     def cancel(self, cause: str) -> None:
@@ -71,7 +71,7 @@ class ResponseGroup:
         ]
         # Known now: a request may have come before the first worker.
         page_size = self.frontend.ctx.fleet.page_size()
-        return usage_object(self.answer_id, usages, page_size)
+        return usage_object(self.request_id, usages, page_size)
 
     def scored_prompt(self, index: int) -> ScoredPrompt | None:
         """The prompt of a request, if it is scored: the first of those that share it has asked."""
@@ -142,6 +142,17 @@ async def watching(answering: ResponseGroup, receive: Receive) -> AsyncIterator[
     finally:
         watch.close()
         gone.cancel()
+
+
+async def status_known(answering: ResponseGroup, receive: Receive, *, until_over: bool) -> None:
+    """Waits for the first token or the end, whichever decides the status."""
+    if answering.is_over or (answering.has_begun and not until_over):
+        return
+    async with watching(answering, receive) as watch:
+        while not answering.is_over and answering.broken is None:
+            if answering.has_begun and not until_over:
+                break
+            await watch.wait()
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

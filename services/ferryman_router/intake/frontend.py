@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -16,8 +16,16 @@ from ferryman.schedule.prompt_scores import check_num_entries
 from ferryman.schedule.request import SamplingParams
 from ferryman.settings.router import LimitSettings
 from ferryman.wire.public import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from ferryman_router.bodies.parsed_request import ParsedRequest
+from ferryman_router.bodies.unread_fields import Api
 from ferryman_router.intake.body_intake import LARGE_BYTES, Intake
-from ferryman_router.intake.reader import prompt_message, tokens_of
+from ferryman_router.intake.reader import (
+    body_message,
+    body_of,
+    parse_body,
+    prompt_message,
+    tokens_of,
+)
 from ferryman_router.request.context import RouterContext
 from ferryman_router.request.request_runner import RequestRunner
 from ferryman_router.request.request_table import RequestTable
@@ -49,6 +57,17 @@ class Frontend:
         self._background, self._limits, self._grammars = background, limits, grammars
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self.is_draining = False
+
+    async def read_body(self, api: Api, parts: Sequence[bytes], *, within: float) -> ParsedRequest:
+        """The request in a body, in so many seconds. The prompts of a large one are token ids
+        already."""
+        num_bytes = sum(map(len, parts))
+        if num_bytes > LARGE_BYTES:
+            self.check_room()
+            message = body_message(api, parts, self.max_prompt_len)
+            return body_of(await self.intake.ask(message, within=within))
+        parse = partial(parse_body, self.ctx.model, api, b"".join(parts))
+        return await self.intake.run(num_bytes, parse, within=within)
 
     async def open(self, ask: GenerateRequest) -> RequestRunner:
         """Starts a request; raises InvalidRequest, NotFound (it cannot be taken over), QueueFull,

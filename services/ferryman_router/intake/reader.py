@@ -17,7 +17,7 @@ import signal
 import socket
 import struct
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -34,9 +34,11 @@ from ferryman.schedule.token_rules import TokenRules
 from ferryman.wire.grpc.status import error_of, failure_of
 from ferryman.wire.public import ChatPrompt, ChatTurn, Prompt, TextPrompt, TokenPrompt
 from ferryman.wire.values import Failure
-from ferryman_router.bodies.body_kinds import BODY_KINDS
+from ferryman_router.bodies.anthropic_requests import message_body
 from ferryman_router.bodies.json_body import parse_object
+from ferryman_router.bodies.openai_requests import chat_body, completion_body
 from ferryman_router.bodies.parsed_request import AnswerOptions, ParsedRequest
+from ferryman_router.bodies.responses_requests import response_body
 from ferryman_router.bodies.tool_fields import ToolChoice
 from ferryman_router.bodies.unread_fields import Api
 from ferryman_router.routing.generate_request import RequestedSampling
@@ -154,6 +156,18 @@ def _pieces(payload: bytes, lengths: Sequence[int]) -> list[bytes]:
 
 # Bodies, and what they ask for.
 
+BODY_KINDS: Mapping[Api, Callable[[dict[str, Any]], ParsedRequest]] = {
+    Api.CHAT: chat_body,
+    Api.COMPLETION: completion_body,
+    Api.RESPONSES: response_body,
+    Api.MESSAGES: message_body,
+}
+
+
+def parse_body(model: ServedModel, api: Api, raw: bytes) -> ParsedRequest:
+    """Parses and checks a body. Raises InvalidRequest, naming the field."""
+    return BODY_KINDS[api](model.with_defaults(parse_object(raw)))
+
 
 def body_message(api: Api, parts: Sequence[bytes], max_tokens: int) -> ReaderMessage:
     """Asks to read a body; `max_tokens` bounds each of its prompts."""
@@ -165,8 +179,7 @@ def read_body(model: ServedModel, asked: ReaderMessage) -> ReaderMessage:
 
     Raises InvalidRequest, in the order in which a small body would be refused.
     """
-    read = BODY_KINDS[Api(asked.head["kind"])]
-    body = read(model.with_defaults(parse_object(asked.joined())))
+    body = parse_body(model, Api(asked.head["kind"]), asked.joined())
     model.check_name(body.model)
     most, truncate = asked.head["max_tokens"], body.answer.truncate
     token_ids = [model.token_ids(prompt, most, truncate) for prompt in body.prompts]

@@ -1,0 +1,258 @@
+"""The endpoints that generate: chats, completions, responses and messages.
+
+A call is answered by one request for each answer to each of its prompts. Answers to one prompt
+share its state. So the first one of each prompt goes ahead, with the number of siblings it will
+have. They are opened when its first token has come: the prompt's pages are in the caches then, and
+the worker that decodes the first one has kept the prompt's end for them.
+
+Nothing waits for a sibling at a worker. Here they wait for the first one alone, which begins or
+ends by the deadline that they all have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from ferryman.runtime.metrics_access import MetricsGuard
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ferryman.cache.manifest import Kind
+from ferryman.errors import FerrymanError, RequestIdInUse, TooLarge
+from ferryman.text.tokenizer import NO_TOKENS
+from ferryman.text.tool_calls.formats import OutputSyntax
+from ferryman_router.answers.answer_formats import answer_format
+from ferryman_router.bodies.parsed_request import AnswerOptions, ParsedRequest
+from ferryman_router.bodies.tool_fields import check_offered
+from ferryman_router.bodies.unread_fields import Api
+from ferryman_router.doors.auth import Authenticator
+from ferryman_router.doors.cors import NO_ORIGINS, CorsPolicy
+from ferryman_router.doors.sse import FrameStream, ResponseGroup, status_known, while_connected
+from ferryman_router.intake.body_intake import BodyMemory
+from ferryman_router.intake.frontend import Frontend
+from ferryman_router.request.request_runner import RequestRunner
+from ferryman_router.request.response import OutputFailed
+from ferryman_router.routing.generate_request import (
+    Caller,
+    GenerateRequest,
+    PromptOptions,
+    PromptSharing,
+    TextOptions,
+)
+from ferryman_router.served_model import ServedModel
+
+MAX_BODY_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class HttpDeps:
+    """The endpoints' parts. `readiness` gives the answer of `/ready`, and whether it is a yes."""
+
+    frontend: Frontend
+    callers: Authenticator
+    readiness: Callable[[], tuple[bool, Mapping[str, Any]]]
+    memory: BodyMemory
+    syntax: OutputSyntax
+    readers: MetricsGuard
+    max_body_bytes: int = MAX_BODY_BYTES
+    cors: CorsPolicy = NO_ORIGINS
+    wall_clock: Callable[[], float] = time.time
+
+
+async def answer(deps: HttpDeps, api: Api, request: Request) -> Response:
+    """Reads, checks, starts, and answers when there is something to send."""
+    frontend, caller = deps.frontend, deps.callers.authenticate(headers_of(request))
+    with ExitStack() as reading:
+        grow = reading.enter_context(deps.memory.holding())
+        parts = await read_parts(request, deps.max_body_bytes, grow)
+        arrived = frontend.ctx.clock()
+        reads = frontend.read_body(api, parts, within=caller.deadline_seconds)
+        body = await while_connected(request.receive, reads)
+        first = _first_request(deps, body, caller, arrived)
+        begins = partial(_begun, deps, body, request, tokenized=reading.close)
+        try:
+            group = await begins(replace(first, caller=frontend.requests.named(caller)))
+        except RequestIdInUse:
+            # Another router has a request of that name. No byte of the answer has been sent yet.
+            group = await begins(first)
+    headers = {"x-request-id": request.headers.get("x-request-id") or group.request_id}
+    if api is Api.MESSAGES:
+        headers["request-id"] = headers["x-request-id"]
+    if body.is_stream:
+        return FrameStream(group, headers)
+    # Off the event loop: with log probabilities an answer has megabytes.
+    whole = await frontend.intake.run(group.num_bytes, group.body, within=caller.deadline_seconds)
+    return Response(whole, 200, headers, "application/json")
+
+
+async def read_parts(request: Request, max_bytes: int, grow: Callable[[int], None]) -> list[bytes]:
+    """The whole body in parts; raises TooLarge as soon as that is known, also if a smaller length
+    was announced.
+
+    They are not joined here: copying megabytes, for many callers in turn, holds up the loop.
+    """
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced) > max_bytes:
+        raise TooLarge(f"the body has {announced} bytes; at most {max_bytes} are taken")
+    parts, num_bytes = [], 0
+    async for part in request.stream():
+        num_bytes += len(part)
+        if num_bytes > max_bytes:
+            raise TooLarge(f"the body has more than {max_bytes} bytes")
+        grow(len(part))
+        parts.append(part)
+    return parts
+
+
+def headers_of(request: Request) -> dict[str, str]:
+    """The headers of a call; the last one of a name counts."""
+    return {name.lower(): value for name, value in request.headers.items()}
+
+
+def _first_request(
+    deps: HttpDeps, body: ParsedRequest, caller: Caller, arrived: float
+) -> GenerateRequest:
+    """The request for the first answer to the first prompt of a body."""
+    text, answer = _text_options(deps, body), body.answer
+    options = PromptOptions(answer.truncate, answer.cache_salt, answer.priority)
+    prompt, sampling = body.prompts[0], body.sampling
+    return GenerateRequest(caller, body.model, prompt, sampling, arrived, text, options)
+
+
+def _text_options(deps: HttpDeps, body: ParsedRequest) -> TextOptions:
+    """The control tokens that are shown, or that a parser needs to see."""
+    tokenizer, answer = deps.frontend.ctx.model.tokenizer, body.answer
+    template = tokenizer.chat_template.tool_source if tokenizer.chat_template else ""
+    check_offered(answer.tools, deps.syntax, template)
+    if answer.shows_special:
+        return TextOptions(tokenizer.control_tokens, answer.includes_stop)
+    tokens = NO_TOKENS if body.api is Api.COMPLETION else deps.syntax.special(answer.tools.use)
+    return TextOptions(tokens, answer.includes_stop)
+
+
+async def _begun(
+    deps: HttpDeps,
+    body: ParsedRequest,
+    request: Request,
+    first: GenerateRequest,
+    tokenized: Callable[[], None],
+) -> ResponseGroup:
+    """The requests of a body, named after the `first`, when the status of the answer is known.
+    Calls `tokenized` once its text is not needed any more. Raises the error of a request that
+    failed before anything could be sent."""
+    frontend, caller = deps.frontend, first.caller
+    requests = await while_connected(request.receive, _open(frontend, body, first))
+    tokenized()
+    echoes: Sequence[str] = ()
+    runners = body.answer.shown(requests)
+    if body.answer.echoes:
+        texts = partial(_prompt_texts, runners, frontend.ctx.model, body.answer)
+        num_bytes = 4 * sum(runner.asked.prompt_len for runner in runners)
+        echoes = await frontend.intake.run(num_bytes, texts, within=caller.deadline_seconds)
+    form = answer_format(
+        body,
+        runners,
+        frontend.ctx.model,
+        deps.syntax,
+        request_id=caller.request_id,
+        created=int(deps.wall_clock()),
+        echoes=echoes,
+    )
+    group = ResponseGroup(frontend, requests, form, caller.request_id, body.answer)
+    # Before the first token of a stream, or the end of a whole answer, a failure has a status.
+    await status_known(group, request.receive, until_over=not body.is_stream)
+    if group.broken is not None and not (body.is_stream and group.has_begun):
+        group.cancel("another choice failed")
+        raise group.broken.error
+    return group
+
+
+def _prompt_texts(
+    requests: Sequence[RequestRunner], model: ServedModel, answer: AnswerOptions
+) -> list[str]:
+    """The prompts as their tokens spell them."""
+    skips = not answer.shows_special
+    ids = [runner.asked.token_ids.tolist() for runner in requests]
+    return [model.tokenizer.decode(token_ids, skip_special_tokens=skips) for token_ids in ids]
+
+
+# One request for each answer to each prompt.
+
+
+async def _open(
+    frontend: Frontend, body: ParsedRequest, first: GenerateRequest
+) -> list[RequestRunner]:
+    """All requests, prompt by prompt. When one is refused, or the client leaves, none goes on."""
+    num_each = body.answer.num_candidates
+    firsts = range(0, len(body.prompts) * num_each, num_each)
+    opened: dict[int, RequestRunner] = {}
+
+    async def open_one(index: int, sharing: PromptSharing) -> None:
+        await asyncio.sleep(0)  # each is quick, or elsewhere; many together are neither
+        request = _request(frontend, body, first, index)
+        opened[index] = await frontend.open(replace(request, sharing=sharing))
+
+    try:
+        for index in firsts:
+            await open_one(index, PromptSharing(num_siblings=num_each - 1))
+        if num_each > 1:
+            for index in firsts:
+                sharing = await _shared_by(frontend, opened[index])
+                for sibling in range(index + 1, index + num_each):
+                    await open_one(sibling, sharing)
+    except (FerrymanError, asyncio.CancelledError):
+        for runner in opened.values():
+            frontend.cancel(runner, "another choice failed")
+        raise
+    return [opened[index] for index in sorted(opened)]
+
+
+def _request(
+    frontend: Frontend, body: ParsedRequest, first: GenerateRequest, index: int
+) -> GenerateRequest:
+    """The request for one of a body's answers; `first` is that for the first one."""
+    num_each = body.answer.num_candidates
+    prompt, sample = divmod(index, num_each)
+    caller = first.caller
+    if len(body.prompts) * num_each > 1:
+        caller = frontend.requests.numbered(caller, index)
+    sampling = body.sampling.sample(sample)
+    return replace(first, caller=caller, prompt=body.prompts[prompt], sampling=sampling)
+
+
+async def _shared_by(frontend: Frontend, first: RequestRunner) -> PromptSharing:
+    """What later answers share with the first one to their prompt, once there is something."""
+    if _has_state_to_share(frontend, first):
+        await _until_begun(first)
+    return PromptSharing(decode=first.decode_worker)
+
+
+def _has_state_to_share(frontend: Frontend, first: RequestRunner) -> bool:
+    """Whether it is worth a wait: a page of the prompt, a recurrent state, or its scores, which
+    the later answers show too."""
+    if first.asked.params.prompt_logprobs is not None:
+        return True
+    state = frontend.ctx.fleet.state()
+    if state is None or Kind.RECURRENT in state.kinds:
+        return True
+    return first.asked.prompt_len >= state.page_size
+
+
+async def _until_begun(runner: RequestRunner) -> None:
+    """Waits for its first token. Raises the error of a request that fails before."""
+    log, changed = runner.output_log, asyncio.Event()
+    log.listen(changed)
+    try:
+        while not log.chunks and log.end is None:
+            await changed.wait()
+            changed.clear()
+    finally:
+        log.leave(changed)
+    if isinstance(log.end, OutputFailed) and not log.chunks:
+        raise log.end.error
