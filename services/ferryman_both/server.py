@@ -14,15 +14,18 @@ from typing import Any
 from ferryman.errors import InvalidRequest
 from ferryman.grammar.compiler import CompiledGrammar
 from ferryman.handoff.lifecycle import DECODE, PREFILL
-from ferryman.schedule.events import Event
+from ferryman.handoff.receiver import ReservationTable
+from ferryman.schedule.events import Drawn, Event, SequenceAdmitted
 from ferryman.schedule.sequence import Goal
 from ferryman.wire import values
 from ferryman.wire.hostcache.client import HostLease
 from ferryman.wire.plane_values import LOCAL, GrpcOnly
-from ferryman.wire.values import PrefillOrder
+from ferryman.wire.values import PrefillOrder, Usage
+from ferryman.worker.summary import prompt_usage
 from ferryman.worker.telemetry import WorkerLoad
 from ferryman.worker.worker_app import WorkerContext
-from ferryman_decode.local_handoffs import LocalHandoffs
+from ferryman_decode.decode_request import DecodeRequest, name_of
+from ferryman_decode.requests import Requests
 from ferryman_decode.server import SERVICE as DECODE_SERVICE
 from ferryman_decode.server import DecodeServicer
 from ferryman_prefill.prompt_attempt import PrefillContext, PromptAttempt
@@ -31,6 +34,56 @@ from ferryman_prefill.server import PrefillServicer
 
 SERVICES = (PREFILL_SERVICE, DECODE_SERVICE)
 NO_NIXL = GrpcOnly("this worker decodes what it prefills")
+
+
+class LocalHandoffs:
+    """Decode's half of the hand-offs within this worker: requests until their first token, on the
+    slots of their prompts.
+
+    Nothing is reserved, sent or verified by digests. A request holds its slots, under its own
+    lease, from admission to its last token; only its phase changes, with the step that draws the
+    first token. To routers and in the lifecycle log the hand-off looks like any other: reserved,
+    verified, and then tokens. Late and repeated attempts are refused as at Reserve.
+    """
+
+    def __init__(self, parts: WorkerContext, requests: Requests, table: ReservationTable) -> None:
+        self._parts = parts
+        self._requests = requests
+        self._table = table
+        self._usage: dict[str, Usage] = {}
+
+    def begin(self, order: PrefillOrder, grammar: CompiledGrammar | None) -> None:
+        """Takes a request before its prompt is scheduled. An earlier attempt ends: its tokens are
+        not read any more. Raises Stale for an attempt that was ended, or is known already."""
+        context = order.context
+        self._requests.check_owner(context, order.router_id)
+        self._table.check_new(context.request_id, context.attempt, self._parts.clock())
+        self._requests.check_new(context)
+        self._requests.supersede(context, order.router_id)
+        self._usage[name_of(context.request_id, context.attempt)] = Usage(order.request.prompt_len)
+        self._requests.reserved(DecodeRequest(order, grammar), {"path": LOCAL})
+
+    def is_pending(self, name: str) -> bool:
+        """Whether the request has no first token yet, so that its attempt must end it."""
+        return name in self._usage
+
+    def give_up(self, name: str, cause: str) -> None:
+        """The prompt will not be computed."""
+        if self._usage.pop(name, None) is not None:
+            self._requests.withdrawn(name, cause)
+
+    def on_event(self, event: Event) -> None:
+        """Takes each event before the requests do: a request may end in the step that draws its
+        first token, and then tells how much of its prompt was reused."""
+        name = event.request_id
+        if name not in self._usage:
+            return
+        match event:
+            case SequenceAdmitted(plan=plan):
+                # The last plan counts: a corrupt load causes a new one.
+                self._usage[name] = prompt_usage(self._parts.engine.manifest, plan)
+            case Drawn():
+                self._requests.verified(name, self._usage.pop(name), units=0)
 
 
 class LocalAttempt(PromptAttempt):
@@ -103,8 +156,10 @@ class BothServicer:
     def __init__(self, parts: WorkerContext) -> None:
         self._parts = parts
         self._lifecycles = {role: parts.lifecycle.as_role(role) for role in (PREFILL, DECODE)}
-        self._decode = DecodeServicer(self._parts_of(DECODE))
-        self._prefill = LocalPrefillServicer(self._parts_of(PREFILL), self._decode.local)
+        for_decode = self._parts_of(DECODE)
+        self._decode = decode = DecodeServicer(for_decode)
+        self._local = LocalHandoffs(for_decode, decode.requests, decode.receiver.table)
+        self._prefill = LocalPrefillServicer(self._parts_of(PREFILL), self._local)
 
     def _parts_of(self, role: str) -> WorkerContext:
         """The same parts; the lifecycle log hears of two publishers, as of any hand-off."""
@@ -121,7 +176,7 @@ class BothServicer:
     def on_events(self, events: list[Event]) -> None:
         """Called by the step loop. An event may concern an attempt and its request."""
         for event in events:
-            self._decode.local.on_event(event)
+            self._local.on_event(event)
             self._prefill.deliver(event)
         self._decode.on_events(events)
 

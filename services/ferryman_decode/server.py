@@ -60,7 +60,6 @@ from ferryman_decode.decode_request import DecodeRequest
 from ferryman_decode.departures import Departures
 from ferryman_decode.handoff_receiver import LEASE_SECONDS, HandoffReceiver
 from ferryman_decode.host_loads import LOAD_FAILED, HostLoads
-from ferryman_decode.local_handoffs import LocalHandoffs
 from ferryman_decode.nixl_receiver import NixlReceiver, WriterAgent
 from ferryman_decode.requests import Requests
 from ferryman_decode.token_streams import RouterStreams
@@ -87,37 +86,36 @@ class StopWritingServicer(prefill_pb2_grpc.PrefillServiceServicer):
 
 
 class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
-    """One decode worker. All of it runs on the event loop, so it needs no locks."""
+    """One decode worker. All of it runs on the event loop, so it needs no locks. Its `requests` and
+    its `receiver` are for a worker that prefills, too."""
 
     def __init__(self, parts: WorkerContext) -> None:
         self._parts = parts
         self._streams = RouterStreams(parts.epoch)
         self._order_check = OrderCheck(parts.engine)
         self._departures = Departures(parts, self._order_check)
-        self._requests = Requests(parts, self._streams, self._departures)
-        self._host_loads = HostLoads(parts, self._requests.loaded, self._load_failed)
-        self._receiver = HandoffReceiver(
+        self.requests = Requests(parts, self._streams, self._departures)
+        self._host_loads = HostLoads(parts, self.requests.loaded, self._load_failed)
+        self.receiver = HandoffReceiver(
             parts.engine,
             parts.epoch,
             parts.clock,
-            self._requests.freed,
+            self.requests.freed,
             self._ask_to_stop,
             self._host_loads.when_over,
         )
-        parts.metrics.watch("reservations", self._receiver.table.statistics)
+        parts.metrics.watch("reservations", self.receiver.table.statistics)
         parts.metrics.watch("departures", self._departures.statistics)
         self._nixl_receiver = NixlReceiver(
             parts.planes,
             f"{parts.worker_id}.{parts.epoch}",
             parts.background,
-            self._receiver.writer_died,
+            self.receiver.writer_died,
             self._on_landed,
         )
-        self._quarantine = Quarantine(self._receiver, self._nixl_receiver, parts.channels)
+        self._quarantine = Quarantine(self.receiver, self._nixl_receiver, parts.channels)
         self._grammars = BackgroundCompiler(parts.engine.grammars)
-        self._aborts = Aborts(self._requests, self._receiver, self._quarantine, parts.clock)
-        # For a worker that prefills, too; one that only decodes never asks it.
-        self.local = LocalHandoffs(parts, self._requests, self._receiver.table)
+        self._aborts = Aborts(self.requests, self.receiver, self._quarantine, parts.clock)
         self._is_draining = False
 
     def _ask_to_stop(self, order: StopWriter) -> None:
@@ -147,7 +145,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         reservation = self._promised(order)
         if reservation is None:
             reservation = await self._reserved(order, writer_agent, grammar)
-        granted = self._receiver.granted.get(reservation.reservation_id)
+        granted = self.receiver.granted.get(reservation.reservation_id)
         plane = granted.plane if granted else GrpcOnly()
         return reserve_answer_to_wire(ReserveAnswer(reservation, plane))
 
@@ -163,8 +161,8 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
     def _promised(self, order: ReserveOrder) -> Reservation | None:
         """The earlier promise for this attempt, if any; looked up in the same tick as the
         answer."""
-        self._requests.check_owner(order.context, order.router_id)
-        return self._receiver.table.reserved(order.context.request_id, order.context.attempt)
+        self.requests.check_owner(order.context, order.router_id)
+        return self.receiver.table.reserved(order.context.request_id, order.context.attempt)
 
     async def _reserved(
         self,
@@ -198,8 +196,8 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
     ) -> Reservation:
         """A new reservation. Ends an earlier attempt that still decodes here, because its tokens
         are not read any more."""
-        self._requests.check_new(order.context)
-        reservation = self._receiver.reserve(order, lease.view)
+        self.requests.check_new(order.context)
+        reservation = self.receiver.reserve(order, lease.view)
         chosen: dict[str, Fact] = {
             f"wanted_{span.kind}": [span.first, span.end] for span in reservation.ranges
         }
@@ -209,14 +207,14 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
                 chosen["why"] = why
             case WriterAgent():
                 if reservation.wanted:
-                    self._receiver.grant(reservation, order, writer_agent)
+                    self.receiver.grant(reservation, order, writer_agent)
                     chosen["path"] = NIXL
         reservations = self._parts.engine.scheduler.reservations
         if num_copied := reservations.num_copied(reservation.reservation_id):
             chosen["copied"] = num_copied
         context = order.context
-        self._requests.supersede(context, order.router_id)
-        self._requests.reserved(DecodeRequest(order, grammar), chosen)
+        self.requests.supersede(context, order.router_id)
+        self.requests.reserved(DecodeRequest(order, grammar), chosen)
         return reservation
 
     def _checked(self, order: ReserveOrder) -> ReserveOrder:
@@ -234,8 +232,8 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
 
     def _load_failed(self, name: str, fence: WriteFence) -> None:
         # Before freeing its slots, which forgets the request: the cause is the load.
-        self._requests.given_up(name, LOAD_FAILED)
-        self._receiver.load_failed(fence)
+        self.requests.given_up(name, LOAD_FAILED)
+        self.receiver.load_failed(fence)
 
     def _check_epoch(self, epoch: int) -> None:
         if epoch != self._parts.epoch:
@@ -245,14 +243,14 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         self, request: decode_pb2.RenewRequest, context: Any
     ) -> decode_pb2.RenewResponse:
         fence = WriteFence(request.epoch, request.reservation_id, request.attempt)
-        self._receiver.table.renew(fence, self._parts.clock())
+        self.receiver.table.renew(fence, self._parts.clock())
         return decode_pb2.RenewResponse(lease_ms=int(LEASE_SECONDS * 1000))
 
     async def WritePages(
         self, request_iterator: AsyncIterator[decode_pb2.WritePagesRequest], context: Any
     ) -> decode_pb2.WritePagesResponse:
         unit_bytes = {each.kind: each.slot_bytes for each in self._parts.engine.manifest.layouts}
-        num_bytes = await receive_pages(request_iterator, unit_bytes, self._receiver)
+        num_bytes = await receive_pages(request_iterator, unit_bytes, self.receiver)
         return decode_pb2.WritePagesResponse(bytes_received=num_bytes)
 
     async def Commit(
@@ -261,10 +259,10 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         order = commit_order_from_wire(request)
         self._order_check.check_drawn(order.first)
         fence = WriteFence(order.epoch, order.reservation_id, order.context.attempt)
-        await self._receiver.verify_all(fence)
+        await self.receiver.verify_all(fence)
         await self._host_loads.check_over(fence.reservation_id)
-        if self._receiver.commit(fence, order):
-            self._requests.committed(order)
+        if self.receiver.commit(fence, order):
+            self.requests.committed(order)
         return decode_pb2.CommitResponse()
 
     async def Abort(
@@ -285,7 +283,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         self, request: decode_pb2.DetachRequest, context: Any
     ) -> decode_pb2.DetachResponse:
         self._check_epoch(request.worker_epoch)
-        self._requests.detach(request.request_id, request.attempt, request.router_id)
+        self.requests.detach(request.request_id, request.attempt, request.router_id)
         return decode_pb2.DetachResponse()
 
     async def HandOff(
@@ -315,7 +313,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         await context.send_initial_metadata(())
         outlet = self._streams.open(request.router_id)
         cursors = [cursor_from_wire(cursor) for cursor in request.resume]
-        if missing := self._requests.since(cursors):
+        if missing := self.requests.since(cursors):
             outlet.send([request_tokens_to_wire(tokens) for tokens in missing])
         try:
             while True:
@@ -327,7 +325,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
     # Calls of the shell.
 
     def on_events(self, events: list[Event]) -> None:
-        self._requests.on_events(events)
+        self.requests.on_events(events)
 
     def load(self) -> WorkerLoad:
         statistics = self._parts.engine.scheduler.statistics()
@@ -342,13 +340,13 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
 
     async def prepare_drain(self) -> None:
         """Makes ready to send running requests elsewhere; new ones are still taken meanwhile."""
-        if self._requests.is_busy:
+        if self.requests.is_busy:
             await self._departures.prepare()
 
     async def drain(self) -> None:
         """Refuses new reservations; waits until running requests have ended and are read."""
         self._is_draining = True
-        await self._requests.idle()
+        await self.requests.idle()
         await self._departures.idle()
         self._streams.close(Unavailable("this decode worker has drained"))
 
@@ -364,18 +362,18 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         """Drops a malformed message, or one about an ended reservation: the commit decides."""
         with suppress(ValueError, FerrymanError):
             fence, ranges = landed_from_bytes(message)
-            await self._receiver.verify(fence, units_of(ranges))
+            await self.receiver.verify(fence, units_of(ranges))
 
     async def _expire(self) -> None:
         """Ends leases and deadlines, by this process's own monotonic clock."""
         while True:
-            if await self._requests.becomes_busy(seconds_to_tick(IDLE_SECONDS)):
+            if await self.requests.becomes_busy(seconds_to_tick(IDLE_SECONDS)):
                 await asyncio.sleep(EXPIRY_SECONDS)
             now = self._parts.clock()
-            self._receiver.carry_out(self._receiver.table.expire(now))
+            self.receiver.carry_out(self.receiver.table.expire(now))
             self._parts.engine.scheduler.reservations.expire(now)
             self._departures.expire(now)
-            for context in self._requests.expire(now):
+            for context in self.requests.expire(now):
                 self._aborts.free_reservation(context.request_id, context.attempt)
             self._streams.flush()
 

@@ -59,13 +59,9 @@ class PrefillContext:
     clock: Callable[[], float]
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptOver:
-    """The attempt makes no further progress; its own result says why."""
-
-
 class PromptAttempt(ABC):
-    """Runs in a task of its own; `progress` has messages for its caller, `inbox` events for it.
+    """Runs in a task of its own; `progress` has messages for its caller, `inbox` events for it. The
+    last of `progress` is None; the task's own result says why it ended.
 
     It holds the grammar of its request, so that the engine finds it compiled.
     """
@@ -76,7 +72,7 @@ class PromptAttempt(ABC):
         self.order = order
         self.grammar = grammar
         self.name = f"{order.context.request_id}.{order.context.attempt}"
-        self.progress: asyncio.Queue[PrefillProgress | AttemptOver] = asyncio.Queue()
+        self.progress: asyncio.Queue[PrefillProgress | None] = asyncio.Queue()
         self.inbox: asyncio.Queue[Event] = asyncio.Queue()
         self.is_scheduled = False
         self._ctx = ctx
@@ -121,7 +117,7 @@ class PromptAttempt(ABC):
             self._say_last("failed", reason=failure_of(error).reason)
             raise
         finally:
-            self.progress.put_nowait(AttemptOver())
+            self.progress.put_nowait(None)
 
     @abstractmethod
     async def _run(self, lease: HostLease) -> None:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ferryman.errors import QueueFull, RequestIdInUse, Stale, Unavailable, WrongEpoch
 from ferryman.grammar.background_compiler import BackgroundCompiler
 from ferryman.grammar.compiler import CompiledGrammar
 from ferryman.handoff.effects import WriterId
+from ferryman.schedule.batch import Sampled
 from ferryman.schedule.events import Cached, ChainDropped, Event, RequestFailed
+from ferryman.schedule.sequence import Goal
+from ferryman.wire import values
 from ferryman.wire.codec.prefill import (
     prefill_order_from_wire,
     progress_to_wire,
@@ -19,21 +23,70 @@ from ferryman.wire.codec.prefill import (
     stop_order_from_wire,
 )
 from ferryman.wire.grpc.rpc import NO_TAGS, CallTags, tags_for
+from ferryman.wire.hostcache.client import HostLease
 from ferryman.wire.v1 import prefill_pb2, prefill_pb2_grpc
 from ferryman.wire.values import PrefillOrder, StopOrder, WorkerAddress
 from ferryman.worker.decode_client import DecodeClient
 from ferryman.worker.handoff_transport import HandoffTransport
-from ferryman.worker.handoff_writer import SendingSide
+from ferryman.worker.handoff_writer import HandoffDone, HandoffSource, HandoffWriter, SendingSide
 from ferryman.worker.loop import hear_each
 from ferryman.worker.order_check import OrderCheck
-from ferryman.worker.send_leases import SendLeases
+from ferryman.worker.send_leases import OutgoingUnits, SendLeases
 from ferryman.worker.stop_orders import StopOrders
 from ferryman.worker.telemetry import WorkerLoad
 from ferryman.worker.worker_app import WorkerContext
-from ferryman_prefill.attempt import PrefillAttempt
-from ferryman_prefill.prompt_attempt import AttemptOver, PrefillContext, PromptAttempt
+from ferryman_prefill.prompt_attempt import PrefillContext, PromptAttempt
 
 SERVICE = "ferryman.wire.v1.PrefillService"
+
+
+class PrefillAttempt(PromptAttempt):
+    """One attempt at one prompt that another worker decodes: queued → reserved → admitted → chunks
+    sent as they finish → committed.
+
+    The prompt is computed under its own name in the schedule, while its hand-off sends what is
+    ready.
+    """
+
+    def __init__(
+        self,
+        order: PrefillOrder,
+        decode: DecodeClient,
+        ctx: PrefillContext,
+        grammar: CompiledGrammar | None = None,
+    ) -> None:
+        super().__init__(order, ctx, grammar)
+        self._decode = decode
+        self._writer: HandoffWriter | None = None
+
+    async def _run(self, lease: HostLease) -> None:
+        source = HandoffSource(
+            held_as=self.name,
+            deadline=self._end,
+            fill=partial(self._fill, lease),
+            usage=lambda: self._usage,
+            leave=self._leave_schedule,
+            done=self._handed_off,
+        )
+        self._writer = HandoffWriter(self.order, self._decode, self._ctx.sending, source)
+        await self._writer.run()
+
+    def refuse(self, reservation_id: str) -> None:
+        """Decode gave up the reservation, perhaps before its answer to Reserve has arrived."""
+        if self._writer is not None:  # otherwise nothing was asked for yet
+            self._writer.refuse(reservation_id)
+
+    async def _fill(self, lease: HostLease, outgoing: OutgoingUnits) -> Sampled:
+        """Computes the prompt; its pages are sent chunk by chunk."""
+        self._ctx.engine.scheduler.submit(self._request, Goal.HAND_OFF, lease.view)
+        self.is_scheduled = True
+        self._ctx.wake.set()
+        return await self._computed(lease, outgoing.up_to)
+
+    def _handed_off(self, done: HandoffDone) -> None:
+        seconds = round(done.seconds, 6)
+        self._say_last("handed_off", bytes=done.num_bytes, seconds=seconds, **done.facts)
+        self.progress.put_nowait(values.PrefillHandedOff(done.usage, done.num_bytes, done.seconds))
 
 
 class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
@@ -89,7 +142,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
         # wait for ever.
         running.add_done_callback(lambda _: self._end(attempt))
         try:
-            while not isinstance(progress := await attempt.progress.get(), AttemptOver):
+            while (progress := await attempt.progress.get()) is not None:
                 yield progress_to_wire(progress)
             await running
         finally:

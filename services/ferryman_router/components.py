@@ -30,11 +30,12 @@ from ferryman_router.request.request_table import Evacuation, RequestTable
 from ferryman_router.request.token_streams import WorkerStreams
 from ferryman_router.request.worker_client import WorkerClient
 from ferryman_router.routing.dispatcher import Dispatcher
-from ferryman_router.routing.fleet import SERVING, Fleet
+from ferryman_router.routing.fleet import Fleet
 from ferryman_router.routing.fleet_listener import FleetListener, Liveness, SenderChecks
 from ferryman_router.routing.queue import WaitQueue
 from ferryman_router.routing.quotas import Quotas
 from ferryman_router.routing.routing_policy import RoutingCosts
+from ferryman_router.routing.worker_starts import SERVING
 from ferryman_router.served_model import ServedModel
 
 

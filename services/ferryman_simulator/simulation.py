@@ -1,6 +1,7 @@
 """Runs requests through one pair of workers: prefill asks the host, decode reserves, both run.
 
-The order of calls is that of `ferryman_prefill.attempt`; all deciding code is called, not copied.
+The order of calls is that of `PrefillAttempt` in `ferryman_prefill.server`; all deciding code is
+called, not copied.
 """
 
 from __future__ import annotations

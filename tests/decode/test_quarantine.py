@@ -176,11 +176,11 @@ class FlipsBitWhenWritten(DecodeServicer):
         self, request: decode_pb2.CommitRequest, context: object
     ) -> decode_pb2.CommitResponse:
         if not self.num_flipped:
-            slots = self._receiver._slots[request.reservation_id]
+            slots = self.receiver._slots[request.reservation_id]
             (kind, _), at = next(iter(slots.items()))
             content = self._parts.engine.transfer.read(kind, at.slot)
             content[0] ^= 1
-            self._receiver.granted[request.reservation_id].examined.clear()
+            self.receiver.granted[request.reservation_id].examined.clear()
             self.num_flipped += 1
         return await super().Commit(request, context)
 
@@ -261,7 +261,7 @@ class CountsSilence(DecodeServicer):
     def __init__(self, parts: WorkerContext) -> None:
         super().__init__(parts)
         self._quarantine = CountingQuarantine(
-            self._receiver, self._nixl_receiver, parts.channels, self._count
+            self.receiver, self._nixl_receiver, parts.channels, self._count
         )
 
     def _count(self) -> None:

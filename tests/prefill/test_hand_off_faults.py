@@ -85,13 +85,13 @@ class SpoilsOneUnit(DecodeServicer):
 
     async def Commit(self, request: Any, context: Any) -> decode_pb2.CommitResponse:
         fence = WriteFence(request.epoch, request.reservation_id, request.context.attempt)
-        await self._receiver.verify_all(fence)
-        slots = self._receiver._slots[request.reservation_id]
+        await self.receiver.verify_all(fence)
+        slots = self.receiver._slots[request.reservation_id]
         (kind, index), at = list(slots.items())[len(self.spoilt)]
         transfer = self._parts.engine.transfer
         transfer.read(kind, at.slot)[0] ^= 1
         digest = UnitDigest(kind, index, transfer.digest(kind, at.slot))
-        self._receiver.table.record(fence, digest, self._parts.clock())
+        self.receiver.table.record(fence, digest, self._parts.clock())
         self.spoilt.append((kind, index))
         self.num_wanted = len(slots)
         return await super().Commit(request, context)

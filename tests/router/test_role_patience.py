@@ -11,11 +11,11 @@ from ferryman.errors import NoWorker
 from ferryman.wire.nats.heartbeat import Heartbeat
 from ferryman.wire.nats.start_beat import StartBeat, StartPhase
 from ferryman_router.routing.fleet import Fleet, WorkerName
-from ferryman_router.routing.role_patience import RolePatience
 from ferryman_router.routing.worker_starts import (
     FIRST_START_SECONDS,
     MAX_FAILED_STARTS,
     STANDSTILL_SECONDS,
+    RolePatience,
 )
 
 BEAT_TIMEOUT, SECONDS, START = 8.0, 10.0, 25.0
@@ -29,7 +29,7 @@ class Room:
     now: float = 0.0
 
     def __post_init__(self) -> None:
-        self.patience = RolePatience(self.fleet, SECONDS)
+        self.patience = RolePatience(self.fleet.starts, self.fleet.is_served, SECONDS)
         self.patience.look(self.now)
 
     def pass_time(self, seconds: float, *, beats: bool = True) -> None:

@@ -20,7 +20,7 @@ from ferryman.runtime.lifecycle import encode_event
 from ferryman.wire.codec.scalars import token_ids_from_bytes, token_ids_to_bytes
 from ferryman.wire.nats.subjects import Subjects
 from ferryman.wire.v1 import inference_pb2 as pb
-from ferryman_router.request.takeover import past_life
+from ferryman_router.request.request_log import past_life
 from ferryman_router.routing.generate_request import PastLife
 
 MAX_TOKENS = 12

@@ -74,15 +74,15 @@ class SpoilsOneRank(DecodeServicer):
 
     async def Commit(self, request: Any, context: Any) -> decode_pb2.CommitResponse:
         fence = WriteFence(request.epoch, request.reservation_id, request.context.attempt)
-        await self._receiver.verify_all(fence)
+        await self.receiver.verify_all(fence)
         kind, rank = self.turns.pop(0)
-        slots = self._receiver._slots[request.reservation_id]
+        slots = self.receiver._slots[request.reservation_id]
         name, slot = next((name, at.slot) for name, at in slots.items() if name[0] is kind)
         served = self._parts.engine
         at = served.places[kind].ranks[rank].address_of(slot)
         ctypes.c_uint8.from_address(at).value ^= 1
         digest = UnitDigest(*name, served.transfer.digest(kind, slot))
-        self._receiver.table.record(fence, digest, self._parts.clock())
+        self.receiver.table.record(fence, digest, self._parts.clock())
         return await super().Commit(request, context)
 
 

@@ -27,10 +27,10 @@ from ferryman_router.intake.reader import (
     tokens_of,
 )
 from ferryman_router.request.context import RouterContext
+from ferryman_router.request.request_log import check_goes_on
 from ferryman_router.request.request_runner import RequestRunner
 from ferryman_router.request.request_table import RequestTable
 from ferryman_router.request.response import OutputLog
-from ferryman_router.request.takeover import check_goes_on
 from ferryman_router.routing.generate_request import (
     GenerateRequest,
     RequestedSampling,

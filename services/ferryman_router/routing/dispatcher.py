@@ -18,7 +18,6 @@ from ferryman.runtime.background import seconds_to_tick
 from ferryman_router.routing.fleet import Fleet
 from ferryman_router.routing.forecast import Forecast, Need, retry_seconds
 from ferryman_router.routing.queue import QueuePosition, Ticket, WaitQueue
-from ferryman_router.routing.role_patience import RolePatience
 from ferryman_router.routing.routing_policy import (
     Explanation,
     RoutingCosts,
@@ -26,6 +25,7 @@ from ferryman_router.routing.routing_policy import (
     choose,
     least_prefill,
 )
+from ferryman_router.routing.worker_starts import RolePatience
 
 TICK_SECONDS = 0.05
 IDLE_SECONDS = 1.0
@@ -59,7 +59,7 @@ class Dispatcher:
         clock: Callable[[], float],
     ) -> None:
         self._fleet, self._queue, self._costs = fleet, queue, costs
-        self.patience, self._clock = RolePatience(fleet, patience), clock
+        self.patience, self._clock = RolePatience(fleet.starts, fleet.is_served, patience), clock
         self.forecast = Forecast()
         self._waiting: dict[str, _Waiting] = {}
         self._has_come = asyncio.Event()

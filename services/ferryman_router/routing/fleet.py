@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ferryman.wire.nats.heartbeat import DECODE, HOSTCACHE, PREFILL, Heartbeat, ServedState
+from ferryman.wire.nats.heartbeat import HOSTCACHE, Heartbeat, ServedState
 from ferryman_router.routing.prefix_sources import (
     CacheSnapshotUpdate,
     CacheUpdate,
     WorkerCacheIndex,
 )
-from ferryman_router.routing.worker_starts import WorkerStarts
+from ferryman_router.routing.worker_starts import SERVING, WorkerStarts
 
-SERVING = (PREFILL, DECODE)
 UNREACHABLE = "unreachable"
 # After a pause of this process longer than this there are beats that it has not read yet.
 MAX_DEAF_SECONDS = 1.0

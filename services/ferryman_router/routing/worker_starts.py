@@ -7,11 +7,14 @@ it starts, again and again, advances each time, and never comes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from ferryman.errors import NoWorker
 from ferryman.wire.nats.heartbeat import DECODE, PREFILL, Heartbeat
 from ferryman.wire.nats.start_beat import StartBeat
 
+SERVING = (PREFILL, DECODE)
 # Starts of a role that may fail, without one that ends well, before later ones are not waited for.
 MAX_FAILED_STARTS = 3
 # The expected length of a start while none of its role has ended.
@@ -65,7 +68,7 @@ class WorkerStarts:
         self._starts.pop((beat.worker_id, beat.epoch), None)
         self._failed.pop(beat.role, None)
         if beat.start_seconds > 0:
-            roles = (role for role in (PREFILL, DECODE) if beat.serves(role))
+            roles = (role for role in SERVING if beat.serves(role))
             self._seconds.update(dict.fromkeys(roles, beat.start_seconds))
 
     def expire(self, now: float) -> None:
@@ -110,3 +113,91 @@ class WorkerStarts:
         latest = self.latest(role, now)
         left = self.usual_seconds(role) - (latest[1] if latest is not None else 0.0)
         return min(MAX_RETRY_SECONDS, max(MIN_RETRY_SECONDS, left))
+
+
+class RolePatience:
+    """Counts from when a role became empty, or from when a start of it last advanced.
+
+    It does not count from a request's arrival, so every request gets the error in time: one that
+    waits for its first worker, and one whose worker died in mid-stream and whose tries begin
+    again. `seconds` are for a new process to begin its start; the start may take as long again as
+    the last one of its role, and longer while it advances. `is_served` says whether a role has a
+    worker now.
+    """
+
+    def __init__(
+        self, starts: WorkerStarts, is_served: Callable[[str], bool], seconds: float
+    ) -> None:
+        self._starts, self._is_served, self._seconds = starts, is_served, seconds
+        self._waits_since: dict[str, float] = {}
+        self._served: set[str] = set()
+
+    def look(self, now: float) -> None:
+        """Called whenever workers may have come or gone, and now and then."""
+        for role in SERVING:
+            if self._is_served(role):
+                self._waits_since.pop(role, None)
+                self._served.add(role)
+            elif self._starts.is_advancing(role, now):
+                self._waits_since[role] = now
+            else:
+                self._waits_since.setdefault(role, now)
+
+    @property
+    def lacks_workers(self) -> bool:
+        """Whether some role has no worker, as of the last look."""
+        return bool(self._waits_since)
+
+    @property
+    def is_first_start(self) -> bool:
+        """Whether some role has never had a worker."""
+        return len(self._served) < len(SERVING)
+
+    def seconds_for(self, role: str) -> float:
+        """The wait for a role without any progress."""
+        return self._seconds + self._starts.usual_seconds(role)
+
+    def remaining_seconds(self, now: float) -> float:
+        """The expected time until every role has a worker; 0 if each has one."""
+        lacking = (self._starts.remaining_seconds(role, now) for role in self._waits_since)
+        return max(lacking, default=0.0)
+
+    def refusal(self, now: float) -> NoWorker | None:
+        """The refusal of all that wait, once the wait for a role was too long."""
+        for role, since in self._waits_since.items():
+            if now - since >= self.seconds_for(role):
+                return self._no_worker(role, now)
+        return None
+
+    def refusal_at_deadline(self, now: float) -> NoWorker | None:
+        """The refusal of a request whose time is over while a role has no worker."""
+        if not self._waits_since:
+            return None
+        remaining = self._starts.remaining_seconds
+        role = max(self._waits_since, key=lambda role: remaining(role, now))
+        return self._no_worker(role, now)
+
+    def under_way(self, now: float) -> tuple[str, ...]:
+        """The start that is waited for, of each role without a worker."""
+        return tuple(self._doing(role, now) for role in self._waits_since)
+
+    def _no_worker(self, role: str, now: float) -> NoWorker:
+        state = "the cluster is starting" if self.is_first_start else f"no {role} worker is ready"
+        message = f"{state}: {self._doing(role, now)}; {self._usually(role)}"
+        return NoWorker(message, self._starts.remaining_seconds(role, now))
+
+    def _doing(self, role: str, now: float) -> str:
+        latest = self._starts.latest(role, now)
+        if latest is None:
+            waited = now - self._waits_since[role]
+            return f"no {role} worker has reported a start for {waited:.0f} s"
+        beat, seconds = latest
+        text = f"{beat.worker_id} is {beat.doing}, {seconds:.0f} s after it began"
+        is_stuck = not self._starts.is_advancing(role, now)
+        return f"{text}, and does not get on" if is_stuck else text
+
+    def _usually(self, role: str) -> str:
+        last = self._starts.last_seconds(role)
+        if last is not None:
+            return f"the last start of a {role} worker took {last:.0f} s"
+        return f"a start may take {self._starts.usual_seconds(role):.0f} s or more"

@@ -8,9 +8,15 @@ from types import TracebackType
 from typing import Any, Self
 
 from ferryman.cache.keys import TokenIds, as_token_ids
-from ferryman.client.calls import Deadline, Failures, typed_client_errors
 from ferryman.client.generate_call import GenerateCall, GenerateOrder
-from ferryman.client.retries import Chance, ConnectionBroken, Retries
+from ferryman.client.retries import (
+    Chance,
+    ConnectionBroken,
+    Deadline,
+    Failures,
+    Retries,
+    typed_client_errors,
+)
 from ferryman.client.routers import RouterDoor, RouterDoors, addresses_of
 from ferryman.errors import Cancelled, InvalidRequest, Stopping
 from ferryman.ids import check_correlation_id, check_request_id

@@ -8,8 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ferryman.cache.keys import TokenIds, as_token_ids
-from ferryman.client.calls import Deadline, Failures, typed_client_errors
-from ferryman.client.retries import ConnectionBroken, NotResumable
+from ferryman.client.retries import (
+    ConnectionBroken,
+    Deadline,
+    Failures,
+    NotResumable,
+    typed_client_errors,
+)
 from ferryman.client.routers import RouterDoor, RouterDoors
 from ferryman.errors import CorruptState, FerrymanError, NotFound, RequestIdInUse, Stopping
 from ferryman.ids import make_request_id

@@ -48,8 +48,8 @@ from ferryman.worker.handoff_writer import SendingSide
 from ferryman.worker.host import HostTier, NoHostTier
 from ferryman.worker.send_leases import SendLeases, WriterStatus
 from ferryman_decode.handoff_receiver import HandoffReceiver
-from ferryman_prefill.attempt import PrefillAttempt
 from ferryman_prefill.prompt_attempt import PrefillContext
+from ferryman_prefill.server import PrefillAttempt
 
 EPOCH = 9
 PREFILL = WorkerAddress("prefill-00000001", "", 4)
