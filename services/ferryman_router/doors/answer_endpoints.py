@@ -19,12 +19,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from ferryman.runtime.metrics_access import MetricsGuard
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ferryman.cache.manifest import Kind
 from ferryman.errors import FerrymanError, RequestIdInUse, TooLarge
+from ferryman.runtime.access import MetricsGuard
 from ferryman.text.tokenizer import NO_TOKENS
 from ferryman.text.tool_calls.formats import OutputSyntax
 from ferryman_router.answers.answer_formats import answer_format

@@ -30,8 +30,10 @@ STRETCH_BYTES = HUGE_PAGE_BYTES
 
 @dataclass(frozen=True, slots=True)
 class SlabAddress:
-    """Slot s of a slab lies at `address + s * slot_bytes`, for transports that move bytes by address;
-    `device` is HOST or a CUDA index."""
+    """Slot s of a slab lies at `address + s * slot_bytes`, for transports that move bytes.
+
+    `device` is HOST or a CUDA index.
+    """
 
     address: int
     num_bytes: int
