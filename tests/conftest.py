@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Any
 
@@ -34,6 +35,16 @@ if device := os.environ.get("FERRYMAN_TEST_DEVICE"):
 if not torch.cuda.is_available():
     # Triton builds its own library for the interpreter or for a GPU when it is imported.
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+@pytest.fixture(autouse=True)
+def _threads_are_given_back() -> Iterator[None]:
+    """A test that leaves torch another number of threads slows all later ones of its process."""
+    before = torch.get_num_threads()
+    yield
+    after = torch.get_num_threads()
+    torch.set_num_threads(before)
+    assert after == before, f"{after} threads of torch, {before} before the test"
 
 
 @pytest.hookimpl(trylast=True)

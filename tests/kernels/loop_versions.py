@@ -18,18 +18,24 @@ T = TypeVar("T")
 def answers_of_one_thread_and_two(
     monkeypatch: pytest.MonkeyPatch, loop: Loop, answer: Callable[[], T]
 ) -> tuple[T, T]:
-    """Calls `answer`, which runs `loop` once, as if torch had one thread, then two."""
+    """Calls `answer`, which runs `loop` once, with one thread of torch, then with two."""
     ran: list[str] = []
     versions = {"alone": loop.alone, "shared": loop.shared}
     monkeypatch.setattr(_compiled, "WORTH_SHARING", 0)
     for name, version in versions.items():
         monkeypatch.setitem(vars(loop), name, _recorded(version, name, ran))
-    found = []
-    for threads in (1, 2):
-        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        found.append(answer())
+    before = torch.get_num_threads()
+    try:
+        alone, shared = _answer_with(1, answer), _answer_with(2, answer)
+    finally:
+        torch.set_num_threads(before)
     assert ran == ["alone", "shared"]
-    return found[0], found[1]
+    return alone, shared
+
+
+def _answer_with(num_threads: int, answer: Callable[[], T]) -> T:
+    torch.set_num_threads(num_threads)
+    return answer()
 
 
 def check_that_threads_leave_the_bits_of_a_scan(
