@@ -26,9 +26,9 @@ from ferryman.engine.ops import advanced_slots_of, snapshots_of
 from ferryman.schedule.batch import DecodeStep, StepPlan
 from ferryman.schedule.drafting import NO_DRAFTS, Drafting
 from ferryman.schedule.events import Cached, Finished, LoadsDone
+from ferryman.schedule.limits import PREFILL_FIRST, StepOrder
 from ferryman.schedule.sequence import RunningSequence
 from ferryman.schedule.slot_allocator import slot_op_holder
-from ferryman.schedule.step_order import PREFILL_FIRST, StepOrder
 
 PAGE = 4
 HYBRID = fake_manifest(PAGE)

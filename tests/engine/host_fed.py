@@ -17,9 +17,9 @@ from ferryman.cache.units import HostUnit, Tier
 from ferryman.engine.memory.transfer import digest_of
 from ferryman.llm import LLM, Completion
 from ferryman.schedule.events import CachedUnit, Event, Retracted, SequenceAdmitted
+from ferryman.schedule.limits import IN_TURNS
 from ferryman.schedule.request import Request, SamplingParams
 from ferryman.schedule.sequence import Goal
-from ferryman.schedule.step_order import IN_TURNS
 
 MEGABYTE = 1 << 20
 PAGE_SIZE = 16

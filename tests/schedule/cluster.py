@@ -30,11 +30,10 @@ from ferryman.schedule.events import (
     SequenceAdmitted,
     SequenceHeld,
 )
-from ferryman.schedule.limits import SchedulerLimits
+from ferryman.schedule.limits import PREFILL_FIRST, SchedulerLimits, StepOrder
 from ferryman.schedule.request import Request, SamplingParams
 from ferryman.schedule.scheduler import Scheduler
 from ferryman.schedule.sequence import Goal
-from ferryman.schedule.step_order import PREFILL_FIRST, StepOrder
 
 E = TypeVar(
     "E",

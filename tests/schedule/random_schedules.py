@@ -33,9 +33,9 @@ from ferryman.schedule.events import (
     SequenceAdmitted,
     SequenceHeld,
 )
+from ferryman.schedule.limits import IN_TURNS, PREFILL_FIRST, StepOrder
 from ferryman.schedule.request import FinishReason, Request
 from ferryman.schedule.sequence import Goal
-from ferryman.schedule.step_order import IN_TURNS, PREFILL_FIRST, StepOrder
 
 FULL, WINDOW, RECURRENT = Kind.FULL, Kind.WINDOW, Kind.RECURRENT
 MODELS = {

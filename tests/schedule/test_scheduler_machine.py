@@ -24,7 +24,7 @@ from tests.schedule.random_drafts import RandomDrafts
 from ferryman.cache.manifest import Kind
 from ferryman.schedule.drafting import NO_DRAFTS, Drafting, ModelDrafts
 from ferryman.schedule.events import Finished, Retracted
-from ferryman.schedule.step_order import IN_TURNS, PREFILL_FIRST, StepOrder
+from ferryman.schedule.limits import IN_TURNS, PREFILL_FIRST, StepOrder
 
 MANIFESTS = {
     "full and recurrent": fake_manifest(4),

@@ -8,7 +8,7 @@ from tests.schedule.cluster import ScheduledWorker, request
 
 from ferryman.cache.manifest import Kind
 from ferryman.schedule.batch import PrefillStep
-from ferryman.schedule.step_order import IN_TURNS, PREFILL_FIRST, StepOrder
+from ferryman.schedule.limits import IN_TURNS, PREFILL_FIRST, StepOrder
 
 PAGE = 4
 MANIFEST = fake_manifest(PAGE)

@@ -39,10 +39,9 @@ from ferryman.model.shapes.ranks import SINGLE_RANK
 from ferryman.model.shapes.state import LayerCount
 from ferryman.model.weights.load_progress import ProgressListener, unheard
 from ferryman.schedule.drafting import Drafting, PromptLookup
-from ferryman.schedule.limits import SchedulerLimits
+from ferryman.schedule.limits import IN_TURNS, PREFILL_FIRST, SchedulerLimits
 from ferryman.schedule.request import Adapter
 from ferryman.schedule.scheduler import Scheduler
-from ferryman.schedule.step_order import IN_TURNS, PREFILL_FIRST
 from ferryman.schedule.step_sizes import StepSizes
 from ferryman.settings.engine import EngineOptions
 

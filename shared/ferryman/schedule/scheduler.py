@@ -6,7 +6,7 @@
     events = scheduler.take_events()
 
 One scheduler drives the offline engine and all kinds of worker alike. The engine has no phases: a
-step prefills or decodes, in the order that `limits.order` sets (`schedule/step_order.py`). With
+step prefills or decodes, in the order that `limits.order` sets (`schedule/limits.py`). With
 overlap a step is planned while another runs, so everything that the commit needs is recorded with
 the step and not read from the request later.
 """

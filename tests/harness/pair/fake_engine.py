@@ -19,10 +19,9 @@ from ferryman.engine.engine import Engine
 from ferryman.engine.stream import ForwardStream, Pipeline
 from ferryman.grammar.compiler import GrammarCompiler
 from ferryman.schedule.batch import StepPlan
-from ferryman.schedule.limits import SchedulerLimits
+from ferryman.schedule.limits import PREFILL_FIRST, SchedulerLimits, StepOrder
 from ferryman.schedule.request import Request, SamplingParams
 from ferryman.schedule.scheduler import Scheduler
-from ferryman.schedule.step_order import PREFILL_FIRST, StepOrder
 
 PAGE_SIZE = 4
 VOCAB = 1000

@@ -16,7 +16,7 @@ from tests.waiting import until
 
 from ferryman.engine.engine import Engine, build_engine
 from ferryman.schedule.batch import StepPlan
-from ferryman.schedule.step_order import IN_TURNS
+from ferryman.schedule.limits import IN_TURNS
 from ferryman.settings.engine import EngineOptions
 from ferryman.wire.plane_values import PlaneChoice
 from ferryman_both.server import BothServicer
