@@ -23,10 +23,11 @@ import xxhash
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind
 from ferryman.errors import CorruptState, Unavailable
+from ferryman.handoff.values import ranges_of
 from ferryman.security.cluster_key import ClusterKey, Purpose
-from ferryman.tiers.unit_group import by_kind
 from ferryman.tiers.values import UnitName
-from ferryman.wire.codec.caches import pages_from_ranges, ranges_of
+from ferryman.wire.codec.caches import pages_from_ranges
+from ferryman.wire.codec.handoff import range_to_wire
 from ferryman.wire.codec.scalars import keys_to_bytes, kind_from_wire
 from ferryman.wire.grpc.rpc import CallTags, Channels, ending
 from ferryman.wire.grpc.status import typed_errors
@@ -153,11 +154,7 @@ class PeerClient:
             context=context_of(tags),
             manifest_digest=order.manifest_digest,
             page_keys=keys_to_bytes(order.keys),
-            units=[
-                span
-                for kind, pages in by_kind(order.rooms).items()
-                for span in ranges_of(kind, pages)
-            ],
+            units=[range_to_wire(span) for span in ranges_of(order.rooms)],
         )
         intake = _Intake(order, self._seals, arrivals)
         with typed_errors(), ending(self._stub(node).Fetch(request)) as frames:

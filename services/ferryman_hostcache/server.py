@@ -4,21 +4,30 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import aclosing
+from dataclasses import asdict
 
 from ferryman.cache.manifest import StateManifest, manifest_from_json
 from ferryman.errors import InvalidRequest, ManifestMismatch
+from ferryman.handoff.values import ranges_of
 from ferryman.ids import check_request_id
 from ferryman.tiers.layout import budget_of
 from ferryman.tiers.prefetch_values import PrefetchRequest
-from ferryman.tiers.values import AcquireRequest, ReserveRequest, Residency, UnitName, WorkerLife
+from ferryman.tiers.values import (
+    AcquireRequest,
+    ReserveRequest,
+    Residency,
+    StoreStatistics,
+    UnitName,
+    WorkerLife,
+)
 from ferryman.wire.codec.caches import (
     host_unit_to_wire,
     pages_from_ranges,
     policy_from_wire,
     prefetched_to_wire,
-    ranges_of,
     traffic_to_wire,
 )
+from ferryman.wire.codec.handoff import range_to_wire
 from ferryman.wire.codec.scalars import (
     digest_from_bytes,
     key_from_bytes,
@@ -39,10 +48,15 @@ from ferryman_hostcache.host import HostCache
 from ferryman_hostcache.index_publisher import IndexPublisher
 from ferryman_hostcache.peers import CHALLENGE_BYTES, NamedUnit, PeerSeals
 from ferryman_hostcache.prefetch_runner import PrefetchRunner
+from ferryman_hostcache.prefetch_stats import PrefetchCounts
 
 MAX_LEASE_ID_LEN = 96
 MAX_MANIFEST_BYTES = 1 << 20
 MAX_PREFETCH_SECONDS = 60.0
+
+# Counts that Stats tells, by their names in the message.
+STORE_COUNTS = "leases reservations quarantined hits misses stored evicted corrupt".split()
+PREFETCH_COUNTS = "running begun complete truncated fruitless corrupt failed_reads".split()
 
 
 class HostCacheServicer(HostCacheServiceServicer):
@@ -239,38 +253,25 @@ def _split(stats: pb.StatsResponse, host: HostCache) -> None:
 
 
 def _count_prefetches(stats: pb.StatsResponse, prefetching: PrefetchRunner) -> None:
-    counts = prefetching.statistics()
-    stats.prefetch.running, stats.prefetch.begun = counts.num_running, counts.num_begun
-    stats.prefetch.complete, stats.prefetch.truncated = counts.num_complete, counts.num_truncated
-    stats.prefetch.fruitless, stats.prefetch.corrupt = counts.num_fruitless, counts.num_corrupt
-    stats.prefetch.failed_reads = counts.num_failed_reads
+    _copy(prefetching.statistics(), stats.prefetch, PREFETCH_COUNTS)
     stats.tiers.extend(traffic_to_wire(prefetching.tally.traffic))
 
 
 def _count(stats: pb.StatsResponse, host: HostCache) -> None:
     counts, layout = host.store.statistics(), host.store.layout
-    stats.leases, stats.reservations = counts.num_leases, counts.num_reservations
-    stats.quarantined, stats.hits, stats.misses = (
-        counts.num_quarantined,
-        counts.num_hits,
-        counts.num_misses,
-    )
-    stats.stored, stats.evicted, stats.corrupt = (
-        counts.num_stored,
-        counts.num_evicted,
-        counts.num_corrupt,
-    )
+    _copy(counts, stats, STORE_COUNTS)
     for kind, pool in counts.kinds.items():
         stats.used_bytes += (pool.total - pool.free) * layout.slot_bytes(kind)
-        stats.kinds.add(
-            kind=kind_to_wire(kind),
-            total=pool.total,
-            free=pool.free,
-            resident=pool.resident,
-            reserved=pool.reserved,
-            leased=pool.leased,
-            leaving=pool.leaving,
-        )
+        stats.kinds.add(kind=kind_to_wire(kind), **asdict(pool))
+
+
+def _copy(
+    counts: StoreStatistics | PrefetchCounts,
+    message: pb.StatsResponse | pb.PrefetchStats,
+    names: Iterable[str],
+) -> None:
+    for name in names:
+        setattr(message, name, getattr(counts, f"num_{name}"))
 
 
 def _manifest(request: pb.AttachRequest) -> StateManifest:
@@ -300,7 +301,8 @@ def _tags(context: types_pb2.RequestContext) -> CallTags:
 
 
 def _ranges(units: Residency) -> list[types_pb2.PageRange]:
-    return [span for kind, pages in units.pages.items() for span in ranges_of(kind, pages)]
+    names = ((kind, page) for kind, pages in units.pages.items() for page in pages)
+    return [range_to_wire(span) for span in ranges_of(names)]
 
 
 def _names(ranges: Iterable[types_pb2.PageRange], num_pages: int) -> Iterator[UnitName]:

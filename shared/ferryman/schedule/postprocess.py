@@ -39,7 +39,7 @@ from ferryman.schedule.request_table import FaultIsolation, SequenceTable
 from ferryman.schedule.retraction import Retraction
 from ferryman.schedule.sequence import Goal, PendingRequest, Phase, RunningSequence
 from ferryman.schedule.slot_allocator import SlotAllocator
-from ferryman.schedule.tree_publisher import PrefixPublisher
+from ferryman.schedule.tree_publisher import TreePublisher
 from ferryman.schedule.verification import Verification, right_run
 from ferryman.schedule.windows import trim
 
@@ -51,7 +51,7 @@ class Postprocessor:
         self,
         allocator: SlotAllocator,
         sequence_table: SequenceTable,
-        publisher: PrefixPublisher,
+        publisher: TreePublisher | None,
         retraction: Retraction,
         verification: Verification,
         isolation: FaultIsolation,
@@ -109,13 +109,15 @@ class Postprocessor:
             self._check_numbers(sequence, first, sequence.prompt_len)
         done = ChunkDone(chunk.request_id, chunk.start, chunk.end, sequence.prompt_len)
         self._events.append(done)
-        for point in [point for point in sequence.points if point <= chunk.end]:
-            self._publisher.publish_point(sequence, point, now)
+        if self._publisher:
+            for point in [point for point in sequence.points if point <= chunk.end]:
+                self._publisher.publish_point(sequence, point, now)
         for first in drawn:
             self._end_prompt(sequence, first, now)
 
     def _end_prompt(self, sequence: RunningSequence, first: Sampled, now: float) -> None:
-        self._publisher.publish_prompt(sequence, now)
+        if self._publisher:
+            self._publisher.publish_prompt(sequence, now)
         trim(self._allocator, sequence)
         if sequence.goal is Goal.DECODE:
             self._append_token(sequence, first, now)
@@ -136,7 +138,8 @@ class Postprocessor:
     def adopted(self, sequence: RunningSequence, first: Sampled, now: float) -> None:
         """A hand-off is verified: its pages are published here, and its first token counts."""
         self._events.append(SequenceAdmitted(sequence.request_id, sequence.plan, is_resumed=False))
-        self._publisher.publish_prompt(sequence, now)
+        if self._publisher:
+            self._publisher.publish_prompt(sequence, now)
         # After publishing: then the full pages are the tree's, and are shared without a copy.
         freeze_end(self._allocator, sequence, len(self._sequences.decoding), now)
         self._append_token(sequence, first, now)
@@ -246,7 +249,8 @@ class Postprocessor:
 
     def finish(self, sequence: RunningSequence, reason: FinishReason, now: float) -> None:
         """Ends a request that holds slots; its computed state stays in the tree."""
-        if sequence.phase in (Phase.DECODING, Phase.RETRACTING, Phase.DETACHING):
+        has_decoded = sequence.phase in (Phase.DECODING, Phase.RETRACTING, Phase.DETACHING)
+        if self._publisher and has_decoded:
             self._publisher.donate(sequence, now)
         self._sequences.leave(sequence)
         counts = sequence.counts

@@ -18,7 +18,7 @@ from ferryman.schedule.events import CachedUnit, Event, Retracted
 from ferryman.schedule.request_table import SequenceTable
 from ferryman.schedule.sequence import Goal, PendingRequest, Phase, RunningSequence
 from ferryman.schedule.slot_allocator import SlotAllocator
-from ferryman.schedule.tree_publisher import PrefixPublisher
+from ferryman.schedule.tree_publisher import TreePublisher
 
 
 class Retraction:
@@ -28,7 +28,7 @@ class Retraction:
         self,
         allocator: SlotAllocator,
         sequences: SequenceTable,
-        publisher: PrefixPublisher,
+        publisher: TreePublisher | None,
         events: list[Event],
     ) -> None:
         self._allocator = allocator
@@ -54,7 +54,8 @@ class Retraction:
 
     def push_back(self, sequence: RunningSequence, now: float) -> None:
         """Donates its state, gives all slots back and waits in its old place."""
-        self._publisher.donate(sequence, now)
+        if self._publisher:
+            self._publisher.donate(sequence, now)
         if self._keeps:
             self._keep(sequence)
         self._sequences.leave(sequence)

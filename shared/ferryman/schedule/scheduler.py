@@ -49,7 +49,7 @@ from ferryman.schedule.reservations import ReservedSequences
 from ferryman.schedule.retraction import Retraction, resume_units
 from ferryman.schedule.sequence import Goal, PendingRequest, Phase, RunningSequence
 from ferryman.schedule.slot_allocator import SlotAllocator
-from ferryman.schedule.tree_publisher import NoPublisher, PrefixPublisher, TreePublisher
+from ferryman.schedule.tree_publisher import TreePublisher
 from ferryman.schedule.verification import Verification
 
 P = ParamSpec("P")
@@ -102,9 +102,9 @@ class Scheduler:
         self.admission = Admission(*here, limits, planner, isolation, self._events)
         self._capacity = CapacityCheck(limits, sizes, planner)
         self.reservations = ReservedSequences(*here, planner, limits.prefix_cache)
-        publisher: PrefixPublisher = NoPublisher()
-        if limits.prefix_cache:
-            publisher = TreePublisher(self.allocator, root, self._events)
+        # Without a prefix cache all slots go back to the pools.
+        has_cache = limits.prefix_cache
+        publisher = TreePublisher(self.allocator, root, self._events) if has_cache else None
         self.retraction = Retraction(*here, publisher, self._events)
         verification = Verification(self.allocator, limits.concurrency.tracking)
         self._postprocessor = Postprocessor(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from typing import Protocol
 
 from ferryman.cache.keys import PageKey, root_key
 from ferryman.cache.manifest import Kind
@@ -15,35 +14,6 @@ from ferryman.schedule.sequence import RunningSequence
 from ferryman.schedule.slot_allocator import SlotAllocator
 
 Units = dict[Kind, dict[int, SlotHandle]]
-
-
-class PrefixPublisher(Protocol):
-    """The destination of a request's computed state."""
-
-    def publish_point(self, sequence: RunningSequence, position: int, now: float) -> None:
-        """Publishes all units to resume at one of the request's points, whose step has run."""
-        ...
-
-    def publish_prompt(self, sequence: RunningSequence, now: float) -> None:
-        """Publishes all full pages of the prompt."""
-        ...
-
-    def donate(self, sequence: RunningSequence, now: float) -> None:
-        """Publishes the pages that decoding has filled, and the newest resume point of them."""
-        ...
-
-
-class NoPublisher:
-    """Without a prefix cache all slots go back to the pools."""
-
-    def publish_point(self, sequence: RunningSequence, position: int, now: float) -> None:
-        pass
-
-    def publish_prompt(self, sequence: RunningSequence, now: float) -> None:
-        pass
-
-    def donate(self, sequence: RunningSequence, now: float) -> None:
-        pass
 
 
 class TreePublisher:
@@ -62,17 +32,20 @@ class TreePublisher:
         self._events = events
 
     def publish_point(self, sequence: RunningSequence, position: int, now: float) -> None:
+        """Publishes all units to resume at one of the request's points, whose step has run."""
         sequence.points.remove(position)
         if sequence.is_doubtful:
             return  # its snapshot goes back with the request
         self._give_point(sequence, position, sequence.snapshots.pop(position, None), now)
 
     def publish_prompt(self, sequence: RunningSequence, now: float) -> None:
+        """Publishes all full pages of the prompt."""
         if not sequence.is_doubtful:
             self._give_pages(sequence, sequence.prompt_len // self._manifest.page_size, now)
 
     def donate(self, sequence: RunningSequence, now: float) -> None:
-        """Publishes the newest certain state at a page's end, and the pages below it."""
+        """Publishes the pages that decoding has filled, and the newest certain state at a page's
+        end."""
         if not sequence.drawn:
             return
         manifest, salt = self._manifest, sequence.request.tenant_salt

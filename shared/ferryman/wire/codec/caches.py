@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import groupby
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -187,22 +186,11 @@ prefetched_to_wire, prefetched_from_wire = table(
 )
 
 
-# Pages by kind as runs of consecutive ones. For the recurrent kind page i stands for its end.
-
-
-def ranges_of(kind: Kind, pages: Iterable[int]) -> list[types_pb2.PageRange]:
-    """Runs of ascending pages."""
-    runs = [list(run) for _, run in groupby(enumerate(pages), lambda pair: pair[1] - pair[0])]
-    return [
-        types_pb2.PageRange(kind=kind_to_wire(kind), first_page=run[0][1], end_page=run[-1][1] + 1)
-        for run in runs
-    ]
-
-
 def pages_from_ranges(
     ranges: Iterable[types_pb2.PageRange], num_pages: int
 ) -> dict[Kind, list[int]]:
-    """Inverse of `ranges_of`. Raises InvalidRequest for pages outside `num_pages`."""
+    """The pages of ranges, by kind; for the recurrent kind page i stands for its end. Raises
+    InvalidRequest for pages outside `num_pages`."""
     pages: dict[Kind, list[int]] = {}
     for run in ranges:
         if not run.first_page < run.end_page <= num_pages:
