@@ -10,6 +10,7 @@ from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind
 from ferryman.cache.resume import HostView, max_resume_pages
 from ferryman.tiers.prefetch_values import Prefetched, PrefetchOptions, PrefetchRequest
+from ferryman.tiers.unit_group import by_kind
 from ferryman.tiers.values import AcquireRequest, ReserveRequest, WorkerLife
 from ferryman.tiers.write_policy import write_policy_named
 from ferryman.wire.grpc.rpc import NO_TAGS, CallTags
@@ -89,9 +90,7 @@ class SimulatedClient:
     async def store(
         self, keys: Sequence[PageKey], units: Sequence[UnitSource], *, tags: CallTags = NO_TAGS
     ) -> int:
-        pages: dict[Kind, list[int]] = {}
-        for unit in units:
-            pages.setdefault(unit.kind, []).append(unit.page_index)
+        pages = by_kind((unit.kind, unit.page_index) for unit in units)
         return await self._node.write(ReserveRequest(self._new_name(), self._life, keys, pages))
 
     def _new_name(self) -> str:
