@@ -18,7 +18,7 @@ from ferryman.errors import Unavailable
 from ferryman.schedule.events import Cached
 from ferryman.schedule.request import Request
 from ferryman.tiers.prefetch_values import NOTHING_BROUGHT, Prefetched
-from ferryman.tiers.write_policy import WriteThrough
+from ferryman.tiers.write_policy import write_policy_named
 from ferryman.wire.grpc.rpc import NO_TAGS, CallTags
 from ferryman.wire.hostcache.arena_copy import UnitSource
 from ferryman.wire.hostcache.client import HostLease
@@ -129,7 +129,8 @@ async def test_rows_47_and_48_a_slot_that_is_copied_out_is_not_reused_until_the_
         client = SlowHost()
         client.is_away = is_away
         store_unit = engine.transfer.store_unit
-        backup = DeviceBackup(engine.scheduler, store_unit, client, WriteThrough(), lambda: None)
+        policy = write_policy_named("write_through")
+        backup = DeviceBackup(engine.scheduler, store_unit, client, policy, lambda: None)
         worker.submit(request(HYBRID, "r0", [1] * 9, 1))
         worker.drain()
         units = [unit for event in worker.seen(Cached) for unit in event.units]

@@ -1,8 +1,8 @@
 """Policies that decide when the units of one tier are written to the tier below it.
 
-    WriteThrough            as soon as a unit is new
-    WriteThroughSelective   at its second hit
-    WriteBack               when it is about to be evicted, a little ahead
+    write_through             as soon as a unit is new
+    write_through_selective   at its second hit
+    write_back                when it is about to be evicted, a little ahead
 
 `PendingBackups` applies one policy to one tier: its caller reports new units, hits, shortages
 and evictions, and it returns the units to write now. Eviction does not wait for it: a unit that is
@@ -11,10 +11,11 @@ evicted before it could be written is lost, and counted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from itertools import islice
 from types import MappingProxyType
-from typing import Protocol
 
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind
@@ -22,98 +23,44 @@ from ferryman.errors import ConfigError
 
 UnitKey = tuple[Kind, PageKey]
 
-HITS_TO_WRITE = 2
 # When less than this share of a pool is free, its coldest units are written ahead of eviction, this
 # many at a time.
 LOW_FREE_SHARE = 0.25
 NUM_WRITTEN_AHEAD = 32
 
 
-class WritePolicy(Protocol):
-    """The rule by which a unit is due to be written."""
+@dataclass(frozen=True, slots=True)
+class WritePolicy:
+    """The rule by which a unit is due to be written: when it is new, from its hit number `hits` on
+    (0: at no hit), and ahead of its eviction.
 
-    def is_due_when_new(self, unit: UnitKey) -> bool: ...
+    A failed write is tried again at the next hit that counts.
+    """
 
-    def is_due_when_hit(self, unit: UnitKey) -> bool:
-        """Counts the hit."""
-        ...
+    when_new: bool = False
+    hits: int = 0
+    ahead: bool = False
 
     def num_due_ahead(self, free_share: float) -> int:
         """The number of coldest units that are due while `free_share` of their pool is free."""
-        ...
-
-    def is_lost(self, unit: UnitKey) -> bool:
-        """Whether evicting this unit unwritten is a loss; the policy forgets the unit."""
-        ...
+        return NUM_WRITTEN_AHEAD if self.ahead and free_share < LOW_FREE_SHARE else 0
 
 
-class WriteThrough:
-    """Every unit, at once. A failed write is tried again at the next hit."""
-
-    def is_due_when_new(self, unit: UnitKey) -> bool:
-        return True
-
-    def is_due_when_hit(self, unit: UnitKey) -> bool:
-        return True
-
-    def num_due_ahead(self, free_share: float) -> int:
-        return 0
-
-    def is_lost(self, unit: UnitKey) -> bool:
-        return True
-
-
-class WriteThroughSelective:
-    """Units that proved useful: at their second hit, and at every later one."""
-
-    def __init__(self) -> None:
-        self._hits: dict[UnitKey, int] = {}
-
-    def is_due_when_new(self, unit: UnitKey) -> bool:
-        return False
-
-    def is_due_when_hit(self, unit: UnitKey) -> bool:
-        hits = self._hits[unit] = self._hits.get(unit, 0) + 1
-        return hits >= HITS_TO_WRITE
-
-    def num_due_ahead(self, free_share: float) -> int:
-        return 0
-
-    def is_lost(self, unit: UnitKey) -> bool:
-        return self._hits.pop(unit, 0) >= HITS_TO_WRITE
-
-
-class WriteBack:
-    """No unit before its room is needed."""
-
-    def is_due_when_new(self, unit: UnitKey) -> bool:
-        return False
-
-    def is_due_when_hit(self, unit: UnitKey) -> bool:
-        return False
-
-    def num_due_ahead(self, free_share: float) -> int:
-        return NUM_WRITTEN_AHEAD if free_share < LOW_FREE_SHARE else 0
-
-    def is_lost(self, unit: UnitKey) -> bool:
-        return True
-
-
-WRITE_POLICIES: Mapping[str, Callable[[], WritePolicy]] = MappingProxyType(
+WRITE_POLICIES: Mapping[str, WritePolicy] = MappingProxyType(
     {
-        "write_through": WriteThrough,
-        "write_through_selective": WriteThroughSelective,
-        "write_back": WriteBack,
+        "write_through": WritePolicy(when_new=True, hits=1),
+        "write_through_selective": WritePolicy(hits=2),
+        "write_back": WritePolicy(ahead=True),
     }
 )
 
 
 def write_policy_named(name: str) -> WritePolicy:
-    """A new policy for one tier. Raises ConfigError for a name that is not known."""
-    make = WRITE_POLICIES.get(name)
-    if make is None:
+    """Raises ConfigError for a name that is not known."""
+    policy = WRITE_POLICIES.get(name)
+    if policy is None:
         raise ConfigError(f"write_policy {name}: known are {', '.join(WRITE_POLICIES)}")
-    return make()
+    return policy
 
 
 class PendingBackups:
@@ -125,6 +72,7 @@ class PendingBackups:
 
     def __init__(self, policy: WritePolicy) -> None:
         self._policy = policy
+        self._hits = Counter[UnitKey]()  # of units in this tier, if a policy counts them
         self._on_its_way: set[UnitKey] = set()
         self._written: set[UnitKey] = set()
 
@@ -132,11 +80,18 @@ class PendingBackups:
 
     def on_added(self, units: Iterable[UnitKey]) -> tuple[UnitKey, ...]:
         """Units came in, by any way; returns those to write now."""
-        return self.start(unit for unit in units if self._policy.is_due_when_new(unit))
+        return self.start(units if self._policy.when_new else ())
 
     def on_hit(self, units: Iterable[UnitKey]) -> tuple[UnitKey, ...]:
         """A request reuses units; returns those to write now."""
-        return self.start(unit for unit in units if self._policy.is_due_when_hit(unit))
+        return self.start(unit for unit in units if self._is_due_when_hit(unit))
+
+    def _is_due_when_hit(self, unit: UnitKey) -> bool:
+        """Counts the hit."""
+        if self._policy.hits > 1:
+            self._hits[unit] += 1
+            return self._hits[unit] >= self._policy.hits
+        return self._policy.hits == 1
 
     def on_pressure(self, free_share: float, coldest: Iterable[UnitKey]) -> tuple[UnitKey, ...]:
         """`coldest` are the next units to evict, in order; returns those to write now.
@@ -149,7 +104,8 @@ class PendingBackups:
         """Units were evicted; returns how many should have been written and were not."""
         num_lost = 0
         for unit in units:
-            num_lost += self._policy.is_lost(unit) and unit not in self._written
+            was_due = self._policy.hits < 2 or self._hits.pop(unit, 0) >= self._policy.hits
+            num_lost += was_due and unit not in self._written
             self._forget(unit)
         return num_lost
 
