@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.tiers.all_or_nothing import AllOrNothing
 from tests.tiers.state_shapes import chain, manifest_of
 from tests.tiers.test_store import WORKER, store_with
 
@@ -10,7 +11,6 @@ from ferryman.cache.manifest import Kind
 from ferryman.cache.units import Tier
 from ferryman.tiers.extents import ExtentTable, lay_out_extent
 from ferryman.tiers.prefetch import (
-    AllOrNothing,
     PrefetchPlanner,
     PrefetchSource,
     RoomPolicyOf,

@@ -9,6 +9,7 @@ from itertools import permutations, product
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.tiers.all_or_nothing import AllOrNothing
 from tests.tiers.state_shapes import PAGE_SIZE, chain
 from tests.tiers.test_store import store_with
 
@@ -17,7 +18,6 @@ from ferryman.cache.slots import Demand, Holder, Pools, SlotHandle
 from ferryman.cache.units import Tier
 from ferryman.errors import LeaseLost
 from ferryman.tiers.prefetch import (
-    AllOrNothing,
     PrefetchGrant,
     PrefetchPlanner,
     PrefetchSource,

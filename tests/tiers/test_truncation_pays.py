@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+from tests.tiers.all_or_nothing import AllOrNothing
 from tests.tiers.state_shapes import chain
 from tests.tiers.test_store import store_with
 
@@ -17,7 +18,6 @@ from ferryman.cache.manifest import Kind
 from ferryman.cache.units import Tier
 from ferryman.tiers.extents import ExtentTable
 from ferryman.tiers.prefetch import (
-    AllOrNothing,
     PrefetchPlanner,
     PrefetchSource,
     RoomPolicyOf,

@@ -92,18 +92,6 @@ class Truncate:
         return may_fit and offer.is_point(depth)
 
 
-@dataclass(frozen=True, slots=True)
-class AllOrNothing:
-    """The deepest resume point, or nothing. Measurements compare truncation with this policy."""
-
-    limits: RoomLimits
-
-    def choices(self, offer: WriteOffer, room: Room) -> Iterator[GroupChoice]:
-        depth = next(offer.points(), 0)
-        if depth > self.limits.floor and self.limits.fits(least := offer.minimal(depth)):
-            yield GroupChoice(least, depth)
-
-
 RoomPolicyOf = Callable[[RoomLimits], RoomPolicy]
 
 
