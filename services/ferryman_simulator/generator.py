@@ -106,13 +106,13 @@ def trace_lines(habits: Habits, block_tokens: int) -> Iterator[str]:
     rng = np.random.default_rng([habits.seed, 1])
     names = BlockNames(block_tokens)
     prefixes = [_tokens(rng, habits.prefix_tokens) for _ in range(habits.num_prefixes)]
-    said: dict[int, Tokens] = {}
+    spoken: dict[int, Tokens] = {}
     for turn in plan_turns(habits):
-        before = said.get(turn.conversation, prefixes[turn.prefix])
+        before = spoken.get(turn.conversation, prefixes[turn.prefix])
         prompt = np.concatenate([before, _tokens(rng, turn.user_len)])
         answer = _tokens(rng, turn.output_len)
         yield mooncake_line(names, turn.at_seconds, prompt, answer)
-        said[turn.conversation] = np.concatenate([prompt, answer])
+        spoken[turn.conversation] = np.concatenate([prompt, answer])
 
 
 def _tokens(rng: np.random.Generator, count: int) -> Tokens:

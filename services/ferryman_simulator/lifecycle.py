@@ -32,7 +32,7 @@ Names = dict[int, bytes]
 
 
 @dataclass(slots=True)
-class _Told:
+class _RouterView:
     """The router's events of one request."""
 
     arrived_ms: int
@@ -50,7 +50,7 @@ class _EventLine:
 
 def read_lifecycle(path: Path, lines: Iterable[tuple[int, str]], page_size: int) -> Trace:
     """The requests that ended well in the log in `path`. Raises BadTrace."""
-    told: dict[str, _Told] = {}
+    received: dict[str, _RouterView] = {}
     chunks: dict[tuple[str, int, str], _EventLine] = {}
     gaps_ms: list[float] = []
     for number, line in lines:
@@ -58,17 +58,17 @@ def read_lifecycle(path: Path, lines: Iterable[tuple[int, str]], page_size: int)
         if event.role == PREFILL and event.name in ("admitted", "chunk"):
             _note_chunk(chunks, event)
         elif event.role == ROUTER and event.name == "received":
-            told[event.request_id] = _received(path, number, event, page_size)
-        elif event.role == ROUTER and event.name == "finished" and event.request_id in told:
-            _finished(path, number, event, told[event.request_id], page_size)
+            received[event.request_id] = _received(path, number, event, page_size)
+        elif event.role == ROUTER and event.name == "finished" and event.request_id in received:
+            _finished(path, number, event, received[event.request_id], page_size)
             gaps_ms.append(_seconds(event.facts.get("itl_p50_ms")))
-        if len(told) > MAX_REQUESTS:
+        if len(received) > MAX_REQUESTS:
             raise BadTrace(path, number, f"a trace has at most {MAX_REQUESTS} requests")
-    if not told:
+    if not received:
         raise BadTrace(path, 1, "no request was received in it")
-    whole = {name: one for name, one in told.items() if one.output_len}
+    whole = {name: view for name, view in received.items() if view.output_len}
     pace = MeasuredPace(_prefill_pace(chunks.values()), _median(gaps_ms) / 1000)
-    return Trace(by_arrival(_requests(whole, page_size)), pace, len(told) - len(whole))
+    return Trace(by_arrival(_requests(whole, page_size)), pace, len(received) - len(whole))
 
 
 def _event(path: Path, number: int, line: str) -> LifecycleEntry:
@@ -78,14 +78,16 @@ def _event(path: Path, number: int, line: str) -> LifecycleEntry:
         raise BadTrace(path, number, str(error)) from None
 
 
-def _received(path: Path, number: int, event: LifecycleEntry, page_size: int) -> _Told:
+def _received(path: Path, number: int, event: LifecycleEntry, page_size: int) -> _RouterView:
     prompt_len = max(1, _count(path, number, event, "tokens"))
-    return _Told(event.unix_ms, prompt_len, _chain(path, number, event, page_size))
+    return _RouterView(event.unix_ms, prompt_len, _chain(path, number, event, page_size))
 
 
-def _finished(path: Path, number: int, event: LifecycleEntry, told: _Told, page_size: int) -> None:
-    told.output_len = _count(path, number, event, "tokens")
-    told.names |= _chain(path, number, event, page_size)
+def _finished(
+    path: Path, number: int, event: LifecycleEntry, view: _RouterView, page_size: int
+) -> None:
+    view.output_len = _count(path, number, event, "tokens")
+    view.names |= _chain(path, number, event, page_size)
 
 
 def _count(path: Path, number: int, event: LifecycleEntry, name: str) -> int:
@@ -101,8 +103,8 @@ def _chain(path: Path, number: int, event: LifecycleEntry, page_size: int) -> Na
     if "chain" not in event.facts:
         return {}
     if event.facts.get("page_size") != page_size:
-        found = event.facts.get("page_size")
-        raise BadTrace(path, number, f"pages of {found} tokens; simulate it with --page-size")
+        tokens = event.facts.get("page_size")
+        raise BadTrace(path, number, f"pages of {tokens} tokens; simulate it with --page-size")
     try:
         chain = decode_prints(str(event.facts["chain"]))
     except ValueError as error:
@@ -110,21 +112,21 @@ def _chain(path: Path, number: int, event: LifecycleEntry, page_size: int) -> Na
     return {(index + 1) * chain.step: name for index, name in enumerate(chain.prints)}
 
 
-def _requests(told: Mapping[str, _Told], page_size: int) -> Iterator[TracedRequest]:
+def _requests(received: Mapping[str, _RouterView], page_size: int) -> Iterator[TracedRequest]:
     """Requests by arrival. A prefix known to be shared belongs to the earlier request."""
-    known: dict[tuple[int, bytes], SyntheticPrompt] = {}
-    ordered = sorted(told.items(), key=lambda item: item[1].arrived_ms)
-    for index, (request_id, one) in enumerate(ordered):
-        total = one.prompt_len + one.output_len
-        places = sorted(place for place in one.names.items() if place[0] * page_size <= total)
-        deepest = max((place for place in places if place in known), default=None)
+    contents: dict[tuple[int, bytes], SyntheticPrompt] = {}
+    ordered = sorted(received.items(), key=lambda item: item[1].arrived_ms)
+    for index, (request_id, view) in enumerate(ordered):
+        total = view.prompt_len + view.output_len
+        places = sorted(place for place in view.names.items() if place[0] * page_size <= total)
+        deepest = max((place for place in places if place in contents), default=None)
         content = (
-            known[deepest].first(deepest[0] * page_size) if deepest else SyntheticPrompt((), ())
+            contents[deepest].first(deepest[0] * page_size) if deepest else SyntheticPrompt((), ())
         )
         content = content.then(own(index, total - content.num_tokens))
         for place in places:
-            known.setdefault(place, content)
-        yield TracedRequest(request_id, one.arrived_ms / 1000, content, one.prompt_len)
+            contents.setdefault(place, content)
+        yield TracedRequest(request_id, view.arrived_ms / 1000, content, view.prompt_len)
 
 
 # Times in the log.

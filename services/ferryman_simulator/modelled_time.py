@@ -81,9 +81,9 @@ class CostModel:
     client_seconds: float = 1e-2
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            if not 0 <= getattr(self, each.name) < 1e6:
-                raise ConfigError(f"{each.name} must be a number of seconds from 0 on")
+        for cost in fields(self):
+            if not 0 <= getattr(self, cost.name) < 1e6:
+                raise ConfigError(f"{cost.name} must be a number of seconds from 0 on")
 
     @property
     def plan_costs(self) -> ResumeCosts:

@@ -33,14 +33,14 @@ BLOCK_TOKENS = 512
 
 def read_mooncake(path: Path, lines: Iterable[tuple[int, str]], block_tokens: int) -> Trace:
     """The trace in numbered `lines` of `path`. Raises BadTrace."""
-    found: list[TracedRequest] = []
+    requests: list[TracedRequest] = []
     for number, line in lines:
         record = _object(path, number, line)
         seconds = _number(path, number, record, "timestamp") / 1000
-        if len(found) == MAX_REQUESTS:
+        if len(requests) == MAX_REQUESTS:
             raise BadTrace(path, number, f"a trace has at most {MAX_REQUESTS} requests")
-        found.append(_request(path, number, record, seconds, block_tokens))
-    return Trace(by_arrival(found))
+        requests.append(_request(path, number, record, seconds, block_tokens))
+    return Trace(by_arrival(requests))
 
 
 def _request(
@@ -93,7 +93,8 @@ def _length(path: Path, number: int, record: Mapping[str, object], name: str) ->
 def _names(path: Path, number: int, record: Mapping[str, object], name: str) -> list[int]:
     value = record.get(name)
     if not isinstance(value, list) or not all(
-        isinstance(one, int) and not isinstance(one, bool) and 0 <= one < OWN_NAMES for one in value
+        isinstance(block, int) and not isinstance(block, bool) and 0 <= block < OWN_NAMES
+        for block in value
     ):
         raise BadTrace(path, number, f"{name} should be a list of whole numbers from 0 on")
     return value

@@ -205,13 +205,13 @@ class SimulatedNode:
         """Recurrent states kept, by tier."""
         host = self.store.statistics().kinds.get(Kind.RECURRENT)
         disk = self.storage.statistics().kinds.get(Kind.RECURRENT)
-        found = {"host": host.resident if host else 0}
-        return found | ({"storage": disk.num_units if disk else 0} if self.has_storage else {})
+        kept = {"host": host.resident if host else 0}
+        return kept | ({"storage": disk.num_units if disk else 0} if self.has_storage else {})
 
     def num_evicted(self) -> dict[str, dict[str, int]]:
         """Units evicted, by tier and kind."""
-        found = {"host": {str(k): self.store.counts(k).num_evicted for k in self._manifest.kinds}}
+        evicted = {"host": {str(k): self.store.counts(k).num_evicted for k in self._manifest.kinds}}
         if self.has_storage:
             kinds = self.storage.statistics().kinds
-            found["storage"] = {str(kind): each.num_evicted for kind, each in kinds.items()}
-        return found
+            evicted["storage"] = {str(kind): counts.num_evicted for kind, counts in kinds.items()}
+        return evicted

@@ -39,14 +39,14 @@ def parse_slots(text: object) -> object:
     """`full=512,recurrent=64` as pools; other values stay as they are. Raises ValueError."""
     if not isinstance(text, str):
         return text
-    found: dict[Kind, int] = {}
+    pools: dict[Kind, int] = {}
     for part in filter(None, text.split(",")):
         name, _, count = part.partition("=")
         if name not in Kind.__members__.values() or not count.isdecimal() or not int(count):
-            known = ", ".join(kind.value for kind in Kind)
-            raise ValueError(f"{part} should be KIND=COUNT; kinds are {known}")
-        found[Kind(name)] = int(count)
-    return found
+            kinds = ", ".join(kind.value for kind in Kind)
+            raise ValueError(f"{part} should be KIND=COUNT; kinds are {kinds}")
+        pools[Kind(name)] = int(count)
+    return pools
 
 
 Whole = Annotated[int, Field(ge=0)]

@@ -106,12 +106,12 @@ def run_simulate(
     trace = read_trace(path, choices.form, block_tokens=choices.block_tokens, page_size=page_size)
     measured = replace(GUESSES.told_by(trace.pace), **costs)
     choices = choices.model_copy(update={"costs": measured})
-    found = list(runs(choices, trace, axes))
+    results = list(runs(choices, trace, axes))
     if plot is not None:
-        write_plot(plot, found)
+        write_plot(plot, results)
     if as_json:
-        print_json(trace, found)
+        print_json(trace, results)
     else:
         width = None if sys.stdout.isatty() else WIDE
-        print_tables(Console(width=width), trace, found)
+        print_tables(Console(width=width), trace, results)
     return 0

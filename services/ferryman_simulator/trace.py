@@ -77,7 +77,9 @@ def by_arrival(requests: Iterable[TracedRequest]) -> list[TracedRequest]:
     """In the order of their arrival, counted from the first of them."""
     ordered = sorted(requests, key=lambda request: request.arrival_seconds)
     start = ordered[0].arrival_seconds if ordered else 0.0
-    return [replace(one, arrival_seconds=one.arrival_seconds - start) for one in ordered]
+    return [
+        replace(request, arrival_seconds=request.arrival_seconds - start) for request in ordered
+    ]
 
 
 # Tokens made from names.
