@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from grpc.aio import insecure_channel
 from tests.hostcache.attached import load, prompt_of, until_flushed, until_stored
 from tests.hostcache.conftest import StartHostCache
 from tests.hostcache.test_prefetch_runner import node, prefetch
@@ -12,6 +13,8 @@ from tests.tiers.state_shapes import chain, manifest_of
 
 from ferryman.cache.manifest import Kind
 from ferryman.runtime.metrics import Metrics
+from ferryman.wire.v1 import hostcache_pb2 as pb
+from ferryman.wire.v1.hostcache_pb2_grpc import HostCacheServiceStub
 from ferryman_hostcache.gauges import watch
 from ferryman_hostcache.service import RunningHostCache
 
@@ -53,6 +56,25 @@ async def test_bytes_seconds_hits_truncations_and_evictions_are_told_by_tier_and
         assert found["full_from_storage_bytes"] == 12 * FULL_BYTES
         assert found["from_storage_seconds"] > 0 < found["storage_read_seconds"]
         assert found["prefetch_truncated"] == 1
+
+
+async def test_stats_tell_the_counts_of_the_store_and_of_prefetches_by_their_names(
+    start_host_cache: StartHostCache, tmp_path: Path
+) -> None:
+    async with node(start_host_cache, "one", tmp_path / "storage", MANIFEST) as (service, worker):
+        await worker.client.store(PROMPT.keys, PROMPT.sources)
+        await until_stored(service, PROMPT)
+        lease = await load(worker, PROMPT)
+        async with insecure_channel(service.address) as way:
+            stats = await HostCacheServiceStub(way).Stats(pb.StatsRequest())
+        worker.client.release(lease)
+    counts = (stats.stored, stats.evicted, stats.corrupt, stats.hits, stats.leases)
+    assert counts == (26, 0, 0, 1, 1)
+    assert (stats.reservations, stats.quarantined, stats.prefetch.begun) == (0, 0, 0)
+    full, recurrent = stats.kinds
+    assert (full.resident, full.leased, recurrent.resident) == (24, 24, 2)
+    assert full.total == full.free + full.resident + full.reserved + full.leaving
+    assert stats.used_bytes == 24 * FULL_BYTES + 2 * MANIFEST.layout(Kind.RECURRENT).slot_bytes
 
 
 def documented() -> set[str]:
