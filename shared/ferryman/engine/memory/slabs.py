@@ -30,10 +30,9 @@ STRETCH_BYTES = HUGE_PAGE_BYTES
 
 @dataclass(frozen=True, slots=True)
 class SlabAddress:
-    """Slot s of a slab lies at `address + s * slot_bytes`, for transports that move bytes.
+    """Slot s of a slab lies at `address + s * slot_bytes`; `device` is HOST or a CUDA index.
 
-    `device` is HOST or a CUDA index.
-    """
+    For transports that move bytes by address."""
 
     address: int
     num_bytes: int

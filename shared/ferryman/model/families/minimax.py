@@ -24,7 +24,6 @@ from ferryman.model.layers.decoder_layers import (
     Mixer,
     RmsNorm,
     load_norm,
-    mix,
 )
 from ferryman.model.layers.expert_router import SharesOfChosen
 from ferryman.model.layers.lightning_attention import load_lightning
@@ -147,7 +146,7 @@ class MiniMaxLayer:
 
     def forward(self, hidden: Tensor, batch: StepBatch, state: ModelState) -> Tensor:
         normed = self.mixer_norm(hidden)
-        mixed = mix(self.mixer, normed, batch, state)
+        mixed = self.mixer.forward(normed, batch, state)
         hidden = normed * self.mixer_scales.alpha + mixed * self.mixer_scales.beta
         normed, scales = self.feed_forward_norm(hidden), self.feed_forward_scales
         return normed * scales.alpha + self.feed_forward(normed) * scales.beta

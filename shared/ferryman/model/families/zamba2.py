@@ -29,7 +29,6 @@ from ferryman.model.layers.decoder_layers import (
     RmsNorm,
     gate_and_up,
     load_norm,
-    mix,
 )
 from ferryman.model.layers.mamba import load_mamba
 from ferryman.model.layers.rotation import load_rotary
@@ -199,8 +198,8 @@ class HybridLayer:
     mixer: Mixer
 
     def forward(self, hidden: Tensor, batch: StepBatch, state: ModelState) -> Tensor:
-        mixed = mix(self.attention, self._seen(hidden, batch.token_ids), batch, state)
-        return hidden + mix(self.mixer, self._fed(hidden, mixed), batch, state)
+        mixed = self.attention.forward(self._seen(hidden, batch.token_ids), batch, state)
+        return hidden + self.mixer.forward(self._fed(hidden, mixed), batch, state)
 
     def _seen(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
         """The input of the attention [tokens, 2 · hidden_dim]."""

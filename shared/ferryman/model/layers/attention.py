@@ -25,7 +25,7 @@ from ferryman.model.shapes.attention_shapes import (
     NoPositions,
     ValueSource,
 )
-from ferryman.model.shapes.batch import DecodeBatch, PrefillBatch
+from ferryman.model.shapes.batch import PrefillBatch, StepBatch
 from ferryman.model.shapes.chunks import ChunkOfPages, chunks_of_positions, chunks_of_spans
 from ferryman.model.shapes.ranks import Group, share_of
 from ferryman.model.shapes.state import ModelState, PagedState
@@ -99,65 +99,47 @@ class AttentionLayer:
     out: Linear
     norm_values: Callable[[Tensor], Tensor] = unchanged
 
-    def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
-        pages, table = state.attention[self.layer], batch.page_tables[self.shape.kind]
-        q, gate = self._write(hidden, pages, table, batch.rows, batch.positions)
-        pages, table = pages.opened(table, q.dtype)
-        spans: Sequence[Span] = batch.spans
-        if self.shape.chunk_len:
-            table, spans = chunks_of_spans(table, spans, self._chunk(pages))
-        mixed = paged_attention_prefill(
-            q,
-            pages.key_pages,
-            pages.value_pages,
-            table,
-            spans,
-            self.shape.scale,
-            self.shape.window_len,
-            self.sinks,
-            self.shape.score_cap,
-            pages.scales,
-        )
+    def forward(self, hidden: Tensor, batch: StepBatch, state: ModelState) -> Tensor:
+        pages = state.attention[self.layer]
+        q, gate = self._write(hidden, batch, pages)
+        mixed = attend(q, batch, pages, self.shape, self.sinks)
         return self.out(self.gate.pass_through(mixed, gate).flatten(1))
 
-    def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
-        pages, table = state.attention[self.layer], batch.page_tables[self.shape.kind]
-        rows = torch.arange(len(hidden), device=hidden.device)
-        q, gate = self._write(hidden, pages, table, rows, batch.positions)
-        pages, table = pages.opened(table, q.dtype)
-        positions = batch.positions
-        if self.shape.chunk_len:
-            table, positions = chunks_of_positions(table, positions, self._chunk(pages))
-        mixed = paged_attention_decode(
-            q,
-            pages.key_pages,
-            pages.value_pages,
-            table,
-            positions,
-            self.shape.scale,
-            self.shape.window_len,
-            self.sinks,
-            self.shape.score_cap,
-            pages.scales,
-        )
-        return self.out(self.gate.pass_through(mixed, gate).flatten(1))
-
-    def _chunk(self, pages: PagedState) -> ChunkOfPages:
-        return ChunkOfPages(self.shape.chunk_len, pages.key_pages.shape[2])
-
-    def _write(
-        self, hidden: Tensor, pages: PagedState, table: Tensor, rows: Tensor, positions: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def _write(self, hidden: Tensor, batch: StepBatch, pages: PagedState) -> tuple[Tensor, Tensor]:
         """Writes the tokens' keys and values to their pages; returns q, rotated, and the gate."""
         shape = self.shape
         heads = self.qkv(hidden).view(len(hidden), -1, shape.head_dim)
         sizes = (shape.projected_heads, shape.kv_heads, shape.kv_heads)
         projected, k, v = heads.split_with_sizes(sizes, dim=1)
         q, gate = self.gate.part(projected)
-        q, k = self.turn(q, k, positions)
+        q, k = self.turn(q, k, batch.positions)
         v = self.norm_values(v)
-        pages.write(k, v, table, rows, positions)
+        pages.write(k, v, batch.page_tables[shape.kind], batch.rows, batch.positions)
         return q, gate
+
+
+def attend(
+    q: Tensor,
+    batch: StepBatch,
+    pages: PagedState,
+    shape: AttentionShape,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """The values [tokens, q_heads, head_dim] that the queries `q` see in `pages`, which hold the
+    batch's own already."""
+    opened, table = pages.opened(batch.page_tables[shape.kind], q.dtype)
+    seen = shape.scale, shape.window_len, sinks, shape.score_cap, opened.scales
+    keys, values = opened.key_pages, opened.value_pages
+    chunk = ChunkOfPages(shape.chunk_len, keys.shape[2]) if shape.chunk_len else None
+    if isinstance(batch, PrefillBatch):
+        spans: Sequence[Span] = batch.spans
+        if chunk:
+            table, spans = chunks_of_spans(table, spans, chunk)
+        return paged_attention_prefill(q, keys, values, table, spans, *seen)
+    positions = batch.positions
+    if chunk:
+        table, positions = chunks_of_positions(table, positions, chunk)
+    return paged_attention_decode(q, keys, values, table, positions, *seen)
 
 
 def load_attention(weights: Weights, shape: AttentionShape, place: LayerPlace) -> AttentionLayer:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ferryman.model.shapes.batch import DecodeBatch, PrefillBatch, StepBatch
+from ferryman.model.shapes.batch import StepBatch
 from ferryman.model.shapes.feed_forward_shapes import MlpShape
 from ferryman.model.shapes.ranks import Cuttable, Group, slice_of
 from ferryman.model.shapes.state import ModelState
@@ -32,22 +32,13 @@ class Mixer(Protocol):
     same shape.
     """
 
-    def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor: ...
-
-    def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor: ...
+    def forward(self, hidden: Tensor, batch: StepBatch, state: ModelState) -> Tensor: ...
 
 
 class Layer(Protocol):
     """One layer of a decoder with its norms and residual paths; hidden in and out, as in Mixer."""
 
     def forward(self, hidden: Tensor, batch: StepBatch, state: ModelState) -> Tensor: ...
-
-
-def mix(mixer: Mixer, hidden: Tensor, batch: StepBatch, state: ModelState) -> Tensor:
-    """The mixer's forward for this kind of batch. Around it, layers compute the same for both."""
-    if isinstance(batch, PrefillBatch):
-        return mixer.prefill(hidden, batch, state)
-    return mixer.decode(hidden, batch, state)
 
 
 class Norm(Protocol):
@@ -190,7 +181,7 @@ class MixerLayer:
     mixer: Mixer
 
     def forward(self, hidden: Tensor, batch: StepBatch, state: ModelState) -> Tensor:
-        return hidden + mix(self.mixer, self.norm(hidden), batch, state)
+        return hidden + self.mixer.forward(self.norm(hidden), batch, state)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +196,7 @@ class WideMixerLayer:
     dtype: torch.dtype
 
     def forward(self, hidden: Tensor, batch: StepBatch, state: ModelState) -> Tensor:
-        mixed = mix(self.mixer, self.norm(hidden.to(self.dtype)), batch, state)
+        mixed = self.mixer.forward(self.norm(hidden.to(self.dtype)), batch, state)
         return hidden.to(self.norm.weight.dtype) + mixed
 
 
@@ -231,7 +222,7 @@ class DecoderLayer:
     residual_multiplier: float = 1.0
 
     def forward(self, hidden: Tensor, batch: StepBatch, state: ModelState) -> Tensor:
-        mixed = mix(self.mixer, self.mixer_norm(hidden), batch, state)
+        mixed = self.mixer.forward(self.mixer_norm(hidden), batch, state)
         multiplier = self.residual_multiplier
         hidden, normed = add_and_norm(hidden, mixed, multiplier, self.feed_forward_norm)
         return scaled_sum(hidden, self.feed_forward(normed), multiplier)
@@ -267,7 +258,7 @@ class PostNormLayer:
     fed_norm: Norm
 
     def forward(self, hidden: Tensor, batch: StepBatch, state: ModelState) -> Tensor:
-        hidden = hidden + self.mixed_norm(mix(self.mixer, hidden, batch, state))
+        hidden = hidden + self.mixed_norm(self.mixer.forward(hidden, batch, state))
         return hidden + self.fed_norm(self.feed_forward(hidden))
 
 
@@ -283,7 +274,7 @@ class SandwichLayer:
     fed_norm: Norm
 
     def forward(self, hidden: Tensor, batch: StepBatch, state: ModelState) -> Tensor:
-        mixed = mix(self.mixer, self.mixer_norm(hidden), batch, state)
+        mixed = self.mixer.forward(self.mixer_norm(hidden), batch, state)
         hidden = hidden + self.mixed_norm(mixed)
         fed = self.feed_forward(self.feed_forward_norm(hidden))
         return hidden + self.fed_norm(fed)

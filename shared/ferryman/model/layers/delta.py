@@ -19,7 +19,7 @@ from torch import Tensor
 from ferryman.errors import ConfigError
 from ferryman.model.layers.decoder_layers import LayerPlace
 from ferryman.model.layers.gating import NormThenGate
-from ferryman.model.shapes.batch import DecodeBatch, PrefillBatch
+from ferryman.model.shapes.batch import PrefillBatch, StepBatch
 from ferryman.model.shapes.delta_shapes import DeltaLayout, DeltaShape
 from ferryman.model.shapes.ranks import Cuttable, Group, share_of
 from ferryman.model.shapes.state import ModelState
@@ -43,25 +43,22 @@ class DeltaNet:
     gate: NormThenGate
     project_out: Linear
 
-    def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
-        places = batch.spans, batch.working_slots, batch.snapshots
+    def forward(self, hidden: Tensor, batch: StepBatch, state: ModelState) -> Tensor:
         mixed, z, a, b = self._project(hidden)
-        taps = self.step.conv_weight
-        mixed = causal_conv_prefill(mixed, state.conv[self.layer], taps, None, *places)
-        q, k, v = self.step.heads(mixed, self.shape.v_heads, self.shape.v_dim)
-        g, beta = self.step.rates(a, b)
-        y = delta_chunk_scan(q, k, v, g, beta, state.ssm[self.layer], *places, self.scan_chunk)
-        return self.project_out(self.gate(y.flatten(1), z))
+        conv, ssm = state.conv[self.layer], state.ssm[self.layer]
+        if isinstance(batch, PrefillBatch):
+            mixed = causal_conv_prefill(mixed, conv, self.step.conv_weight, None, *batch.scans)
+            q, k, v = self.step.heads(mixed, self.shape.v_heads, self.shape.v_dim)
+            g, beta = self.step.rates(a, b)
+            y = delta_chunk_scan(q, k, v, g, beta, ssm, *batch.scans, self.scan_chunk)
+            return self._finish(y, z)
 
-    def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
-        mixed, z, a, b = self._project(hidden)
+        def advance(mixed: Tensor, a: Tensor, b: Tensor, *slots: Tensor) -> Tensor:
+            return delta_step(mixed, a, b, self.step, conv, ssm, *slots)
 
-        def advance(wave: slice) -> Tensor:
-            states = state.conv[self.layer], state.ssm[self.layer]
-            places = batch.read_slots[wave], batch.write_slots[wave]
-            return delta_step(mixed[wave], a[wave], b[wave], self.step, *states, *places)
+        return self._finish(batch.wave_by_wave(advance, mixed, a, b), z)
 
-        y = batch.wave_by_wave(advance)
+    def _finish(self, y: Tensor, z: Tensor) -> Tensor:
         return self.project_out(self.gate(y.flatten(1), z))
 
     def _project(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -13,21 +13,17 @@ from functools import partial
 
 from torch import Tensor
 
+from ferryman.model.layers.attention import attend
 from ferryman.model.layers.decoder_layers import LayerPlace, load_norm
 from ferryman.model.layers.head_norms import NormOfHeads
 from ferryman.model.layers.rotation import RotaryEmbedding, load_rotary
 from ferryman.model.shapes.attention_shapes import AttentionShape
-from ferryman.model.shapes.batch import DecodeBatch, PrefillBatch
+from ferryman.model.shapes.batch import StepBatch
 from ferryman.model.shapes.ranks import share_of
 from ferryman.model.shapes.state import ModelState
 from ferryman.model.weights.linear import Linear
 from ferryman.model.weights.matrix import summed_linear
 from ferryman.model.weights.named_weights import Weights
-from ferryman_kernels.attention.page_layout import PageScales
-from ferryman_kernels.attention.paged_attention import (
-    paged_attention_decode,
-    paged_attention_prefill,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,26 +37,10 @@ class EarlierPagesAttention:
     turn: RotaryEmbedding
     out: Linear
 
-    def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
-        asked, scales = self._asked(hidden, batch, state)
-        seen = self.shape.scale, self.shape.window_len
-        mixed = paged_attention_prefill(*asked, batch.spans, *seen, scales=scales)
-        return self.out(mixed.flatten(1))
-
-    def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
-        asked, scales = self._asked(hidden, batch, state)
-        seen = self.shape.scale, self.shape.window_len
-        mixed = paged_attention_decode(*asked, batch.positions, *seen, scales=scales)
-        return self.out(mixed.flatten(1))
-
-    def _asked(
-        self, hidden: Tensor, batch: PrefillBatch | DecodeBatch, state: ModelState
-    ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], PageScales | None]:
-        """The queries, the pages of keys and of values with their table; the scales of codes."""
+    def forward(self, hidden: Tensor, batch: StepBatch, state: ModelState) -> Tensor:
         q = self._queries(hidden, batch.positions)
-        table = batch.page_tables[self.shape.kind]
-        pages, table = state.attention[self.source].opened(table, q.dtype)
-        return (q, pages.key_pages, pages.value_pages, table), pages.scales
+        mixed = attend(q, batch, state.attention[self.source], self.shape)
+        return self.out(mixed.flatten(1))
 
     def _queries(self, hidden: Tensor, positions: Tensor) -> Tensor:
         heads = self.queries(hidden).view(len(hidden), -1, self.shape.head_dim)

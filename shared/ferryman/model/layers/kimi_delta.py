@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ferryman.model.layers.decoder_layers import LayerPlace, RmsNorm, load_norm
-from ferryman.model.shapes.batch import DecodeBatch, PrefillBatch
+from ferryman.model.shapes.batch import PrefillBatch, StepBatch
 from ferryman.model.shapes.delta_shapes import KimiDeltaShape
 from ferryman.model.shapes.ranks import share_of
 from ferryman.model.shapes.state import ModelState
@@ -66,27 +66,20 @@ class KimiDelta:
     norm: RmsNorm
     project_out: Linear
 
-    def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
+    def forward(self, hidden: Tensor, batch: StepBatch, state: ModelState) -> Tensor:
         mixed, beta, g, gate = self._project(hidden)
-        places = batch.spans, batch.working_slots, batch.snapshots
-        conv_states = state.conv[self.layer]
-        mixed = causal_conv_prefill(mixed, conv_states, self.conv_weight, None, *places)
-        q, k, v = self._heads(mixed)
-        y = channel_delta_scan(q, k, v, g, beta, state.ssm[self.layer], *places)
-        return self._finish(y, gate)
+        conv, ssm = state.conv[self.layer], state.ssm[self.layer]
+        if isinstance(batch, PrefillBatch):
+            mixed = causal_conv_prefill(mixed, conv, self.conv_weight, None, *batch.scans)
+            y = channel_delta_scan(*self._heads(mixed), g, beta, ssm, *batch.scans)
+            return self._finish(y, gate)
 
-    def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
-        mixed, beta, g, gate = self._project(hidden)
+        def advance(mixed: Tensor, g: Tensor, beta: Tensor, *slots: Tensor) -> Tensor:
+            read, write = slots
+            convolved = causal_conv_decode(mixed, conv, self.conv_weight, None, read, write)
+            return channel_delta_decode(ssm, *self._heads(convolved), g, beta, *slots)
 
-        def advance(wave: slice) -> Tensor:
-            places = batch.read_slots[wave], batch.write_slots[wave]
-            convolved = causal_conv_decode(
-                mixed[wave], state.conv[self.layer], self.conv_weight, None, *places
-            )
-            inputs = *self._heads(convolved), g[wave], beta[wave]
-            return channel_delta_decode(state.ssm[self.layer], *inputs, *places)
-
-        return self._finish(batch.wave_by_wave(advance), gate)
+        return self._finish(batch.wave_by_wave(advance, mixed, g, beta), gate)
 
     def _project(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """q k v [tokens, conv_dim]; β [tokens, heads] and g [tokens, heads, head_dim], both in the

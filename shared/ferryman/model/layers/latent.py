@@ -21,7 +21,7 @@ from ferryman.cache.manifest import Kind
 from ferryman.model.layers.decoder_layers import LayerPlace, RmsNorm, load_norm
 from ferryman.model.layers.rotation import RotaryEmbedding, load_rotary
 from ferryman.model.shapes.attention_shapes import LatentShape
-from ferryman.model.shapes.batch import DecodeBatch, PrefillBatch, StepBatch
+from ferryman.model.shapes.batch import PrefillBatch, StepBatch
 from ferryman.model.shapes.ranks import share_of
 from ferryman.model.shapes.state import ModelState
 from ferryman.model.weights.linear import Linear
@@ -35,23 +35,6 @@ from ferryman_kernels.attention.latent_pages import write_latents
 
 LATENT_NORM_EPS = 1e-6
 """The epsilon of norms on latents, independent of a model's other norms."""
-
-
-@dataclass(frozen=True, slots=True)
-class TokenPositions:
-    """The places of a batch's tokens: their rows of `page_table` [rows, pages], and positions."""
-
-    page_table: Tensor
-    rows: Tensor
-    positions: Tensor
-
-
-def token_positions(batch: StepBatch) -> TokenPositions:
-    """The places in the full kind's pages; each token of a decode batch has its own row."""
-    table, positions = batch.page_tables[Kind.FULL], batch.positions
-    if isinstance(batch, PrefillBatch):
-        return TokenPositions(table, batch.rows, positions)
-    return TokenPositions(table, torch.arange(len(positions), device=positions.device), positions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +70,7 @@ class LatentProjections:
     values_up: Tensor
     out: Linear
 
-    def write(
-        self, hidden: Tensor, residual: Tensor, where: TokenPositions, pages: Tensor
-    ) -> Tensor:
+    def write(self, hidden: Tensor, residual: Tensor, batch: StepBatch, pages: Tensor) -> Tensor:
         """Writes the tokens' rows; returns their queries [tokens, heads, latent_dim + rope_dim]."""
         shape = self.shape
         latents, ropes = self.row_down(hidden).split_with_sizes(
@@ -97,9 +78,10 @@ class LatentProjections:
         )
         heads = self.query_up(residual).view(len(hidden), shape.q_heads, -1)
         plain, turning = heads.split_with_sizes((shape.plain_dim, shape.rope_dim), dim=2)
-        turned, row_ropes = self.turn(turning, ropes[:, None], where.positions)
+        turned, row_ropes = self.turn(turning, ropes[:, None], batch.positions)
         rows = torch.cat((self.row_norm(latents), row_ropes[:, 0]), dim=1)
-        write_latents(pages, rows, where.page_table, where.rows, where.positions)
+        table = batch.page_tables[Kind.FULL]
+        write_latents(pages, rows, table, batch.rows, batch.positions)
         absorbed = torch.bmm(plain.transpose(0, 1), self.keys_up).transpose(0, 1)
         return torch.cat((absorbed, turned), dim=2)
 
@@ -116,22 +98,14 @@ class LatentAttention:
     layer: int
     projections: LatentProjections
 
-    def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
+    def forward(self, hidden: Tensor, batch: StepBatch, state: ModelState) -> Tensor:
         pages, shape = state.latent[self.layer], self.projections.shape
-        where = token_positions(batch)
-        q = self.projections.write(hidden, self.projections.residual(hidden), where, pages)
-        attended = latent_attention_prefill(
-            q, pages, where.page_table, batch.spans, shape.latent_dim, shape.scale
-        )
-        return self.projections.finish(attended)
-
-    def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
-        pages, shape = state.latent[self.layer], self.projections.shape
-        where = token_positions(batch)
-        q = self.projections.write(hidden, self.projections.residual(hidden), where, pages)
-        attended = latent_attention_decode(
-            q, pages, where.page_table, batch.positions, shape.latent_dim, shape.scale
-        )
+        q = self.projections.write(hidden, self.projections.residual(hidden), batch, pages)
+        table, sizes = batch.page_tables[Kind.FULL], (shape.latent_dim, shape.scale)
+        if isinstance(batch, PrefillBatch):
+            attended = latent_attention_prefill(q, pages, table, batch.spans, *sizes)
+        else:
+            attended = latent_attention_decode(q, pages, table, batch.positions, *sizes)
         return self.projections.finish(attended)
 
 

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from ferryman.model.layers.decoder_layers import LayerPlace, RmsNorm
 from ferryman.model.layers.gating import SharedNorm
-from ferryman.model.shapes.batch import DecodeBatch, PrefillBatch
+from ferryman.model.shapes.batch import PrefillBatch, StepBatch
 from ferryman.model.shapes.ranks import share_of
 from ferryman.model.shapes.recurrent_shapes import LightningShape
 from ferryman.model.shapes.state import ModelState
@@ -50,33 +50,18 @@ class LightningAttention:
     norm: Callable[[Tensor], Tensor]
     project_out: Linear
 
-    def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
+    def forward(self, hidden: Tensor, batch: StepBatch, state: ModelState) -> Tensor:
         q, k, v, gate = self._project(hidden)
-        y = chunk_scan(
-            v,
-            self._steps(hidden),
-            self.rates,
-            k,
-            q,
-            self.skip,
-            state.ssm[self.layer],
-            batch.spans,
-            batch.working_slots,
-            batch.snapshots,
-            self.scan_chunk,
-        )
-        return self._finish(y, gate)
+        steps, ssm = self._steps(hidden), state.ssm[self.layer]
+        if isinstance(batch, PrefillBatch):
+            inputs = v, steps, self.rates, k, q, self.skip
+            y = chunk_scan(*inputs, ssm, *batch.scans, self.scan_chunk)
+            return self._finish(y, gate)
 
-    def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
-        q, k, v, gate = self._project(hidden)
-        steps = self._steps(hidden)
+        def advance(q: Tensor, k: Tensor, v: Tensor, steps: Tensor, *slots: Tensor) -> Tensor:
+            return selective_state_update(ssm, v, steps, self.rates, k, q, self.skip, *slots)
 
-        def advance(wave: slice) -> Tensor:
-            places = batch.read_slots[wave], batch.write_slots[wave]
-            inputs = v[wave], steps[wave], self.rates, k[wave], q[wave], self.skip
-            return selective_state_update(state.ssm[self.layer], *inputs, *places)
-
-        return self._finish(batch.wave_by_wave(advance), gate)
+        return self._finish(batch.wave_by_wave(advance, q, k, v, steps), gate)
 
     def _project(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """q, k and v [tokens, heads, head_dim], and the gate [tokens, inner_dim]."""

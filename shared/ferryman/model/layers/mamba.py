@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ferryman.model.layers.decoder_layers import LayerPlace
 from ferryman.model.layers.gating import ScanGate, load_gate
-from ferryman.model.shapes.batch import DecodeBatch, PrefillBatch
+from ferryman.model.shapes.batch import PrefillBatch, StepBatch
 from ferryman.model.shapes.ranks import Cuttable, Group, share_of
 from ferryman.model.shapes.recurrent_shapes import MambaShape
 from ferryman.model.shapes.state import ModelState
@@ -44,47 +44,22 @@ class MambaMixer:
     gate: ScanGate
     project_out: Linear
 
-    def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
-        ssm = self.step
+    def forward(self, hidden: Tensor, batch: StepBatch, state: ModelState) -> Tensor:
         gate, mixed, dt = self._project(hidden)
-        mixed = causal_conv_prefill(
-            mixed,
-            state.conv[self.layer],
-            ssm.conv_weight,
-            ssm.conv_bias,
-            batch.spans,
-            batch.working_slots,
-            batch.snapshots,
-        )
-        x, B, C = self._parts(mixed)
-        y = chunk_scan(
-            x,
-            ssm.time_steps(dt),
-            ssm.A,
-            B,
-            C,
-            ssm.D,
-            state.ssm[self.layer],
-            batch.spans,
-            batch.working_slots,
-            batch.snapshots,
-            self.scan_chunk,
-        )
-        return self.project_out(self.gate(y.flatten(1), gate))
+        step, conv, ssm = self.step, state.conv[self.layer], state.ssm[self.layer]
+        if isinstance(batch, PrefillBatch):
+            mixed = causal_conv_prefill(mixed, conv, step.conv_weight, step.conv_bias, *batch.scans)
+            x, B, C = self._parts(mixed)
+            dt = step.time_steps(dt)
+            y = chunk_scan(x, dt, step.A, B, C, step.D, ssm, *batch.scans, self.scan_chunk)
+            return self._finish(y, gate)
 
-    def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
-        gate, mixed, dt = self._project(hidden)
-        states = state.conv[self.layer], state.ssm[self.layer]
+        def advance(mixed: Tensor, dt: Tensor, *slots: Tensor) -> Tensor:
+            return mamba_step(mixed, dt, step, conv, ssm, *slots)
 
-        def advance(mixed: Tensor, dt: Tensor, *places: Tensor) -> Tensor:
-            return mamba_step(mixed, dt, self.step, *states, *places)
+        return self._finish(batch.wave_by_wave(advance, mixed, dt), gate)
 
-        inputs = mixed, dt, batch.read_slots, batch.write_slots
-        # A part of a tensor takes as long to make as a norm of one token.
-        if len(batch.waves) == 1:
-            y = advance(*inputs)
-        else:
-            y = batch.wave_by_wave(lambda wave: advance(*(part[wave] for part in inputs)))
+    def _finish(self, y: Tensor, gate: Tensor) -> Tensor:
         return self.project_out(self.gate(y.flatten(1), gate))
 
     def _project(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ferryman.model.layers.decoder_layers import LayerPlace, RmsNorm
-from ferryman.model.shapes.batch import DecodeBatch, PrefillBatch
+from ferryman.model.shapes.batch import PrefillBatch, StepBatch
 from ferryman.model.shapes.ranks import Cuttable, Group, share_of
 from ferryman.model.shapes.recurrent_shapes import InnerNorms, Mamba1Shape
 from ferryman.model.shapes.state import ModelState
@@ -72,35 +72,25 @@ class Mamba1Mixer:
     D: Tensor
     project_out: Linear
 
-    def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
+    def forward(self, hidden: Tensor, batch: StepBatch, state: ModelState) -> Tensor:
         x, gate = self.project_in(hidden).chunk(2, dim=1)
-        places = batch.spans, batch.working_slots, batch.snapshots
-        conv_states = state.conv[self.layer]
-        x = causal_conv_prefill(x, conv_states, self.conv_weight, self.conv_bias, *places)
-        dt, B, C = self.selection(x)
-        y = selective_scan(x, dt, self.A, B, C, self.D, state.ssm[self.layer], *places)
-        return self.project_out(_gated(y, gate))
+        conv, ssm = state.conv[self.layer], state.ssm[self.layer]
+        if isinstance(batch, PrefillBatch):
+            x = causal_conv_prefill(x, conv, self.conv_weight, self.conv_bias, *batch.scans)
+            dt, B, C = self.selection(x)
+            y = selective_scan(x, dt, self.A, B, C, self.D, ssm, *batch.scans)
+            return self.project_out(_gated(y, gate))
 
-    def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
-        mixed, gate = self.project_in(hidden).chunk(2, dim=1)
+        def convolve(x: Tensor, read: Tensor, write: Tensor) -> Tensor:
+            return causal_conv_decode(x, conv, self.conv_weight, self.conv_bias, read, write)
 
-        def convolve(wave: slice) -> Tensor:
-            places = batch.read_slots[wave], batch.write_slots[wave]
-            conv_states = state.conv[self.layer]
-            return causal_conv_decode(
-                mixed[wave], conv_states, self.conv_weight, self.conv_bias, *places
-            )
+        def advance(x: Tensor, dt: Tensor, B: Tensor, C: Tensor, *slots: Tensor) -> Tensor:
+            return selective_scan_decode(ssm, x, dt, self.A, B, C, self.D, *slots)
 
         # The convolution's waves come first: the ranks then meet once, for any number of waves.
-        x = batch.wave_by_wave(convolve)
-        dt, B, C = self.selection(x)
-
-        def advance(wave: slice) -> Tensor:
-            inputs = x[wave], dt[wave], self.A, B[wave], C[wave], self.D
-            places = batch.read_slots[wave], batch.write_slots[wave]
-            return selective_scan_decode(state.ssm[self.layer], *inputs, *places)
-
-        return self.project_out(_gated(batch.wave_by_wave(advance), gate))
+        x = batch.wave_by_wave(convolve, x)
+        y = batch.wave_by_wave(advance, x, *self.selection(x))
+        return self.project_out(_gated(y, gate))
 
 
 def _gated(y: Tensor, gate: Tensor) -> Tensor:

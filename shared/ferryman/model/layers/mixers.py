@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import reduce
 
@@ -14,7 +13,7 @@ from ferryman.model.layers.decoder_layers import LayerPlace, Mixer
 from ferryman.model.layers.delta import load_delta
 from ferryman.model.layers.mamba import load_mamba
 from ferryman.model.shapes.attention_shapes import AttentionShape
-from ferryman.model.shapes.batch import DecodeBatch, PrefillBatch
+from ferryman.model.shapes.batch import StepBatch
 from ferryman.model.shapes.delta_shapes import DeltaShape
 from ferryman.model.shapes.recurrent_shapes import MambaShape
 from ferryman.model.shapes.state import ModelState
@@ -29,15 +28,8 @@ class Parallel:
 
     mixers: tuple[Mixer, ...]
 
-    def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
-        return _sum(mixer.prefill(hidden, batch, state) for mixer in self.mixers)
-
-    def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
-        return _sum(mixer.decode(hidden, batch, state) for mixer in self.mixers)
-
-
-def _sum(parts: Iterable[Tensor]) -> Tensor:
-    return reduce(torch.add, parts)
+    def forward(self, hidden: Tensor, batch: StepBatch, state: ModelState) -> Tensor:
+        return reduce(torch.add, (mixer.forward(hidden, batch, state) for mixer in self.mixers))
 
 
 def load_mixer(weights: Weights, shape: MixerShape, place: LayerPlace) -> Mixer:

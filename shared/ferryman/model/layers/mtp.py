@@ -29,7 +29,7 @@ from torch import Tensor
 
 from ferryman.cache.manifest import Kind, SectionSpec
 from ferryman.errors import ConfigError
-from ferryman.model.layers.decoder_layers import DecoderLayer, LayerPlace, RmsNorm, load_norm, mix
+from ferryman.model.layers.decoder_layers import DecoderLayer, LayerPlace, RmsNorm, load_norm
 from ferryman.model.shapes.attention_shapes import AttentionShape
 from ferryman.model.shapes.batch import DecodeBatch, StepBatch
 from ferryman.model.shapes.config_fields import ConfigFields
@@ -87,7 +87,7 @@ class MtpHead:
     def write(self, embedded: Tensor, before: Tensor, batch: StepBatch, state: ModelState) -> None:
         """Writes the entries of a batch's tokens. Nothing is drafted, so the mixer is enough."""
         x = self.make_input(embedded, before, batch.positions)
-        mix(self.layer.mixer, self.layer.mixer_norm(x), batch, state)
+        self.layer.mixer.forward(self.layer.mixer_norm(x), batch, state)
 
 
 @dataclass(frozen=True, slots=True)

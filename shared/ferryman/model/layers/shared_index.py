@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ferryman.model.layers.decoder_layers import DecoderLayer, FeedForward, Layer, Norm
-from ferryman.model.layers.latent import TokenPositions, token_positions
 from ferryman.model.layers.sparse_latent import PlacedLatentAttention, SparseLatentAttention
 from ferryman.model.shapes.batch import StepBatch
 from ferryman.model.shapes.state import ModelState
@@ -46,22 +45,12 @@ class SharedIndexLayers:
     layers: tuple[PlacedLayer, ...]
 
     def forward(self, hidden: Tensor, batch: StepBatch, state: ModelState) -> Tensor:
-        normed, residual = self.layers[0].normed(hidden)
-        places = self.chooser.chosen(normed, residual, batch, state)
-        return self._attend(hidden, (normed, residual), token_positions(batch), places, state)
-
-    def _attend(
-        self,
-        hidden: Tensor,
-        inputs: tuple[Tensor, Tensor],
-        where: TokenPositions,
-        places: Tensor,
-        state: ModelState,
-    ) -> Tensor:
-        """All layers; the first one's `inputs` are there already, because the choice needs them."""
+        inputs = self.layers[0].normed(hidden)
+        places = self.chooser.chosen(*inputs, batch, state)
         for number, layer in enumerate(self.layers):
+            # The first layer's are there already, because the choice needs them.
             normed, residual = layer.normed(hidden) if number else inputs
-            mixed = layer.attention.attend(normed, residual, where, places, state)
+            mixed = layer.attention.attend(normed, residual, places, batch, state)
             hidden = layer.finish(hidden, mixed)
         return hidden
 

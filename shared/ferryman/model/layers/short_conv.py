@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ferryman.model.layers.decoder_layers import LayerPlace
-from ferryman.model.shapes.batch import DecodeBatch, PrefillBatch
+from ferryman.model.shapes.batch import PrefillBatch, StepBatch
 from ferryman.model.shapes.ranks import Cuttable, Group, share_of
 from ferryman.model.shapes.recurrent_shapes import ShortConvShape
 from ferryman.model.shapes.state import ModelState
@@ -36,35 +36,17 @@ class ShortConv:
     conv_bias: Tensor | None
     project_out: Linear
 
-    def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
+    def forward(self, hidden: Tensor, batch: StepBatch, state: ModelState) -> Tensor:
         fed, gate = self._project(hidden)
-        mixed = causal_conv_prefill(
-            fed,
-            state.conv[self.layer],
-            self.conv_weight,
-            self.conv_bias,
-            batch.spans,
-            batch.working_slots,
-            batch.snapshots,
-            activates=False,
-        )
-        return self.project_out(gate * mixed)
+        weights = state.conv[self.layer], self.conv_weight, self.conv_bias
+        if isinstance(batch, PrefillBatch):
+            mixed = causal_conv_prefill(fed, *weights, *batch.scans, activates=False)
+            return self.project_out(gate * mixed)
 
-    def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
-        fed, gate = self._project(hidden)
+        def advance(fed: Tensor, read: Tensor, write: Tensor) -> Tensor:
+            return causal_conv_decode(fed, *weights, read, write, activates=False)
 
-        def advance(wave: slice) -> Tensor:
-            return causal_conv_decode(
-                fed[wave],
-                state.conv[self.layer],
-                self.conv_weight,
-                self.conv_bias,
-                batch.read_slots[wave],
-                batch.write_slots[wave],
-                activates=False,
-            )
-
-        return self.project_out(gate * batch.wave_by_wave(advance))
+        return self.project_out(gate * batch.wave_by_wave(advance, fed))
 
     def _project(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """B · x and C, both [tokens, dim]."""

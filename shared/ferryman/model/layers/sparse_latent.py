@@ -14,17 +14,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ferryman.cache.manifest import Kind
 from ferryman.model.layers.centred_norm import LayerNorm
 from ferryman.model.layers.decoder_layers import LayerPlace
-from ferryman.model.layers.latent import (
-    LatentProjections,
-    TokenPositions,
-    load_projections,
-    token_positions,
-)
+from ferryman.model.layers.latent import LatentProjections, load_projections
 from ferryman.model.layers.rotation import RotaryEmbedding
 from ferryman.model.shapes.attention_shapes import IndexShape, LatentShape
-from ferryman.model.shapes.batch import DecodeBatch, PrefillBatch, StepBatch
+from ferryman.model.shapes.batch import PrefillBatch, StepBatch
 from ferryman.model.shapes.state import ModelState
 from ferryman.model.weights.linear import Linear
 from ferryman.model.weights.named_weights import Weights
@@ -51,13 +47,14 @@ class Indexer:
     turn: RotaryEmbedding
 
     def write(
-        self, hidden: Tensor, residual: Tensor, where: TokenPositions, pages: Tensor
+        self, hidden: Tensor, residual: Tensor, batch: StepBatch, pages: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Writes the tokens' index keys; returns queries [tokens, heads, head_dim] and weights."""
         q = self.query_up(residual).view(len(hidden), self.shape.heads, -1)
         key = self.key_norm(self.key(hidden))[:, None]
-        q, key = self.turn(q, key, where.positions)
-        write_latents(pages, key[:, 0], where.page_table, where.rows, where.positions)
+        q, key = self.turn(q, key, batch.positions)
+        table = batch.page_tables[Kind.FULL]
+        write_latents(pages, key[:, 0], table, batch.rows, batch.positions)
         return q, F.linear(hidden.to(self.head_weights.dtype), self.head_weights)
 
 
@@ -72,13 +69,13 @@ class PlacedLatentAttention:
         self,
         hidden: Tensor,
         residual: Tensor,
-        where: TokenPositions,
         places: Tensor,
+        batch: StepBatch,
         state: ModelState,
     ) -> Tensor:
         """Writes the tokens' rows and attends to `places`, as `choose_prefill` returns them."""
         pages, shape = state.latent[self.layer], self.projections.shape
-        q = self.projections.write(hidden, residual, where, pages)
+        q = self.projections.write(hidden, residual, batch, pages)
         attended = latent_attention(q, pages, places, shape.latent_dim, shape.scale)
         return self.projections.finish(attended)
 
@@ -90,27 +87,21 @@ class SparseLatentAttention:
     attention: PlacedLatentAttention
     indexer: Indexer
 
-    def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
-        return self._attend(hidden, batch, state)
-
-    def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
-        return self._attend(hidden, batch, state)
-
-    def _attend(self, hidden: Tensor, batch: StepBatch, state: ModelState) -> Tensor:
+    def forward(self, hidden: Tensor, batch: StepBatch, state: ModelState) -> Tensor:
         residual = self.attention.projections.residual(hidden)
         places = self.chosen(hidden, residual, batch, state)
-        return self.attention.attend(hidden, residual, token_positions(batch), places, state)
+        return self.attention.attend(hidden, residual, places, batch, state)
 
     def chosen(
         self, hidden: Tensor, residual: Tensor, batch: StepBatch, state: ModelState
     ) -> Tensor:
         """The places that each token attends to; writes the tokens' index keys."""
-        where, pages = token_positions(batch), state.index[self.attention.layer]
-        q, weights = self.indexer.write(hidden, residual, where, pages)
+        table, pages = batch.page_tables[Kind.FULL], state.index[self.attention.layer]
+        q, weights = self.indexer.write(hidden, residual, batch, pages)
         count = self.indexer.shape.count
         if isinstance(batch, PrefillBatch):
-            return choose_prefill(q, weights, pages, where.page_table, batch.spans, count)
-        return choose_decode(q, weights, pages, where.page_table, where.positions, count)
+            return choose_prefill(q, weights, pages, table, batch.spans, count)
+        return choose_decode(q, weights, pages, table, batch.positions, count)
 
 
 def load_placed_attention(

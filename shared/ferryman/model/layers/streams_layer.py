@@ -19,7 +19,6 @@ from ferryman.model.layers.decoder_layers import (
     Mixer,
     Norm,
     load_norm,
-    mix,
 )
 from ferryman.model.layers.hidden_streams import AlternatingUpdates
 from ferryman.model.layers.token_input import TokenGate
@@ -58,7 +57,7 @@ class StreamsLayer:
     def forward(self, hidden: Tensor, batch: StepBatch, state: ModelState) -> Tensor:
         predicted = self.updates.predicted(hidden)
         normed = self.mixer_norm(self.updates.active(predicted))
-        mixed = mix(self.mixer, normed, batch, state)
+        mixed = self.mixer.forward(normed, batch, state)
         active = self.updates.active(predicted) + self.mixed_norm(mixed)
         gated = (active + self.residual(normed)) * math.sqrt(0.5)
         fed = self.feed_forward(self.feed_forward_norm(gated))

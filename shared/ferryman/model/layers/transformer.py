@@ -26,7 +26,6 @@ from ferryman.model.layers.decoder_layers import (
     PostNormLayer,
     load_gated_mlp,
     load_norm,
-    mix,
 )
 from ferryman.model.layers.moe import load_routed
 from ferryman.model.shapes.attention_shapes import AttentionShape
@@ -72,7 +71,7 @@ class SideBySideLayer:
 
     def forward(self, hidden: Tensor, batch: StepBatch, state: ModelState) -> Tensor:
         normed = self.norm(hidden)
-        return hidden + mix(self.mixer, normed, batch, state) + self.feed_forward(normed)
+        return hidden + self.mixer.forward(normed, batch, state) + self.feed_forward(normed)
 
 
 class FeedForwardLoader(Protocol):

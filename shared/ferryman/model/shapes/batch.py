@@ -15,6 +15,9 @@ from torch import Tensor
 
 from ferryman.cache.manifest import Kind
 
+Spans = tuple[tuple[int, int], ...]
+Snapshots = tuple[tuple[int, int, int], ...]
+
 
 @dataclass(frozen=True, slots=True)
 class AdapterSegment:
@@ -38,12 +41,17 @@ class PrefillBatch:
     token_ids: Tensor
     positions: Tensor
     rows: Tensor
-    spans: tuple[tuple[int, int], ...]
+    spans: Spans
     page_tables: Mapping[Kind, Tensor]
     working_slots: Tensor
-    snapshots: tuple[tuple[int, int, int], ...]
+    snapshots: Snapshots
     last_tokens: Tensor
     adapters: tuple[AdapterSegment, ...] = ()
+
+    @property
+    def scans(self) -> tuple[Spans, Tensor, Snapshots]:
+        """The places of recurrent states, as kernels take them."""
+        return self.spans, self.working_slots, self.snapshots
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +76,24 @@ class DecodeBatch:
     waves: tuple[int, ...]
     adapters: tuple[AdapterSegment, ...] = ()
 
-    def wave_by_wave(self, advance: Callable[[slice], Tensor]) -> Tensor:
-        """The results of `advance` for the tokens of each wave, in order, joined: [tokens, …].
+    @property
+    def rows(self) -> Tensor:
+        """The rows [tokens] of the page tables: each token has its own."""
+        return torch.arange(len(self.positions), device=self.positions.device)
+
+    def wave_by_wave(self, advance: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+        """The results of `advance` for the tokens of each wave, in order, joined: [tokens, …]. It
+        gets their part of each of `inputs` [tokens, …], and the slots that they read and write.
 
         For recurrent layers. Attention needs no order: it writes all keys first, and a query sees
         no later position than its own.
         """
+        parted = *inputs, self.read_slots, self.write_slots
+        # A part of a tensor takes as long to make as a norm of one token.
         if len(self.waves) == 1:
-            return advance(slice(None))
-        ends = list(accumulate(self.waves))
-        return torch.cat([advance(slice(*span)) for span in pairwise([0, *ends])])
+            return advance(*parted)
+        waves = [slice(*span) for span in pairwise([0, *accumulate(self.waves)])]
+        return torch.cat([advance(*(part[wave] for part in parted)) for wave in waves])
 
 
 StepBatch = PrefillBatch | DecodeBatch
