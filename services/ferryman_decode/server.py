@@ -18,8 +18,7 @@ from ferryman.errors import (
     Unavailable,
     WrongEpoch,
 )
-from ferryman.grammar.background_compiler import BackgroundCompiler
-from ferryman.grammar.compiler import CompiledGrammar
+from ferryman.grammar.compiler import BackgroundCompiler, CompiledGrammar
 from ferryman.handoff.effects import StopWriter, WriteFence, WriterId
 from ferryman.handoff.values import Reservation, units_of
 from ferryman.runtime.background import seconds_to_tick

@@ -9,8 +9,7 @@ from functools import partial
 from typing import Any
 
 from ferryman.errors import QueueFull, RequestIdInUse, Stale, Unavailable, WrongEpoch
-from ferryman.grammar.background_compiler import BackgroundCompiler
-from ferryman.grammar.compiler import CompiledGrammar
+from ferryman.grammar.compiler import BackgroundCompiler, CompiledGrammar
 from ferryman.handoff.effects import WriterId
 from ferryman.schedule.batch import Sampled
 from ferryman.schedule.events import Cached, ChainDropped, Event, RequestFailed

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ferryman.grammar.background_compiler import BackgroundCompiler
-from ferryman.grammar.compiler import GrammarCompiler
+from ferryman.grammar.compiler import BackgroundCompiler, GrammarCompiler
 from ferryman.runtime.background import Background
 from ferryman.runtime.lifecycle import LifecyclePublisher
 from ferryman.runtime.membership import Membership

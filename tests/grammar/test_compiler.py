@@ -15,8 +15,7 @@ from tests.grammar.walks import allowed
 from tests.text.folders import write_folder
 
 from ferryman.errors import DeadlineExceeded, InvalidRequest, QueueFull
-from ferryman.grammar.background_compiler import BackgroundCompiler
-from ferryman.grammar.compiler import GrammarCompiler
+from ferryman.grammar.compiler import BackgroundCompiler, GrammarCompiler
 from ferryman.grammar.vocabulary import GrammarVocabulary
 from ferryman.schedule.output_grammar import (
     MAX_CHOICES,

@@ -21,7 +21,6 @@ from torch import Tensor
 from ferryman.errors import ConfigError
 from ferryman.model.families import gpt_oss, nemotron_h
 from ferryman.model.layers import experts, moe
-from ferryman.model.layers.decoder_layers import GatedActivation
 from ferryman.model.layers.experts import (
     Activation,
     ExpertMatrices,
@@ -31,6 +30,7 @@ from ferryman.model.layers.experts import (
     Weighing,
     grouped_experts,
 )
+from ferryman.model.layers.mlp import GatedActivation
 from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_model
 from ferryman.model.weights.matrix import PlainMatrix

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from ferryman.model.layers.decoder_layers import GatedActivation
 from ferryman.model.layers.experts import (
     Expert,
     ExpertMatrices,
@@ -21,6 +20,7 @@ from ferryman.model.layers.experts import (
     Weighing,
     load_experts_for,
 )
+from ferryman.model.layers.mlp import GatedActivation
 from ferryman.model.weights.linear import PanelLinear
 from ferryman.model.weights.matrix import PlainMatrix
 

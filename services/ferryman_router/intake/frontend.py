@@ -10,7 +10,7 @@ from functools import partial
 
 from ferryman.cache.keys import TokenIds
 from ferryman.errors import ContextLengthExceeded, InvalidRequest, QueueFull, Stopping
-from ferryman.grammar.background_compiler import BackgroundCompiler
+from ferryman.grammar.compiler import BackgroundCompiler
 from ferryman.runtime.background import Background
 from ferryman.schedule.prompt_scores import check_num_entries
 from ferryman.schedule.request import SamplingParams

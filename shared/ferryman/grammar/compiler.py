@@ -7,11 +7,13 @@ alike, so none has to trust another.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from typing import Any
 from llguidance import LLMatcher, LLParserLimits, regex_to_lark
 from llguidance.gbnf_to_lark import any_to_lark
 
-from ferryman.errors import ConfigError, InvalidRequest
+from ferryman.errors import ConfigError, DeadlineExceeded, InvalidRequest, QueueFull
 from ferryman.grammar.matcher import GrammarMatcher
 from ferryman.grammar.vocabulary import GrammarVocabulary
 from ferryman.schedule.output_grammar import GrammarKind, OutputGrammar
@@ -27,6 +29,7 @@ from ferryman.text.tokenizer import Tokenizer
 
 # A lexer of so many states takes some 50 MB.
 MAX_KEPT = 64
+MAX_WAITING = 64
 MAX_SAID = 300  # characters of the library's complaint
 # The library's name for its reason to stop before the first character, and a caller's.
 _NO_BEGINNING = "NoExtensionBias"
@@ -198,3 +201,47 @@ def _lark(text: str) -> str:
     except Exception as error:  # the converter raises errors of any type
         message = f"the grammar is no GBNF: {str(error)[:MAX_SAID]}"
         raise InvalidRequest(message, GrammarKind.GRAMMAR) from None
+
+
+class BackgroundCompiler:
+    """Grammars at a door: compiled, or refused before anything is computed.
+
+    Compiles one grammar at a time in a thread of its own; the loop and the forward stream keep
+    the interpreter's lock meanwhile. Used from one event loop.
+    """
+
+    def __init__(self, compiler: GrammarCompiler, max_waiting: int = MAX_WAITING) -> None:
+        self._compiler, self._max_waiting = compiler, max_waiting
+        self._thread = ThreadPoolExecutor(1, "grammars")
+        self._num_waiting = 0
+
+    async def checked(
+        self, grammar: OutputGrammar | None, *, within: float
+    ) -> CompiledGrammar | None:
+        """The grammar compiled, or None for a request without one. A caller that holds it keeps it
+        compiled for the engine.
+
+        Raises InvalidRequest for what cannot be served, QueueFull with too many before it, and
+        DeadlineExceeded after so many seconds.
+        """
+        if grammar is None:
+            return None
+        cached = self._compiler.known(grammar)
+        return cached if cached is not None else await self._compiled(grammar, within)
+
+    async def _compiled(self, grammar: OutputGrammar, within: float) -> CompiledGrammar:
+        if self._num_waiting >= self._max_waiting:
+            raise QueueFull(f"{self._num_waiting} grammars wait to be compiled here")
+        loop, compiled = asyncio.get_running_loop(), self._compiler.compiled
+        self._num_waiting += 1
+        try:
+            async with asyncio.timeout(within):
+                return await loop.run_in_executor(self._thread, compiled, grammar)
+        except TimeoutError:
+            raise DeadlineExceeded("the deadline passed before the grammar was compiled") from None
+        finally:
+            self._num_waiting -= 1
+
+    def close(self) -> None:
+        """Compiles nothing more."""
+        self._thread.shutdown(wait=False, cancel_futures=True)

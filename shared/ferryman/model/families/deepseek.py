@@ -23,10 +23,10 @@ from ferryman.model.layers.decoder_layers import (
     FeedForward,
     LayerPlace,
     load_decoder_layer,
-    load_gated_mlp,
     load_norm,
 )
 from ferryman.model.layers.latent import load_latent_attention
+from ferryman.model.layers.mlp import load_gated_mlp
 from ferryman.model.layers.moe import load_routed
 from ferryman.model.layers.mtp import (
     DEEPSEEK_NAMES,
@@ -35,8 +35,13 @@ from ferryman.model.layers.mtp import (
     check_one_layer,
     load_entry_input,
 )
-from ferryman.model.layers.shared_index import PlacedLayer, SparsePart, joined_by_index
-from ferryman.model.layers.sparse_latent import load_indexer, load_placed_attention
+from ferryman.model.layers.sparse_latent import (
+    PlacedLayer,
+    SparsePart,
+    joined_by_index,
+    load_indexer,
+    load_placed_attention,
+)
 from ferryman.model.readers.config_readers import (
     check_activation,
     check_flags,

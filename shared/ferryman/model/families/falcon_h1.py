@@ -16,13 +16,9 @@ from torch import Tensor
 
 from ferryman.cache.manifest import StateManifest
 from ferryman.model.layers.decoder import Decoder, EndScales, load_model_decoder
-from ferryman.model.layers.decoder_layers import (
-    DecoderLayer,
-    LayerPlace,
-    load_decoder_layer,
-    load_gated_mlp,
-)
+from ferryman.model.layers.decoder_layers import DecoderLayer, LayerPlace, load_decoder_layer
 from ferryman.model.layers.mixers import Parallel, load_mixer
+from ferryman.model.layers.mlp import load_gated_mlp
 from ferryman.model.readers.config_readers import (
     check_activation,
     read_mamba,

@@ -17,13 +17,8 @@ from typing import Any
 from ferryman.cache.manifest import StateManifest
 from ferryman.model.layers.attention import load_attention
 from ferryman.model.layers.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
-from ferryman.model.layers.decoder_layers import (
-    LayerPlace,
-    SandwichLayer,
-    gelu_tanh,
-    load_gated_mlp,
-    load_norm,
-)
+from ferryman.model.layers.decoder_layers import LayerPlace, SandwichLayer, load_norm
+from ferryman.model.layers.mlp import gelu_tanh, load_gated_mlp
 from ferryman.model.layers.token_input import rounded
 from ferryman.model.readers.config_readers import (
     GELU,

@@ -1,6 +1,6 @@
 """Gemma 3n, its text: four streams of hidden states, and pages that the last layers all read.
 
-`streams_layer.py` has the formula of a layer, `hidden_streams.py` that of the streams.
+`hidden_streams.py` has the formulas of a layer and of the streams.
 In sparse layers the MLP's gate keeps the channels that are far above the mean of all.
 """
 
@@ -29,22 +29,17 @@ from ferryman.model.layers.decoder import (
     load_decoder,
     load_embedding_and_head,
 )
-from ferryman.model.layers.decoder_layers import (
-    FeedForward,
-    Layer,
-    LayerPlace,
-    gelu_tanh,
-    load_gated_mlp,
-    load_norm,
-)
+from ferryman.model.layers.decoder_layers import FeedForward, Layer, LayerPlace, load_norm
 from ferryman.model.layers.hidden_streams import (
     JoinedStreamsNorm,
     SpreadLayer,
+    StreamsLayer,
     StreamsShape,
     load_alternating_updates,
+    load_low_rank_residual,
     load_projections,
 )
-from ferryman.model.layers.streams_layer import StreamsLayer, load_low_rank_residual
+from ferryman.model.layers.mlp import gelu_tanh, load_gated_mlp
 from ferryman.model.layers.token_input import TokenGate, TokenInputShape, load_token_gate, rounded
 from ferryman.model.readers.config_readers import (
     GELU,

@@ -35,12 +35,11 @@ from ferryman.model.layers.decoder_layers import (
     Mixer,
     Norm,
     SandwichLayer,
-    gelu_tanh,
-    load_gated_mlp,
     load_norm,
 )
 from ferryman.model.layers.earlier_pages import load_earlier_pages_attention
-from ferryman.model.layers.normed_mixture import load_normed_mixture
+from ferryman.model.layers.mlp import gelu_tanh, load_gated_mlp
+from ferryman.model.layers.moe import load_normed_mixture
 from ferryman.model.layers.token_input import (
     TokenGatedLayer,
     TokenInputShape,

@@ -17,13 +17,11 @@ from ferryman.model.layers.decoder import Decoder, EndScales, load_model_decoder
 from ferryman.model.layers.decoder_layers import (
     DecoderLayer,
     FeedForward,
-    GatedMlp,
     LayerPlace,
-    gate_and_up,
     load_decoder_layer,
-    load_gated_mlp,
 )
 from ferryman.model.layers.mixers import MixerShape, load_mixer
+from ferryman.model.layers.mlp import GatedMlp, gate_and_up, load_gated_mlp
 from ferryman.model.layers.moe import ExpertsBesideShared, load_experts
 from ferryman.model.layers.transformer import (
     TransformerConfig,

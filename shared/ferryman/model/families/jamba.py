@@ -18,10 +18,10 @@ from ferryman.model.layers.decoder_layers import (
     LayerPlace,
     Mixer,
     load_decoder_layer,
-    load_gated_mlp,
 )
 from ferryman.model.layers.expert_router import SharesOfAll
 from ferryman.model.layers.mamba1 import load_mamba1
+from ferryman.model.layers.mlp import load_gated_mlp
 from ferryman.model.layers.moe import load_mixture
 from ferryman.model.readers.config_readers import (
     check_activation,

@@ -18,11 +18,11 @@ from ferryman.model.layers.decoder_layers import (
     LayerPlace,
     Mixer,
     load_decoder_layer,
-    load_gated_mlp,
 )
 from ferryman.model.layers.expert_router import load_grouped_router
 from ferryman.model.layers.kimi_delta import load_kimi_delta
 from ferryman.model.layers.latent import load_latent_attention
+from ferryman.model.layers.mlp import load_gated_mlp
 from ferryman.model.layers.moe import ExpertsBesideShared, load_mixture
 from ferryman.model.readers.config_readers import (
     check_activation,

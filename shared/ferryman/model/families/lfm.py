@@ -27,8 +27,8 @@ from ferryman.model.layers.decoder_layers import (
     LayerPlace,
     Mixer,
     load_decoder_layer,
-    load_gated_mlp,
 )
+from ferryman.model.layers.mlp import load_gated_mlp
 from ferryman.model.layers.moe import load_mixture
 from ferryman.model.layers.short_conv import load_short_conv
 from ferryman.model.readers.config_readers import read_layers, read_trunk, read_used

@@ -9,9 +9,10 @@ from dataclasses import replace
 
 from ferryman.cache.manifest import StateManifest
 from ferryman.model.layers.decoder import Decoder
-from ferryman.model.layers.decoder_layers import FeedForward, load_gated_mlp
+from ferryman.model.layers.decoder_layers import FeedForward
 from ferryman.model.layers.expert_router import SigmoidOfChosen
 from ferryman.model.layers.experts import ShareOfInput
+from ferryman.model.layers.mlp import load_gated_mlp
 from ferryman.model.layers.moe import ExpertsBesideShared, load_mixture
 from ferryman.model.layers.transformer import (
     TransformerConfig,

@@ -33,6 +33,7 @@ from ferryman.model.layers.decoder_layers import (
 from ferryman.model.layers.expert_router import load_grouped_router
 from ferryman.model.layers.experts import ExpertMatrices, ShareOfOutput, load_experts_for
 from ferryman.model.layers.mamba import load_mamba
+from ferryman.model.layers.mlp import UngatedMlp, load_ungated_mlp
 from ferryman.model.layers.moe import ExpertsBesideShared, MixtureOfExperts
 from ferryman.model.layers.mtp import (
     DEEPSEEK_NAMES,
@@ -42,7 +43,6 @@ from ferryman.model.layers.mtp import (
     check_one_layer,
     load_entry_input,
 )
-from ferryman.model.layers.ungated_mlp import UngatedMlp, load_ungated_mlp
 from ferryman.model.readers.config_readers import (
     read_attention,
     read_dt_limit,

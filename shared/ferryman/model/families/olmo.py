@@ -20,10 +20,10 @@ from ferryman.model.layers.decoder_layers import (
     LayerPlace,
     PostNormLayer,
     RmsNorm,
-    load_gated_mlp,
     load_norm,
 )
 from ferryman.model.layers.delta import load_delta
+from ferryman.model.layers.mlp import load_gated_mlp
 from ferryman.model.layers.transformer import TransformerConfig
 from ferryman.model.readers.config_readers import (
     check_activation,

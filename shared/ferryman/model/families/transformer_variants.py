@@ -17,13 +17,13 @@ from torch.nn import functional as F
 from ferryman.cache.manifest import StateManifest
 from ferryman.model.layers.centred_norm import load_centred_norm, load_layer_norm
 from ferryman.model.layers.decoder import Decoder, EndScales
-from ferryman.model.layers.decoder_layers import FeedForward, gelu_tanh
+from ferryman.model.layers.decoder_layers import FeedForward
+from ferryman.model.layers.mlp import UP_DOWN, gelu_tanh, load_ungated_mlp
 from ferryman.model.layers.transformer import (
     TransformerConfig,
     load_transformer,
     uniform_transformer,
 )
-from ferryman.model.layers.ungated_mlp import UP_DOWN, load_ungated_mlp
 from ferryman.model.readers.config_readers import GELU, check_activation, check_flags, read_trunk
 from ferryman.model.readers.transformer_readers import (
     read_plain_mlp,

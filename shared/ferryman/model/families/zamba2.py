@@ -27,10 +27,10 @@ from ferryman.model.layers.decoder_layers import (
     Mixer,
     MixerLayer,
     RmsNorm,
-    gate_and_up,
     load_norm,
 )
 from ferryman.model.layers.mamba import load_mamba
+from ferryman.model.layers.mlp import gate_and_up
 from ferryman.model.layers.rotation import load_rotary
 from ferryman.model.readers.config_readers import (
     check_activation,

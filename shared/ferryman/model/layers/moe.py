@@ -1,17 +1,24 @@
 """A mixture of experts: each token goes through the few experts with its best scores.
 
 y = Σ_chosen share · expert(x)                                    (Shazeer et al. 2017)
+
+Gemma 4 has a gated MLP and experts side by side, each between norms of its own:
+
+y = norm(mlp(norm(x))) + norm(Σ_chosen share · scale_expert · expert(norm(x)))
+
+There the shares are a softmax over the scores of the chosen, by a norm of x without weights.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 from torch.nn import functional as F
 
-from ferryman.model.layers.decoder_layers import FeedForward, gate_and_up, gated_by, load_gated_mlp
+from ferryman.model.layers.decoder_layers import FeedForward, LayerPlace, Norm, RmsNorm, load_norm
 from ferryman.model.layers.expert_router import ExpertRouter, SharesOfChosen, load_router
 from ferryman.model.layers.experts import (
     ExpertMatrices,
@@ -20,11 +27,8 @@ from ferryman.model.layers.experts import (
     Weighing,
     load_experts_for,
 )
-from ferryman.model.shapes.feed_forward_shapes import (
-    MixtureShape,
-    MlpShape,
-    MoeShape,
-)
+from ferryman.model.layers.mlp import gate_and_up, gated_by, gelu_tanh, load_gated_mlp
+from ferryman.model.shapes.feed_forward_shapes import MixtureShape, MlpShape, MoeShape
 from ferryman.model.shapes.ranks import Group, slice_of
 from ferryman.model.weights.linear import Linear, make_linear
 from ferryman.model.weights.matrix import Matrix
@@ -176,4 +180,62 @@ def _load_shared(
     return SigmoidGated(
         make_linear(weights.tensor("shared_expert_gate.weight", 1, hidden_dim)),
         load_gated_mlp(weights.under("shared_expert"), shared, hidden_dim),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class NormedMixture:
+    """norm(mlp(norm(x))) + norm(experts(norm(x))); the router sees x by a norm of its own."""
+
+    mlp_norms: tuple[Norm, Norm]
+    mlp: FeedForward
+    expert_norms: tuple[Norm, Norm]
+    experts: MixtureOfExperts
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        (mlp_before, mlp_after), (before, after) = self.mlp_norms, self.expert_norms
+        mixed = self.experts.mixed(before(hidden), *self.experts.router(hidden))
+        return mlp_after(self.mlp(mlp_before(hidden))) + after(mixed)
+
+
+@dataclass(frozen=True, slots=True)
+class NormedRouter:
+    """`chosen` by the normed hidden states; an expert's shares are multiplied by its `scales`
+    [experts]."""
+
+    norm: Norm
+    chosen: SharesOfChosen
+    scales: Tensor
+
+    def __call__(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        shares, chosen = self.chosen(self.norm(hidden))
+        return shares * self.scales[chosen], chosen
+
+
+def load_normed_mixture(
+    weights: Weights, shape: MoeShape, place: LayerPlace, mlp_norm: Norm, mlp: FeedForward
+) -> NormedMixture:
+    """The experts, their router and their norms under `weights`, plus `mlp` after `mlp_norm`."""
+    norm = partial(load_norm, weights, dim=place.hidden_dim, eps=place.norm_eps)
+    router = _router(weights.under("router"), shape, place)
+    under = weights.under("experts")
+    return NormedMixture(
+        mlp_norms=(mlp_norm, norm("post_feedforward_layernorm_1")),
+        mlp=mlp,
+        expert_norms=(
+            norm("pre_feedforward_layernorm_2"),
+            norm("post_feedforward_layernorm_2"),
+        ),
+        experts=load_mixture(under, shape, place.hidden_dim, router, act=gelu_tanh),
+    )
+
+
+def _router(weights: Weights, shape: MoeShape, place: LayerPlace) -> ExpertRouter:
+    """The scale of its inputs, and 1 / √hidden_dim, are the weights of its norm."""
+    scale = weights.precise("scale", place.hidden_dim) * place.hidden_dim**-0.5
+    score = make_linear(weights.tensor("proj.weight", shape.num_experts, place.hidden_dim))
+    return NormedRouter(
+        norm=RmsNorm(scale, place.norm_eps),
+        chosen=SharesOfChosen(score, shape.experts_per_token),
+        scales=weights.precise("per_expert_scale", shape.num_experts),
     )

@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ferryman.model.layers.decoder import EmbeddingAndHead
-from ferryman.model.layers.decoder_layers import Layer, LayerPlace, Norm, gelu_tanh, load_norm
+from ferryman.model.layers.decoder_layers import Layer, LayerPlace, Norm, load_norm
+from ferryman.model.layers.mlp import gelu_tanh
 from ferryman.model.shapes.batch import StepBatch
 from ferryman.model.shapes.state import ModelState
 from ferryman.model.weights.linear import Linear

@@ -24,9 +24,9 @@ from ferryman.model.layers.decoder_layers import (
     Norm,
     NormLoader,
     PostNormLayer,
-    load_gated_mlp,
     load_norm,
 )
+from ferryman.model.layers.mlp import load_gated_mlp
 from ferryman.model.layers.moe import load_routed
 from ferryman.model.shapes.attention_shapes import AttentionShape
 from ferryman.model.shapes.batch import StepBatch

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -51,32 +50,27 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype is torch.float64 else torch.float32
 
 
-class WeightFormat(Protocol):
+@dataclass(frozen=True, slots=True)
+class WeightFormat:
     """The form in which a checkpoint holds the weights of its linear layers, and a model keeps
-    them. Its repr is part of the model's fingerprint."""
+    them: in floats, unless a format says otherwise. Its repr is part of the model's fingerprint."""
 
     def in_codes(self, weights: Weights, name: str, rows: int, columns: int) -> Matrix | None:
         """The weight `name`, or None if the checkpoint has it in floats. Raises ConfigError for
         codes that do not fit the config."""
-        ...
-
-    def of_floats(self, weight: Tensor, dtype: torch.dtype, device: torch.device) -> Matrix:
-        """The matrix of a model in `dtype` from a weight [rows, columns] that is in floats."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class FloatFormat:
-    """All weights are stored in floats, and kept in the model's dtype."""
-
-    def in_codes(self, weights: Weights, name: str, rows: int, columns: int) -> Matrix | None:
         return None
 
     def of_floats(self, weight: Tensor, dtype: torch.dtype, device: torch.device) -> Matrix:
+        """The matrix of a model in `dtype` from a weight [rows, columns] that is in floats."""
         return PlainMatrix(weight, dtype, device)
 
 
-FLOATS: WeightFormat = FloatFormat()
+@dataclass(frozen=True, slots=True)
+class FloatFormat(WeightFormat):
+    """All weights are stored in floats, and kept in the model's dtype."""
+
+
+FLOATS = FloatFormat()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,19 +1,52 @@
-"""The format of a model's weights, by `quantization_config` of its folder and `--quantize`."""
+"""The format of a model's weights, by `quantization_config` of its folder and `--quantize`.
+
+`--quantize int8` is for a model that is stored in floats:
+
+    scale[i]   = max |w[i, :]| / 127              one for each output
+    code[i, j] = w[i, j] / scale[i], rounded to the nearest, halves to even
+
+Weights of linear layers alone: embeddings, the head, norms, convolutions and routers stay in the
+model's dtype.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
 
 from ferryman.errors import ConfigError
 from ferryman.model.shapes.config_fields import ConfigFields
-from ferryman.model.weights.named_weights import FLOATS, WeightFormat
+from ferryman.model.weights.matrix import Matrix
+from ferryman.model.weights.named_weights import FLOATS, WeightFormat, accumulation_dtype
 from ferryman.model.weights.quantisation.awq import read_awq
+from ferryman.model.weights.quantisation.codes import ByteCodes
 from ferryman.model.weights.quantisation.compressed_tensors import read_compressed_tensors
 from ferryman.model.weights.quantisation.fp8 import read_fbgemm, read_fp8
 from ferryman.model.weights.quantisation.gptq import read_gptq
-from ferryman.model.weights.quantisation.int8 import INT8, Int8AtLoad
 from ferryman.model.weights.quantisation.mxfp4 import METHOD as MXFP4
 from ferryman.model.weights.quantisation.mxfp4 import read_mxfp4
+from ferryman.model.weights.quantisation.quantised_matrix import QuantisedMatrix, even_groups
+
+INT8 = "int8"
+LARGEST = 127
+
+
+@dataclass(frozen=True, slots=True)
+class Int8AtLoad(WeightFormat):
+    """Every weight of a linear layer becomes int8 when it is loaded."""
+
+    def of_floats(self, weight: Tensor, dtype: torch.dtype, device: torch.device) -> Matrix:
+        wide = weight.to(accumulation_dtype(dtype))
+        largest = wide.abs().amax(dim=1, keepdim=True)
+        # A row of zeros has any scale.
+        scales = torch.where(largest > 0, largest, torch.ones_like(largest)) / LARGEST
+        codes = (wide / scales).round_().to(torch.int8)
+        groups = even_groups(weight.shape[1], weight.shape[1])
+        return QuantisedMatrix(ByteCodes(codes), scales, groups, None, dtype, device)
+
 
 FIELD = "quantization_config"
 

@@ -11,20 +11,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from ferryman.model.shapes.config_fields import ConfigFields
-from ferryman.model.weights.matrix import Matrix, PlainMatrix
-from ferryman.model.weights.named_weights import STORED_FLOATS, Weights
-from ferryman.model.weights.quantisation.gptq import read_group_len
-from ferryman.model.weights.quantisation.packed_words import (
+from ferryman.model.weights.matrix import Matrix
+from ferryman.model.weights.named_weights import STORED_FLOATS, WeightFormat, Weights
+from ferryman.model.weights.quantisation.codes import (
     middle,
+    num_words,
     signed_codes,
-    unpacked,
-    words,
+    unpacked_words,
     zeros_or_none,
 )
+from ferryman.model.weights.quantisation.gptq import read_group_len
 from ferryman.model.weights.quantisation.quantised_matrix import QuantisedMatrix, even_groups
 
 _BITS = 4
@@ -34,7 +33,7 @@ _PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 @dataclass(frozen=True, slots=True)
-class Awq:
+class Awq(WeightFormat):
     """`group_len` is 0 if a row has one scale."""
 
     group_len: int
@@ -44,8 +43,8 @@ class Awq:
         if not weights.has(f"{module}.qweight"):
             return None
         num_groups = -(-columns // (self.group_len or columns))
-        packed = weights.stored(f"{module}.qweight", (columns, words(rows, _BITS)), _WORDS)
-        zeros = weights.stored(f"{module}.qzeros", (num_groups, words(rows, _BITS)), _WORDS)
+        packed = weights.stored(f"{module}.qweight", (columns, num_words(rows, _BITS)), _WORDS)
+        zeros = weights.stored(f"{module}.qzeros", (num_groups, num_words(rows, _BITS)), _WORDS)
         scales = weights.stored(f"{module}.scales", (num_groups, rows), STORED_FLOATS)
         return QuantisedMatrix(
             signed_codes(_in_order(packed, rows).T, _BITS),
@@ -56,13 +55,10 @@ class Awq:
             weights.device,
         )
 
-    def of_floats(self, weight: Tensor, dtype: torch.dtype, device: torch.device) -> Matrix:
-        return PlainMatrix(weight, dtype, device)
-
 
 def _in_order(packed: Tensor, rows: int) -> Tensor:
     """[…, rows] from words [..., rows / 8]."""
-    eights = unpacked(packed, _BITS, 8 * packed.shape[-1]).view(*packed.shape, 8)
+    eights = unpacked_words(packed, _BITS, 8 * packed.shape[-1]).view(*packed.shape, 8)
     ordered: Tensor = eights[..., list(_PLACES)].flatten(-2)[..., :rows]
     return ordered
 

@@ -15,13 +15,20 @@ import re
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from ferryman.errors import ConfigError
 from ferryman.model.shapes.config_fields import ConfigFields
-from ferryman.model.weights.matrix import Matrix, PlainMatrix
-from ferryman.model.weights.named_weights import Weights
-from ferryman.model.weights.quantisation.codes import ByteCodes
+from ferryman.model.weights.matrix import Matrix
+from ferryman.model.weights.named_weights import WeightFormat, Weights
+from ferryman.model.weights.quantisation.codes import (
+    PACKED_BITS,
+    ByteCodes,
+    middle,
+    num_words,
+    signed_codes,
+    unpacked_words,
+    zeros_or_none,
+)
 from ferryman.model.weights.quantisation.fp8 import (
     FP8,
     PER_ROW,
@@ -29,14 +36,6 @@ from ferryman.model.weights.quantisation.fp8 import (
     ScaleBlock,
     fp8_matrix,
     read_scales,
-)
-from ferryman.model.weights.quantisation.packed_words import (
-    BITS,
-    middle,
-    signed_codes,
-    unpacked,
-    words,
-    zeros_or_none,
 )
 from ferryman.model.weights.quantisation.quantised_matrix import QuantisedMatrix, even_groups
 
@@ -62,7 +61,7 @@ class Scheme:
 
 
 @dataclass(frozen=True, slots=True)
-class CompressedTensors:
+class CompressedTensors(WeightFormat):
     """Modules that are left out (`ignore`) are those with a weight in floats."""
 
     schemes: tuple[Scheme, ...]
@@ -77,9 +76,6 @@ class CompressedTensors:
         if dtype == "I8":
             return _bytes(weights, name, shape, self._scheme(weights, name).block)
         return None
-
-    def of_floats(self, weight: Tensor, dtype: torch.dtype, device: torch.device) -> Matrix:
-        return PlainMatrix(weight, dtype, device)
 
     def _scheme(self, weights: Weights, name: str) -> Scheme:
         module = f"{weights.prefix}{name}".removesuffix(".weight")
@@ -110,18 +106,18 @@ def _packed(
     weights: Weights, module: str, shape: tuple[int, int], scheme: Scheme
 ) -> QuantisedMatrix:
     (rows, columns), bits, name = shape, scheme.bits, f"{module}.weight"
-    packed = weights.stored(f"{name}_packed", (rows, words(columns, bits)), ("I32",))
+    packed = weights.stored(f"{name}_packed", (rows, num_words(columns, bits)), ("I32",))
     length, zeros = scheme.block.columns or columns, None
     if weights.has(f"{name}_zero_point"):
-        dims = words(rows, bits), scheme.block.shape(*shape)[1]
+        dims = num_words(rows, bits), scheme.block.shape(*shape)[1]
         stored = weights.stored(f"{name}_zero_point", dims, ("I32",))
-        zeros = zeros_or_none(unpacked(stored.T, bits, rows).T - middle(bits))
+        zeros = zeros_or_none(unpacked_words(stored.T, bits, rows).T - middle(bits))
     groups = even_groups(columns, length)
     if weights.has(f"{name}_g_idx"):
         stored = weights.stored(f"{name}_g_idx", (columns,), ("I32",))
         groups = groups if stored.is_meta else stored.to(torch.int64)
     return QuantisedMatrix(
-        signed_codes(unpacked(packed, bits, columns), bits),
+        signed_codes(unpacked_words(packed, bits, columns), bits),
         read_scales(weights, name, shape, scheme.block),
         groups,
         zeros,
@@ -149,7 +145,7 @@ def _read_scheme(fields: ConfigFields, group: ConfigFields) -> Scheme:
         raise fields.refusal("format", " or ".join(FORMATS))
     weights = group.inner("weights")
     bits, kind = weights.whole("num_bits"), weights.raw.get("type", "int")
-    if bits not in BITS or (kind == "float" and bits != 8) or kind not in ("int", "float"):
+    if bits not in PACKED_BITS or (kind == "float" and bits != 8) or kind not in ("int", "float"):
         raise weights.refusal("num_bits", "4 or 8 of type int, or 8 of type float")
     return Scheme(_read_targets(group), bits, _read_block(weights))
 

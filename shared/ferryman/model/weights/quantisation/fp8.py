@@ -21,8 +21,8 @@ from torch import Tensor
 
 from ferryman.errors import ConfigError
 from ferryman.model.shapes.config_fields import ConfigFields
-from ferryman.model.weights.matrix import Matrix, PlainMatrix
-from ferryman.model.weights.named_weights import STORED_FLOATS, Weights
+from ferryman.model.weights.matrix import Matrix
+from ferryman.model.weights.named_weights import STORED_FLOATS, WeightFormat, Weights
 from ferryman.model.weights.quantisation.codes import ByteCodes
 from ferryman.model.weights.quantisation.quantised_matrix import QuantisedMatrix, even_groups
 
@@ -50,7 +50,7 @@ PER_ROW = ScaleBlock(1, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Fp8:
+class Fp8(WeightFormat):
     """Weights stored in F8_E4M3 are in codes with a scale for each block; all others in floats."""
 
     block: ScaleBlock
@@ -59,9 +59,6 @@ class Fp8:
         if not weights.has(name) or weights.header(name).dtype != FP8:
             return None
         return fp8_matrix(weights, name, (rows, columns), self.block)
-
-    def of_floats(self, weight: Tensor, dtype: torch.dtype, device: torch.device) -> Matrix:
-        return PlainMatrix(weight, dtype, device)
 
 
 def fp8_matrix(

@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from ferryman.model.shapes.config_fields import ConfigFields
-from ferryman.model.weights.matrix import Matrix, PlainMatrix
-from ferryman.model.weights.named_weights import STORED_FLOATS, Weights
-from ferryman.model.weights.quantisation.packed_words import (
-    BITS,
+from ferryman.model.weights.matrix import Matrix
+from ferryman.model.weights.named_weights import STORED_FLOATS, WeightFormat, Weights
+from ferryman.model.weights.quantisation.codes import (
+    PACKED_BITS,
     middle,
+    num_words,
     signed_codes,
-    unpacked,
-    words,
+    unpacked_words,
     zeros_or_none,
 )
 from ferryman.model.weights.quantisation.quantised_matrix import QuantisedMatrix, even_groups
@@ -33,7 +33,7 @@ _ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}
 
 
 @dataclass(frozen=True, slots=True)
-class Gptq:
+class Gptq(WeightFormat):
     """`group_len` is 0 if a row has one scale; `zero_offset` is added to stored zeros."""
 
     bits: int
@@ -45,12 +45,12 @@ class Gptq:
         if not weights.has(f"{module}.qweight"):
             return None
         bits, num_groups = self.bits, -(-columns // (self.group_len or columns))
-        packed = weights.stored(f"{module}.qweight", (words(columns, bits), rows), _WORDS)
-        shape = (num_groups, words(rows, bits))
-        zeros = unpacked(weights.stored(f"{module}.qzeros", shape, _WORDS), bits, rows)
+        packed = weights.stored(f"{module}.qweight", (num_words(columns, bits), rows), _WORDS)
+        shape = (num_groups, num_words(rows, bits))
+        zeros = unpacked_words(weights.stored(f"{module}.qzeros", shape, _WORDS), bits, rows)
         scales = weights.stored(f"{module}.scales", (num_groups, rows), STORED_FLOATS)
         return QuantisedMatrix(
-            signed_codes(unpacked(packed.T, bits, columns), bits),
+            signed_codes(unpacked_words(packed.T, bits, columns), bits),
             scales.T,
             self._groups(weights, module, columns),
             zeros_or_none(zeros.T + (self.zero_offset - middle(bits))),
@@ -66,14 +66,11 @@ class Gptq:
             return even_groups(columns, self.group_len or columns)
         return stored.to(torch.int64)
 
-    def of_floats(self, weight: Tensor, dtype: torch.dtype, device: torch.device) -> Matrix:
-        return PlainMatrix(weight, dtype, device)
-
 
 def read_gptq(fields: ConfigFields) -> Gptq:
     """`quant_method` gptq. Raises ConfigError, by field name, for layouts of single kernels."""
     bits, layout = fields.whole("bits"), fields.raw.get("checkpoint_format") or "gptq"
-    if bits not in BITS:
+    if bits not in PACKED_BITS:
         raise fields.refusal("bits", "4 or 8")
     if layout not in tuple(_ZERO_OFFSETS):
         raise fields.refusal("checkpoint_format", " or ".join(_ZERO_OFFSETS))

@@ -12,12 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from ferryman.errors import ConfigError
 from ferryman.model.shapes.config_fields import ConfigFields
-from ferryman.model.weights.matrix import Matrix, PlainMatrix
-from ferryman.model.weights.named_weights import Weights
+from ferryman.model.weights.matrix import Matrix
+from ferryman.model.weights.named_weights import WeightFormat, Weights
 from ferryman.model.weights.quantisation.codes import FP4, NibbleCodes
 from ferryman.model.weights.quantisation.quantised_matrix import QuantisedMatrix, even_groups
 
@@ -27,14 +26,8 @@ NOT_A_NUMBER = 255
 
 
 @dataclass(frozen=True, slots=True)
-class Mxfp4:
+class Mxfp4(WeightFormat):
     """gpt-oss's format: stacked experts are in codes, everything else in floats."""
-
-    def in_codes(self, weights: Weights, name: str, rows: int, columns: int) -> Matrix | None:
-        return None
-
-    def of_floats(self, weight: Tensor, dtype: torch.dtype, device: torch.device) -> Matrix:
-        return PlainMatrix(weight, dtype, device)
 
 
 def read_mxfp4(fields: ConfigFields) -> Mxfp4:
