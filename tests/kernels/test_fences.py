@@ -34,9 +34,10 @@ from ferryman_kernels.elementwise.rms_norm import (
     scaled_sum,
 )
 from ferryman_kernels.elementwise.rotary import apply_rotary, apply_rotary_reference
-from ferryman_kernels.products.int8_product import int8_product, int8_product_reference
-from ferryman_kernels.products.int8_quads import (
+from ferryman_kernels.products.int8_product import (
     HAS_BYTE_DOTS,
+    int8_product,
+    int8_product_reference,
     int8_quad_product,
     int8_quad_product_reference,
     quads_of_codes,

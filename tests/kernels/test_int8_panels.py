@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from ferryman_kernels.cpu._compiled import compiled
 from ferryman_kernels.cpu._tiles import CONFIG_BYTES, configure, copy_configuration, has_tiles
 from ferryman_kernels.products import _int8_panels_compiled
-from ferryman_kernels.products.int8_panels import int8_panel_product, panels_of_codes
+from ferryman_kernels.products.int8_product import int8_panel_product, panels_of_codes
 
 CPU = torch.device("cpu")
 ROUNDED_ONCE = 2.0**-8

@@ -15,7 +15,7 @@ from ferryman_kernels.cpu import _code_quads
 from ferryman_kernels.cpu._compiled import numba
 from ferryman_kernels.cpu._lanes import HAS_DOTS
 from ferryman_kernels.products import _int8_quads_compiled
-from ferryman_kernels.products.int8_quads import (
+from ferryman_kernels.products.int8_product import (
     HAS_BYTE_DOTS,
     MOST_INPUTS,
     int8_quad_product,

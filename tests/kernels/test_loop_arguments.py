@@ -11,8 +11,7 @@ from torch import Tensor
 from ferryman_kernels.elementwise.clamped_swiglu import clamped_swiglu
 from ferryman_kernels.elementwise.gated_silu import gated_silu
 from ferryman_kernels.elementwise.rms_norm import add_rms_norm
-from ferryman_kernels.products.int8_product import int8_product
-from ferryman_kernels.products.int8_quads import int8_quad_product, quads_of_codes
+from ferryman_kernels.products.int8_product import int8_product, int8_quad_product, quads_of_codes
 from ferryman_kernels.products.packed_product import packed_product, panels_of
 from ferryman_kernels.recurrence._causal_conv_compiled import causal_conv_decode_compiled
 from ferryman_kernels.recurrence._delta_decode_compiled import delta_decode_compiled

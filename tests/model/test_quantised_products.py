@@ -20,8 +20,7 @@ from ferryman.model.weights.quantisation.products import (
 )
 from ferryman.model.weights.quantisation.quantised_matrix import QuantisedMatrix, TiledLinear
 from ferryman_kernels.cpu._tiles import has_tiles
-from ferryman_kernels.products.int8_panels import int8_panel_product
-from ferryman_kernels.products.int8_quads import int8_quad_product
+from ferryman_kernels.products.int8_product import int8_panel_product, int8_quad_product
 
 CPU = torch.device("cpu")
 KINDS = ("int8", "e4m3", "int4", "fp4")

@@ -1,6 +1,6 @@
 """The loops over panels of int8 codes for the CPU: up to 32 tokens share each read of a code.
 
-Formulas and names are those of `int8_panels`.
+Formulas and names are those of `int8_product`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The loops over panels of quads of int8 codes for the CPU.
 
-Formulas and names are those of `int8_quads`.
+Formulas and names are those of `int8_product`.
 """
 
 from __future__ import annotations

@@ -2,11 +2,41 @@
 
     y[t, o] = scales[o] · Σ_i codes[o, i] · x[t, i]                              [tokens, out_dim]
 
-Activations are never rounded to so few bits. One token reads the codes once, in a loop that waits
-for memory alone: codes become float32 in registers. Many tokens multiply by codes in the dtype of
-x, which holds each code exactly, a tile of outputs at a time. Between them torch has a kernel for
-bfloat16. Processors with instructions for bytes, or for tiles of bfloat16, have
-ways of their own (`int8_quads`, `int8_panels`).
+Activations are never rounded to so few bits. Codes lie as the processor reads them best.
+
+In rows (`int8_product`), on any processor. One token reads the codes once, in a loop that waits for
+memory alone: codes become float32 in registers. Many tokens multiply by codes in the dtype of x,
+which holds each code exactly, a tile of outputs at a time. Between them torch has a kernel for
+bfloat16.
+
+In panels (`int8_panel_product`), where a processor has tiles of bfloat16 (AMX), for any batch. A
+panel has 32 outputs, padded with zeros to whole panels and to a multiple of 32 inputs:
+
+    panels[o // 32][i][o % 32]                                    [panels, inputs, 32], int8
+
+They become pairs of bfloat16, which holds them exactly, 32 inputs at a time in the nearest cache,
+and up to 32 tokens share each read. One token alone is multiplied by vectors, in the order of
+tiles. Sums are float32, scaled and rounded once; a token's bits do not depend on the other tokens,
+nor on their number, nor on threads. The processor takes numbers below 1.2e-38 for zero.
+
+In quads (`int8_quad_product`), where a processor multiplies bytes (AVX512-VNNI) and has no tiles,
+for any batch. A panel has 64 outputs, padded with zeros to whole panels, four inputs side by side:
+
+    quads[o // 64][i // 4][o % 64][i % 4]                          [panels, inputs / 4, 64, 4], int8
+
+Up to four tokens become integers with one power of two,
+
+    v[i] = round(unit · x[i]),    2²¹ <= unit · max |x| < 2²²
+
+in three digits of base 256, which the processor multiplies by codes without a sign:
+
+    Σ code · v = Σ_k 256ᵏ · Σ (code + 128) · digit_k(v) - 128 · Σ v
+
+bfloat16 has 8 bits, so inputs down to 1/16,384 of the greatest are exact, and smaller ones are
+within 1/4,000,000 of it: less than float32 loses in a sum beside it. These sums are exact. For more
+tokens codes become pairs of bfloat16, a part of a panel at a time in the nearest cache. Their sums
+are float32, scaled and rounded once; a token's bits do not depend on the other tokens, nor, from
+five on, on their number. The processor's own product of pairs takes numbers below 1.2e-38 for zero.
 """
 
 from __future__ import annotations
@@ -15,9 +45,37 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ferryman_kernels.cpu._code_pairs import WIDTH
+from ferryman_kernels.cpu._code_quads import HAS_BYTE_DOTS, QUAD
 from ferryman_kernels.cpu._compiled import serves
+from ferryman_kernels.cpu._lanes import LANES
+from ferryman_kernels.cpu._tiles import has_tiles
+from ferryman_kernels.products._int8_panels_compiled import BLOCK, tile_product_compiled
 from ferryman_kernels.products._int8_product_compiled import one_row_compiled, widen_compiled
+from ferryman_kernels.products._int8_quads_compiled import (
+    digit_product_compiled,
+    pair_product_compiled,
+)
 
+__all__ = [
+    "HAS_BYTE_DOTS",
+    "LANES",
+    "MOST_INPUTS",
+    "WIDTH",
+    "int8_panel_product",
+    "int8_panel_product_reference",
+    "int8_product",
+    "int8_product_reference",
+    "int8_quad_product",
+    "int8_quad_product_reference",
+    "panels_of_codes",
+    "quads_of_codes",
+]
+
+MOST_INPUTS = (1 << 31) // (255 * 128)
+"""The inputs of which a sum of digits never leaves its 32 bits."""
+# The most tokens that are faster as integers: each takes three products where pairs take two.
+_MOST_DIGITS = 4
 # Widened codes that stay in the cache of a core until they are multiplied.
 _TILE_BYTES = 1 << 20
 
@@ -67,3 +125,75 @@ def _widen(codes: Tensor, widened: Tensor) -> None:
         widen_compiled(codes, widened)
     else:
         widened.copy_(codes)
+
+
+def panels_of_codes(codes: Tensor, device: torch.device) -> Tensor:
+    """The panels of `codes` [out_dim, in_dim] int8, in memory of their own on `device`."""
+    out_dim, in_dim = codes.shape
+    size = -(-out_dim // WIDTH), -(-in_dim // BLOCK) * BLOCK, WIDTH
+    panels = torch.zeros(size, dtype=codes.dtype, device=device)
+    whole, rest = divmod(out_dim, WIDTH)
+    if whole:
+        full = codes[: whole * WIDTH].reshape(whole, WIDTH, in_dim)
+        panels[:whole, :in_dim] = full.transpose(1, 2)
+    if rest:
+        panels[whole, :in_dim, :rest] = codes[whole * WIDTH :].T
+    return panels
+
+
+def int8_panel_product_reference(x: Tensor, panels: Tensor, scales: Tensor) -> Tensor:
+    codes = panels.transpose(1, 2).flatten(0, 1)[: len(scales), : x.shape[1]]
+    return ((x.double() @ codes.double().T) * scales.double()).to(x.dtype)
+
+
+def int8_panel_product(x: Tensor, panels: Tensor, scales: Tensor) -> Tensor:
+    """The product of x [tokens, in_dim] with `panels_of_codes`; `scales` [out_dim]; both bfloat16,
+    on a processor that `has_tiles`."""
+    padded = panels.shape[1]
+    assert has_tiles(), "without the system's permission a tile ends the process"
+    assert x.dtype is scales.dtype is torch.bfloat16, (x.dtype, scales.dtype)
+    assert panels.dtype is torch.int8, panels.dtype
+    assert panels.is_contiguous(), "as made"
+    assert scales.is_contiguous(), "as made"
+    assert -(-len(scales) // WIDTH) == len(panels), (scales.shape, panels.shape)
+    assert -(-x.shape[1] // BLOCK) * BLOCK == padded, (x.shape, panels.shape)
+    if x.shape[1] < padded:
+        # Infinity beyond a row's end would not be zero with a code of zero.
+        x = F.pad(x, (0, padded - x.shape[1]))
+    return tile_product_compiled(x.contiguous(), panels, scales)
+
+
+def quads_of_codes(codes: Tensor, device: torch.device) -> Tensor:
+    """The panels of `codes` [out_dim, in_dim] int8, in memory of their own on `device`; in_dim is a
+    multiple of four."""
+    out_dim, in_dim = codes.shape
+    panels = -(-out_dim // LANES)
+    quads = torch.zeros((panels, in_dim // QUAD, LANES, QUAD), dtype=codes.dtype, device=device)
+    whole, rest = divmod(out_dim, LANES)
+    parts = codes.reshape(out_dim, -1, QUAD)
+    if whole:
+        quads[:whole] = parts[: whole * LANES].view(whole, LANES, -1, QUAD).transpose(1, 2)
+    if rest:
+        quads[whole, :, :rest] = parts[whole * LANES :].transpose(0, 1)
+    return quads
+
+
+def int8_quad_product_reference(x: Tensor, quads: Tensor, scales: Tensor) -> Tensor:
+    codes = quads.transpose(1, 2).flatten(2).flatten(0, 1)[: len(scales)]
+    return ((x.double() @ codes.double().T) * scales.double()).to(x.dtype)
+
+
+def int8_quad_product(x: Tensor, quads: Tensor, scales: Tensor) -> Tensor:
+    """The product of x [tokens, in_dim] with `quads_of_codes`, of at most MOST_INPUTS inputs, and
+    `scales` [out_dim]; both bfloat16, where the processor `HAS_BYTE_DOTS`."""
+    assert HAS_BYTE_DOTS, "there is no such instruction"
+    assert x.dtype is scales.dtype is torch.bfloat16, (x.dtype, scales.dtype)
+    assert quads.dtype is torch.int8, quads.dtype
+    assert quads.is_contiguous(), "as made"
+    assert scales.is_contiguous(), "as made"
+    assert -(-len(scales) // LANES) == len(quads), (scales.shape, quads.shape)
+    assert x.shape[1] == quads.shape[1] * QUAD <= MOST_INPUTS, (x.shape, quads.shape)
+    if not len(x):
+        return x.new_empty((0, len(scales)))
+    product = digit_product_compiled if len(x) <= _MOST_DIGITS else pair_product_compiled
+    return product(x.contiguous(), quads, scales)

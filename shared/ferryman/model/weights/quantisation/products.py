@@ -9,9 +9,9 @@ instructions, November 2026):
     int8             0.27     0.50     2.01    16.05   130.73      Int8Linear
     int4             0.34     0.60     2.32    13.27   106.39      Int4Linear
 
-int8 has ways of its own: if the processor multiplies tiles of bfloat16, one loop for any number
-of tokens (`int8_panels`); if it multiplies bytes, two loops (`int8_quads`); elsewhere one for
-one token (`int8_product`; docs/kernels.md has the times). The way follows from the processor and
+int8 has ways of its own (`int8_product`): if the processor multiplies tiles of bfloat16, one loop
+for any number of tokens; if it multiplies bytes, two loops; elsewhere one for one token
+(docs/kernels.md has the times). The way follows from the processor and
 the number of tokens alone, never from a measurement, so workers on like machines have like bits.
 For int4 torch has no float32 kernel: there the same call takes 8 to 140 times as long as a float32
 product, and dequantising by tile is used. Scales are rounded to the model's dtype. A row's result
@@ -30,13 +30,15 @@ from torch import Tensor
 from ferryman.model.weights.quantisation.codes import copied
 from ferryman_kernels.cpu._tiles import has_tiles
 from ferryman_kernels.cpu.processor import multiplies_bfloat16
-from ferryman_kernels.products.int8_panels import WIDTH, int8_panel_product, panels_of_codes
-from ferryman_kernels.products.int8_product import int8_product
-from ferryman_kernels.products.int8_quads import (
+from ferryman_kernels.products.int8_product import (
     HAS_BYTE_DOTS,
     LANES,
     MOST_INPUTS,
+    WIDTH,
+    int8_panel_product,
+    int8_product,
     int8_quad_product,
+    panels_of_codes,
     quads_of_codes,
 )
 
