@@ -19,11 +19,11 @@ from torch.nn import functional as F
 
 from ferryman.model.layers.decoder_layers import LayerPlace, RmsNorm
 from ferryman.model.shapes.batch import PrefillBatch, StepBatch
-from ferryman.model.shapes.ranks import Cuttable, Group, share_of
+from ferryman.model.shapes.ranks import share_of
 from ferryman.model.shapes.recurrent_shapes import InnerNorms, Mamba1Shape
 from ferryman.model.shapes.state import ModelState
 from ferryman.model.weights.linear import Linear, make_linear
-from ferryman.model.weights.matrix import join_linear, split_rows, summed_linear
+from ferryman.model.weights.matrix import equal_shares, join_linear, summed_linear
 from ferryman.model.weights.named_weights import Part, Weights
 from ferryman_kernels.recurrence.causal_conv import causal_conv_decode, causal_conv_prefill
 from ferryman_kernels.recurrence.selective_scan import selective_scan, selective_scan_decode
@@ -102,10 +102,11 @@ def load_mamba1(weights: Weights, shape: Mamba1Shape, place: LayerPlace) -> Mamb
     """The Mamba-1 mixer with tensors under `weights`: a rank's channels."""
     dim, hidden_dim, group = shape.inner_dim, place.hidden_dim, weights.group
     rank_channels = partial(share_of, heads=dim, group=group)
-    halves = partial(_joined_halves, group=group)
     in_bias, out_bias, conv_bias = None, None, None
     if shape.has_bias:
-        in_bias = weights.tensor("in_proj.bias", 2 * dim, part=halves)
+        in_bias = weights.tensor(
+            "in_proj.bias", 2 * dim, part=lambda whole: torch.cat(equal_shares(whole, 2, group))
+        )
         out_bias = weights.tensor("out_proj.bias", hidden_dim)
     if shape.has_conv_bias:
         conv_bias = weights.precise("conv1d.bias", dim, part=rank_channels)
@@ -114,7 +115,7 @@ def load_mamba1(weights: Weights, shape: Mamba1Shape, place: LayerPlace) -> Mamb
     conv = weights.precise("conv1d.weight", dim, 1, shape.conv_width, part=rank_channels)
     return Mamba1Mixer(
         layer=place.layer,
-        project_in=join_linear(_halves(project_in, group), in_bias),
+        project_in=join_linear(equal_shares(project_in, 2, group), in_bias),
         conv_weight=conv.squeeze(1),
         conv_bias=conv_bias,
         selection=_selection(weights, shape, rank_channels),
@@ -147,13 +148,3 @@ def _norms(weights: Weights, shape: Mamba1Shape) -> tuple[RmsNorm, ...]:
         RmsNorm(weights.precise(f"{name}_layernorm.weight", dim), shape.norm_eps)
         for name, dim in dims.items()
     )
-
-
-def _halves(projected: Cuttable, group: Group) -> list[Cuttable]:
-    """A rank's channels of x and of z, one after the other."""
-    length = projected.shape[0] // 2
-    return [share_of(half, length, group) for half in split_rows(projected, (length, length))]
-
-
-def _joined_halves(projected: Tensor, group: Group) -> Tensor:
-    return torch.cat(_halves(projected, group))

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from ferryman.model.layers.decoder_layers import LayerPlace
 from ferryman.model.shapes.batch import PrefillBatch, StepBatch
-from ferryman.model.shapes.ranks import Cuttable, Group, share_of
+from ferryman.model.shapes.ranks import share_of
 from ferryman.model.shapes.recurrent_shapes import ShortConvShape
 from ferryman.model.shapes.state import ModelState
 from ferryman.model.weights.linear import Linear
-from ferryman.model.weights.matrix import join_linear, split_rows, summed_linear
+from ferryman.model.weights.matrix import equal_shares, join_linear, summed_linear
 from ferryman.model.weights.named_weights import Weights
 from ferryman_kernels.recurrence.causal_conv import causal_conv_decode, causal_conv_prefill
 
@@ -58,10 +58,11 @@ def load_short_conv(weights: Weights, shape: ShortConvShape, place: LayerPlace) 
     """The short convolution with tensors under `weights`: a rank's channels."""
     dim, hidden_dim, group = shape.dim, place.hidden_dim, weights.group
     rank_channels = partial(share_of, heads=dim, group=group)
-    thirds = partial(_joined_thirds, group=group)
     in_bias, conv_bias, out_bias = None, None, None
     if shape.has_bias:
-        in_bias = weights.tensor("in_proj.bias", 3 * dim, part=thirds)
+        in_bias = weights.tensor(
+            "in_proj.bias", 3 * dim, part=lambda whole: torch.cat(equal_shares(whole, 3, group))
+        )
         conv_bias = weights.precise("conv.bias", dim, part=rank_channels)
         out_bias = weights.tensor("out_proj.bias", hidden_dim)
     project_in = weights.matrix("in_proj.weight", 3 * dim, hidden_dim)
@@ -69,18 +70,8 @@ def load_short_conv(weights: Weights, shape: ShortConvShape, place: LayerPlace) 
     conv = weights.precise("conv.weight", dim, 1, shape.conv_width, part=rank_channels)
     return ShortConv(
         layer=place.layer,
-        project_in=join_linear(_thirds(project_in, group), in_bias),
+        project_in=join_linear(equal_shares(project_in, 3, group), in_bias),
         conv_weight=conv.squeeze(1),
         conv_bias=conv_bias,
         project_out=summed_linear(share_of(project_out, dim, group, axis=1), out_bias, group),
     )
-
-
-def _thirds(projected: Cuttable, group: Group) -> list[Cuttable]:
-    """A rank's channels of B, C and x, one after the other."""
-    length = projected.shape[0] // 3
-    return [share_of(third, length, group) for third in split_rows(projected, [length] * 3)]
-
-
-def _joined_thirds(projected: Tensor, group: Group) -> Tensor:
-    return torch.cat(_thirds(projected, group))

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ferryman.model.shapes.ranks import Cuttable, Group
+from ferryman.model.shapes.ranks import Cuttable, Group, share_of
 from ferryman.model.weights.linear import Linear, StackedLinear, SummedLinear, make_linear
 
 
@@ -102,6 +102,12 @@ def split_rows(whole: Cuttable, sizes: Iterable[int]) -> list[Cuttable]:
         parts.append(whole.narrow(0, start, size))
         start += size
     return parts
+
+
+def equal_shares(whole: Cuttable, count: int, group: Group) -> list[Cuttable]:
+    """A rank's share of each of `count` parts of one length, which stand one below the other."""
+    length = whole.shape[0] // count
+    return [share_of(part, length, group) for part in split_rows(whole, [length] * count)]
 
 
 def join_linear(parts: Sequence[Matrix], bias: Tensor | None = None) -> Linear:
