@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ferryman.cache.manifest import StateManifest
-from ferryman.model.layers.attention import AttentionLayer, NoGate
+from ferryman.model.layers.attention import AttentionLayer
 from ferryman.model.layers.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
 from ferryman.model.layers.decoder_layers import (
     Layer,
@@ -280,7 +280,6 @@ def _layer(
             qkv=adapters.of_attention(block.qkv),
             turn=load_rotary(weights, attention.positions),
             sinks=None,
-            gate=NoGate(),
             out=block.out,
         ),
         gate_up=adapters.of_mlp(block.gate_up),

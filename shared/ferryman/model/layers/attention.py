@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -39,43 +38,6 @@ from ferryman_kernels.attention.paged_attention import (
 from ferryman_kernels.ragged import Span
 
 
-class OutputGate(Protocol):
-    """The gate between the heads' outputs and the product that joins them."""
-
-    def part(self, projected: Tensor) -> tuple[Tensor, Tensor]:
-        """Divides the output of q_proj into q [tokens, q_heads, head_dim] and the gate that
-        `pass_through` takes."""
-        ...
-
-    def pass_through(self, mixed: Tensor, gate: Tensor) -> Tensor:
-        """`mixed` [tokens, q_heads, head_dim] multiplied by the gate."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class NoGate:
-    """No gate: outputs pass unchanged."""
-
-    def part(self, projected: Tensor) -> tuple[Tensor, Tensor]:
-        return projected, projected
-
-    def pass_through(self, mixed: Tensor, gate: Tensor) -> Tensor:
-        return mixed
-
-
-@dataclass(frozen=True, slots=True)
-class SigmoidGate:
-    """mixed · sigmoid(gate); each head of q is followed by a head of gate (Qwen3-Next)."""
-
-    def part(self, projected: Tensor) -> tuple[Tensor, Tensor]:
-        tokens, _, head_dim = projected.shape
-        q, gate = projected.reshape(tokens, -1, 2, head_dim).unbind(2)
-        return q.contiguous(), gate
-
-    def pass_through(self, mixed: Tensor, gate: Tensor) -> Tensor:
-        return mixed * gate.sigmoid()
-
-
 def unchanged(heads: Tensor) -> Tensor:
     """Values as they are projected."""
     return heads
@@ -95,7 +57,6 @@ class AttentionLayer:
     qkv: Linear
     turn: RotaryEmbedding
     sinks: Tensor | None
-    gate: OutputGate
     out: Linear
     norm_values: Callable[[Tensor], Tensor] = unchanged
 
@@ -103,15 +64,24 @@ class AttentionLayer:
         pages = state.attention[self.layer]
         q, gate = self._write(hidden, batch, pages)
         mixed = attend(q, batch, pages, self.shape, self.sinks)
-        return self.out(self.gate.pass_through(mixed, gate).flatten(1))
+        if gate is not None:
+            mixed = mixed * gate.sigmoid()
+        return self.out(mixed.flatten(1))
 
-    def _write(self, hidden: Tensor, batch: StepBatch, pages: PagedState) -> tuple[Tensor, Tensor]:
-        """Writes the tokens' keys and values to their pages; returns q, rotated, and the gate."""
+    def _write(
+        self, hidden: Tensor, batch: StepBatch, pages: PagedState
+    ) -> tuple[Tensor, Tensor | None]:
+        """Writes the tokens' keys and values to their pages; returns q, rotated, and the gate
+        between the heads' outputs and the product that joins them, if there is one."""
         shape = self.shape
         heads = self.qkv(hidden).view(len(hidden), -1, shape.head_dim)
         sizes = (shape.projected_heads, shape.kv_heads, shape.kv_heads)
-        projected, k, v = heads.split_with_sizes(sizes, dim=1)
-        q, gate = self.gate.part(projected)
+        q, k, v = heads.split_with_sizes(sizes, dim=1)
+        gate = None
+        if shape.gates_output:
+            # Each head of q is followed by a head of gate (Qwen3-Next).
+            q, gate = q.reshape(len(q), -1, 2, shape.head_dim).unbind(2)
+            q = q.contiguous()
         q, k = self.turn(q, k, batch.positions)
         v = self.norm_values(v)
         pages.write(k, v, batch.page_tables[shape.kind], batch.rows, batch.positions)
@@ -157,7 +127,6 @@ def load_attention(weights: Weights, shape: AttentionShape, place: LayerPlace) -
         qkv=join_linear(_projected(weights, shape, hidden_dim), bias),
         turn=_prepared(weights, shape, place),
         sinks=_sinks(weights, shape) if shape.has_sinks else None,
-        gate=SigmoidGate() if shape.gates_output else NoGate(),
         out=summed_linear(share_of(out, shape.q_heads, group, axis=1), out_bias, group),
         norm_values=_value_norm(weights, shape, place),
     )

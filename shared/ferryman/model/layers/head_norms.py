@@ -20,6 +20,7 @@ from torch import Tensor
 from ferryman.model.layers.centred_norm import load_centred_heads
 from ferryman.model.layers.decoder_layers import LayerPlace, Norm, RmsNorm, load_norm
 from ferryman.model.layers.gating import SharedNorm
+from ferryman.model.layers.rotation import RotaryEmbedding
 from ferryman.model.shapes.attention_shapes import AttentionShape, HeadNorm
 from ferryman.model.shapes.ranks import share_of
 from ferryman.model.weights.named_weights import Weights, accumulation_dtype
@@ -27,7 +28,6 @@ from ferryman.model.weights.named_weights import Weights, accumulation_dtype
 HeadsNorm = Callable[[Tensor], Tensor]
 """A norm of each head: [tokens, heads, head_dim] in and out."""
 
-Turn = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 NAMES = (("q_norm", "query_layernorm"), ("k_norm", "key_layernorm"))
 """The names of the two norms; the second of each is Hunyuan's."""
 
@@ -38,7 +38,7 @@ class NormedHeads:
 
     q_norm: HeadsNorm
     k_norm: HeadsNorm
-    turn: Turn
+    turn: RotaryEmbedding
 
     def __call__(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         return self.turn(self.q_norm(q), self.k_norm(k), positions)
@@ -48,29 +48,23 @@ class NormedHeads:
 class NormedRotatedHeads:
     """Norms every head of q and of k after `turn` rotated them."""
 
-    q_norm: RmsNorm
-    k_norm: RmsNorm
-    turn: Turn
+    q_norm: HeadsNorm
+    k_norm: HeadsNorm
+    turn: RotaryEmbedding
 
     def __call__(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         q, k = self.turn(q, k, positions)
-        return _each_head(self.q_norm, q), _each_head(self.k_norm, k)
+        return self.q_norm(q), self.k_norm(k)
 
 
 @dataclass(frozen=True, slots=True)
-class NormedRows:
-    """Norms all heads of q, and all of k, as one row before `turn` rotates them."""
+class NormOfRow:
+    """`norm` of all heads as one row: [tokens, heads, head_dim] in and out."""
 
-    q_norm: Norm
-    k_norm: Norm
-    turn: Turn
+    norm: Norm
 
-    def __call__(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        q, k = (
-            norm(heads.flatten(1)).view_as(heads)
-            for norm, heads in ((self.q_norm, q), (self.k_norm, k))
-        )
-        return self.turn(q, k, positions)
+    def __call__(self, heads: Tensor) -> Tensor:
+        return self.norm(heads.flatten(1)).view_as(heads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,27 +84,23 @@ class NormOfHeads:
     norm: RmsNorm
 
     def __call__(self, heads: Tensor) -> Tensor:
-        return _each_head(self.norm, heads)
-
-
-def _each_head(norm: RmsNorm, heads: Tensor) -> Tensor:
-    return norm(heads.flatten(0, 1)).view_as(heads)
+        return self.norm(heads.flatten(0, 1)).view_as(heads)
 
 
 def load_head_norms(
-    weights: Weights, shape: AttentionShape, place: LayerPlace, turn: Turn
-) -> NormedHeads | NormedRotatedHeads | NormedRows:
+    weights: Weights, shape: AttentionShape, place: LayerPlace, turn: RotaryEmbedding
+) -> NormedHeads | NormedRotatedHeads:
     """The norms that `shape` names, around the rotation `turn`."""
     if shape.head_norm is HeadNorm.ALL_HEADS:
         q_norm, k_norm = (
             _load_row_norm(weights, name, count, shape.head_dim, place.norm_eps)
             for (name, _), count in zip(NAMES, (shape.q_heads, shape.kv_heads), strict=True)
         )
-        return NormedRows(q_norm, k_norm, turn)
+        return NormedHeads(NormOfRow(q_norm), NormOfRow(k_norm), turn)
     if shape.head_norm is HeadNorm.OWN_CENTRED:
         return _load_own_norms(weights, shape, place, turn)
     if shape.head_norm is HeadNorm.ROTATED_WITHOUT_WEIGHTS:
-        norm = load_plain_head_norm(weights, shape.head_dim, place.norm_eps).norm
+        norm = load_plain_head_norm(weights, shape.head_dim, place.norm_eps)
         return NormedRotatedHeads(norm, norm, turn)
     q, k = (
         load_norm(
@@ -123,12 +113,12 @@ def load_head_norms(
         for names in NAMES
     )
     if shape.head_norm is HeadNorm.ROTATED_HEAD:
-        return NormedRotatedHeads(q, k, turn)
+        return NormedRotatedHeads(NormOfHeads(q), NormOfHeads(k), turn)
     return NormedHeads(NormOfHeads(q), NormOfHeads(k), turn)
 
 
 def _load_own_norms(
-    weights: Weights, shape: AttentionShape, place: LayerPlace, turn: Turn
+    weights: Weights, shape: AttentionShape, place: LayerPlace, turn: RotaryEmbedding
 ) -> NormedHeads:
     q_norm, k_norm = (
         load_centred_heads(weights, name, count, shape.head_dim, place.norm_eps)
