@@ -66,10 +66,6 @@ class DraftedModel:
     def vocab_size(self) -> int:
         return self.target.vocab_size
 
-    @property
-    def device(self) -> torch.device:
-        return self.target.device
-
     def prefill(self, batch: PrefillBatch, state: ModelState) -> PrefilledRows:
         self.draft.prefill(batch, self._drafts_state(state))
         return self.target.prefill(batch, state)
@@ -109,10 +105,6 @@ class SelfDraftingModel:
     @property
     def vocab_size(self) -> int:
         return self.target.vocab_size
-
-    @property
-    def device(self) -> torch.device:
-        return self.target.device
 
     @property
     def state_layer(self) -> int:

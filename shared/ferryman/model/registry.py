@@ -37,7 +37,7 @@ from ferryman.model.weights.weight_formats import AS_STORED
 FINGERPRINT_BYTES = 16
 
 
-def load_model(folder: Path | str, options: LoadOptions) -> Model:
+def load_model(folder: Path | str, options: LoadOptions) -> Decoder:
     """The model in a Hugging Face folder, ready to run.
 
     With a group of several ranks it is the share of one; its manifest describes that rank's slots.

@@ -17,10 +17,10 @@ from ferryman.model.weights.named_weights import Weights
 
 @dataclass(frozen=True, slots=True)
 class LayerNorm:
-    """The norm of each row; `weight` and `bias` [dim] in the accumulation dtype."""
+    """The norm of each row; `weight` and `bias` [dim], if any, in the accumulation dtype."""
 
     weight: Tensor
-    bias: Tensor
+    bias: Tensor | None
     eps: float
 
     def __call__(self, hidden: Tensor) -> Tensor:
@@ -28,18 +28,6 @@ class LayerNorm:
             hidden.to(self.weight.dtype), self.weight.shape, self.weight, self.bias, self.eps
         )
         return normed.to(hidden.dtype)
-
-
-@dataclass(frozen=True, slots=True)
-class CentredNorm:
-    """The norm of each row without a bias; `weight` [dim] in the accumulation dtype."""
-
-    weight: Tensor
-    eps: float
-
-    def __call__(self, hidden: Tensor) -> Tensor:
-        wide = hidden.to(self.weight.dtype)
-        return F.layer_norm(wide, self.weight.shape, self.weight, None, self.eps).to(hidden.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +49,8 @@ def load_layer_norm(weights: Weights, name: str, dim: int, eps: float) -> LayerN
     return LayerNorm(weight, bias, eps)
 
 
-def load_centred_norm(weights: Weights, name: str, dim: int, eps: float) -> CentredNorm:
-    return CentredNorm(weights.precise(f"{name}.weight", dim), eps)
+def load_centred_norm(weights: Weights, name: str, dim: int, eps: float) -> LayerNorm:
+    return LayerNorm(weights.precise(f"{name}.weight", dim), None, eps)
 
 
 def load_centred_heads(

@@ -47,9 +47,6 @@ class Model(Protocol):
     @property
     def manifest(self) -> StateManifest: ...
 
-    @property
-    def device(self) -> torch.device: ...
-
     def prefill(self, batch: PrefillBatch, state: ModelState) -> PrefilledRows:
         """The hidden states of all tokens; the logits [rows, vocab] of any are made of them."""
         ...
