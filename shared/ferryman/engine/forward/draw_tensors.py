@@ -35,8 +35,8 @@ Numbered = Sequence[tuple[int, SampleRequest]]
 
 @dataclass(frozen=True, slots=True)
 class DrawTensors:
-    """The draws of a step: `rows`, `positions` and `prompt_lens` are [draws]; every draw looks back
-    on at most `longest` tokens.
+    """The draws of a step: `rows`, `positions` and `prompt_lens` are [draws]. With `penalties` each
+    draw looks back on at most `longest` tokens.
 
     Without `filters` every draw is greedy. `num_best` alternatives are returned with each token.
     `guided` are those under a grammar, and `requests` all draws as they were asked for: only the
@@ -83,14 +83,15 @@ def draw_arrays(draws: Sequence[SampleRequest]) -> Arrays:
 
 def unpack_draws(views: StepViews, requests: tuple[SampleRequest, ...]) -> DrawTensors:
     """The draws among the arrays of a step. Copies nothing."""
+    penalties = views.group("penalties", Penalties)
     return DrawTensors(
         rows=views["draws.rows"],
         positions=views["draws.positions"],
         prompt_lens=views["draws.prompt_lens"],
-        longest=int(views.on_host("draws.positions").max(initial=0)),
+        longest=int(views.on_host("draws.positions").max()) if penalties else 0,
         num_best=views.number("draws.num_best"),
         filters=views.group("filters", Filters),
-        penalties=views.group("penalties", Penalties),
+        penalties=penalties,
         rules=_unpack_rules(views),
         guided=guided_draws(requests),
         requests=requests,

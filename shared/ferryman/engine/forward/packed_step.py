@@ -81,17 +81,22 @@ _NO_SIDE = -1
 
 def packed_step(arrays: Arrays) -> PackedStep:
     """The arrays in one buffer, in their order."""
-    words, places, begin = {}, {}, 0
-    for name, values in arrays.items():
-        dtype = np.float64 if name in REALS else np.int64
-        words[name] = np.asarray(values, dtype).view(np.int64)
-        places[name] = (begin, words[name].shape)
-        begin += _even(words[name].size)
+    words = {name: _words(name, values) for name, values in arrays.items()}
+    places, begin = {}, 0
+    for name, array in words.items():
+        places[name] = (begin, array.shape)
+        begin += _even(array.size)
     buffer = np.zeros(begin, np.int64)
     for name, array in words.items():
         at = places[name][0]
         buffer[at : at + array.size] = array.ravel()
     return PackedStep(buffer, places)
+
+
+def _words(name: str, values: ArrayLike) -> Ints:
+    if name in REALS:
+        return np.asarray(values, np.float64).view(np.int64)
+    return np.asarray(values, np.int64)
 
 
 def from_vector(vector: Ints) -> PackedStep:
@@ -125,7 +130,9 @@ class StepViews:
 
     def __getitem__(self, name: str) -> Tensor:
         begin, shape = self._packed.places[name]
-        view = self._uploaded[begin : begin + prod(shape)].view(shape)
+        view = self._uploaded[begin : begin + prod(shape)]
+        if len(shape) > 1:
+            view = view.view(shape)
         return view.view(torch.float64) if name in REALS else view
 
     def get(self, name: str) -> Tensor | None:
@@ -133,8 +140,10 @@ class StepViews:
 
     def group(self, name: str, made: type[Fields]) -> Fields | None:
         """The dataclass `made` of the group `name`, if the step has it."""
-        names = [f"{name}.{field}" for field in made.__match_args__]  # type: ignore[attr-defined]
-        return made(*map(self.__getitem__, names)) if names[0] in self else None
+        fields: tuple[str, ...] = made.__match_args__  # type: ignore[attr-defined]
+        if f"{name}.{fields[0]}" not in self:
+            return None
+        return made(*(self[f"{name}.{field}"] for field in fields))
 
     def by_kind(self, name: str) -> Mapping[Kind, Tensor]:
         names = {kind: f"{name}.{kind}" for kind in Kind}
