@@ -45,7 +45,7 @@ async def begun(pair: WorkerPair) -> None:
 
 def late_word(pair: WorkerPair) -> WriterAbort:
     """The late abort that the writer of the decoding request could still send."""
-    (name,) = pair.decode.service._receiver.table._closed
+    (name,) = pair.decode.service.receiver.table._closed
     return WriterAbort("r1", WriteFence(pair.decode.parts.epoch, name, 1), "prefill_failed")
 
 

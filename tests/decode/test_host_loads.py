@@ -232,7 +232,7 @@ async def test_slots_that_are_loaded_into_are_not_given_back(cause: str) -> None
                 await pair.abort(RouterAbort("r1", 1, "client_gone", "router-1"))
             case "lease":
                 pair.decode.clock.ahead = PATIENT_SECONDS + 1
-                await until(lambda: not pair.decode.service._receiver.table.writers())
+                await until(lambda: not pair.decode.service.receiver.table.writers())
             case _:
                 pair.prefill.hold()
                 await pair.reserve(pair.wish(request("r1", PROMPT), attempt=2))

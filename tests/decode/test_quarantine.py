@@ -74,7 +74,7 @@ async def test_rows_28_and_31_a_late_write_lands_in_quarantined_slots_only() -> 
         pair.decode.clock.ahead = 10 * PATIENT_SECONDS
         promise = await pair.reserve(pair.wish(request("r2", [5] * 21)))
         assert "transfer_in" in pair.decode.leased()
-        slots = pair.decode.service._receiver._slots[promise.reservation_id]
+        slots = pair.decode.service.receiver._slots[promise.reservation_id]
         places = pair.decode.engine.places
         theirs = {places[kind].ranks[0].address_of(at.slot) for (kind, _), at in slots.items()}
         assert not theirs & written, "the next tenant has other slots"
@@ -287,7 +287,7 @@ async def half_written() -> AsyncIterator[tuple[Lone, PairWorker, asyncio.Task[o
             here = WorkerAddress(decode.parts.worker_id, decode.address, decode.parts.epoch)
             order = order_for(prefill.where, here)
             running = asyncio.create_task(run_order(order, prefill.where.address))
-            table = decode.service._receiver.table
+            table = decode.service.receiver.table
             await until(lambda: any(each.received for each in table._live.values()))
             try:
                 yield prefill, decode, running
@@ -303,7 +303,7 @@ async def test_row_28_a_stopped_writer_keeps_its_slots_in_quarantine_until_it_an
     async with half_written() as (prefill, decode, _running):
         os.kill(prefill.process.pid, signal.SIGSTOP)
         decode.clock.ahead = 100 * PATIENT_SECONDS
-        table = decode.service._receiver.table
+        table = decode.service.receiver.table
         await until(lambda: table.statistics().num_quarantined == 1)
         asking = decode.service
         await until(lambda: asking.num_unanswered >= 2)

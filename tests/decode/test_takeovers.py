@@ -104,7 +104,7 @@ async def test_the_requests_of_a_router_that_is_gone_end_after_a_while() -> None
             later = request("r2", [4] * 21, max_tokens=40)
             await pair.run_prefill(pair.order(later, deadline=1000.0))
             assert not pair.decode.facts("aborted"), "its router reads"
-        await until(lambda: bool(pair.decode.service._requests._orphan_watch._silent_since))
+        await until(lambda: bool(pair.decode.service.requests._orphan_watch._silent_since))
         pair.decode.clock.ahead = 11 * ORPHAN_SECONDS
         await until(lambda: len(pair.decode.facts("aborted")) == 2)
         assert {facts["reason"] for facts in pair.decode.facts("aborted")} == {"orphaned"}

@@ -49,8 +49,8 @@ async def let_leases_pass(pair: WorkerPair, running: asyncio.Task[Any]) -> None:
         await until(decode.has_renewed(decode.num_renewed + 2, running))
         assert not running.done(), running
         pair.prefill.service._send_leases.expire()
-        table = decode._receiver.table
-        decode._receiver.carry_out(table.expire(pair.decode.clock()))
+        table = decode.receiver.table
+        decode.receiver.carry_out(table.expire(pair.decode.clock()))
 
 
 async def test_a_prompt_that_is_computed_for_longer_than_the_lease_is_handed_off(
