@@ -21,10 +21,8 @@ from ferryman.wire.nats.sender_proof import CheckSender
 from ferryman.wire.redis.index import PrefixIndex
 from ferryman_router.intake.body_intake import Intake
 from ferryman_router.intake.frontend import Frontend
-from ferryman_router.request.attempt_result import RetryBudget
-from ferryman_router.request.context import RouterContext
+from ferryman_router.request.context import Probation, RetryBudget, RouterContext
 from ferryman_router.request.metrics import RouterMetrics, RouterStatistics
-from ferryman_router.request.probation import Probation
 from ferryman_router.request.request_table import Evacuation, RequestTable
 from ferryman_router.request.token_streams import WorkerStreams
 from ferryman_router.request.worker_client import WorkerClient

@@ -125,8 +125,8 @@ class QueueCluster:
         task.add_done_callback(self._tasks.discard)
 
     async def _ask(self, caller: QueueCaller, tenant: str) -> None:
-        ticket = Ticket(caller.name, tenant, self.now, caller.deadline)
-        asking = RoutingRequest(PROMPT, 8, max_tokens=TOKENS)
+        ticket = Ticket(caller.name, tenant, caller.deadline)
+        asking = RoutingRequest(PROMPT, max_tokens=TOKENS)
         try:
             placed = await self.dispatcher.place(
                 ticket, asking, attempt=1, standing=QueuePosition.NEW

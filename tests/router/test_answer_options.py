@@ -323,7 +323,7 @@ async def test_the_makers_of_a_model_set_its_defaults(nats_url: str, tmp_path: P
 def test_a_lower_priority_number_is_served_first_within_a_line() -> None:
     queue = WaitQueue(16, 16)
     for name, priority in (("a", 0), ("b", 0), ("c", -1), ("d", 5), ("e", 0)):
-        queue.join(Ticket(name, "one", 0.0, 1.0, priority=priority))
+        queue.join(Ticket(name, "one", 1.0, priority=priority))
     served = []
     while len(queue):
         head = next(queue.heads())

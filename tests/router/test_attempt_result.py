@@ -26,11 +26,11 @@ from ferryman_router.request.attempt_result import (
     Fatal,
     NoCapacity,
     Retryable,
-    RetryBudget,
     classify,
     settled_usage,
     uncached_tokens,
 )
+from ferryman_router.request.context import RetryBudget
 from ferryman_router.routing.fleet import WorkerName
 
 

@@ -19,7 +19,7 @@ from ferryman.handoff.request import RequestState
 from ferryman.ids import make_epoch
 from ferryman.settings.router import LimitSettings
 from ferryman_router import components
-from ferryman_router.request.probation import Probation
+from ferryman_router.request.context import Probation
 from ferryman_router.routing.fleet import WorkerName
 
 LONG = SENTENCE * 2
@@ -198,7 +198,7 @@ async def test_a_request_that_kills_its_workers_takes_no_other_along_twice(
         await stack.enter_async_context(living(second, made.bus, made.subjects))
         gate.set()
         await until(lambda: prefill.faults.happened["gate"] >= 1)
-        *others, tried = sorted(len(runner.explanations) for runner in requests)
+        *others, tried = sorted(len(runner.attempts) for runner in requests)
         assert others == [1] * NUM_STREAMS
         assert tried > 1
         assert second.faults.happened["dies_of"] == 0

@@ -147,8 +147,8 @@ def test_what_waited_too_long_is_refused_before_anything_is_computed_for_it() ->
 def test_one_that_leaves_as_it_is_placed_takes_no_room_with_it() -> None:
     async def leaving() -> None:
         cluster = QueueCluster(1, service=1.0, deadline=100.0)
-        place, asking = cluster.dispatcher.place, RoutingRequest(PROMPT, 8)
-        tickets = [Ticket(name, "a", 0.0, 100.0) for name in ("first", "second", "third")]
+        place, asking = cluster.dispatcher.place, RoutingRequest(PROMPT)
+        tickets = [Ticket(name, "a", 100.0) for name in ("first", "second", "third")]
         first = await place(tickets[0], asking, attempt=1, standing=QueuePosition.NEW)
         waiting = [
             asyncio.create_task(place(ticket, asking, attempt=1, standing=QueuePosition.NEW))
@@ -172,17 +172,17 @@ def test_one_that_leaves_as_it_is_placed_takes_no_room_with_it() -> None:
 def test_one_that_was_turned_away_has_its_place_and_no_other_is_before_it_twice() -> None:
     async def turned_away() -> list[str]:
         cluster = QueueCluster(1, service=1.0, deadline=100.0)
-        asking, order = RoutingRequest(PROMPT, 8), list[str]()
+        asking, order = RoutingRequest(PROMPT), list[str]()
 
         async def place(name: str, tenant: str, standing: QueuePosition) -> None:
-            ticket = Ticket(name, tenant, 0.0, 100.0)
+            ticket = Ticket(name, tenant, 100.0)
             placed = await cluster.dispatcher.place(ticket, asking, attempt=1, standing=standing)
             order.append(name)
             cluster.dispatcher.leave(name, placed)
             cluster.dispatcher.serve()
 
         row = await cluster.dispatcher.place(
-            Ticket("row", "a", 0.0, 100.0), asking, attempt=1, standing=QueuePosition.NEW
+            Ticket("row", "a", 100.0), asking, attempt=1, standing=QueuePosition.NEW
         )
         asks = [
             ("a1", "a", QueuePosition.NEW),
@@ -217,8 +217,8 @@ async def test_an_idle_router_looks_once_a_second_and_often_when_a_request_waits
         return len(looks)
 
     looking = cluster.dispatcher.run(looks.append, lambda: bool(under_way))
-    asking = RoutingRequest(PROMPT, 8)
-    first, second = (Ticket(name, "tenant", 0.0, 100.0) for name in ("first", "second"))
+    asking = RoutingRequest(PROMPT)
+    first, second = (Ticket(name, "tenant", 100.0) for name in ("first", "second"))
     async with alongside(looking):
         assert await looks_in(10.0) <= 10
         explanation = await place(first, asking, attempt=1, standing=QueuePosition.NEW)

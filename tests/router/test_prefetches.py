@@ -63,8 +63,8 @@ class HeldPrefetch:
         ).status_code
 
     def cached_in(self, request_id: str) -> dict[str, int]:
-        (explanation,) = self.made.request(request_id).explanations
-        return explanation.chosen.cached.by_tier
+        (attempt,) = self.made.request(request_id).attempts
+        return attempt.explanation.chosen.cached.by_tier
 
     async def counted(self, outcome: str, times: int) -> None:
         line = f'ferryman_router_prefetches_total{{outcome="{outcome}"}} {float(times)}'

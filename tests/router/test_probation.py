@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from tests.skipped_time import skipped_time
 
-from ferryman_router.request.probation import Probation
+from ferryman_router.request.context import Probation
 
 
 async def entered(probation: Probation, *names: str) -> tuple[list[str], list[asyncio.Task[None]]]:

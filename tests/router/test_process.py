@@ -98,8 +98,8 @@ async def test_what_a_node_holds_on_its_host_is_counted(nats_url: str, folder: P
             body = {"prompt": SENTENCE * 3, "max_tokens": 2}
             response = await made.http.post("/v1/completions", json=body, headers=headers)
             assert response.status_code == 200
-            (explanation,) = made.request("host-1").explanations
-            assert explanation.chosen.cached.host == 2 * STATE.page_size
+            (attempt,) = made.request("host-1").attempts
+            assert attempt.explanation.chosen.cached.host == 2 * STATE.page_size
 
 
 async def test_a_redis_that_hangs_fails_no_request_and_is_asked_again_when_it_is_back(

@@ -154,7 +154,7 @@ async def _until_held(made: RouterCluster, request_id: str, num_frames: int) -> 
         while held != num_frames:
             await asyncio.sleep(0.002)
             runner = made.router.components.frontend.requests.find(request_id)
-            held = len(runner._score_gate._held) if runner is not None else -1
+            held = len(runner._answer._held) if runner is not None else -1
 
 
 async def test_a_worker_that_dies_behind_the_scores_does_not_repeat_them(

@@ -15,7 +15,7 @@ TENANTS = "abc"
 
 
 def _ticket(name: str, tenant: str = "a", deadline: float = 100.0, cost: int = 1) -> Ticket:
-    return Ticket(name, tenant, 0.0, deadline, cost)
+    return Ticket(name, tenant, deadline, cost)
 
 
 def _next(queue: WaitQueue) -> Ticket:

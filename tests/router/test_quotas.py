@@ -90,7 +90,7 @@ def served(shares: dict[str, float], num_taken: int) -> list[str]:
     queue = WaitQueue(1000, 1000)
     for tenant, share in shares.items():
         for number in range(40):
-            queue.join(Ticket(f"{tenant}-{number}", tenant, 0.0, 99.0, cost=100, share=share))
+            queue.join(Ticket(f"{tenant}-{number}", tenant, 99.0, cost=100, share=share))
     taken = []
     for _ in range(num_taken):
         head = next(iter(queue.heads()))
@@ -109,10 +109,10 @@ def test_the_cost_before_a_request_counts_shares() -> None:
     """A newcomer hears of all that is then served before it."""
     queue = WaitQueue(1000, 1000)
     for number in range(6):
-        queue.join(Ticket(f"s-{number}", "small", 0.0, 99.0, cost=100, share=0.5))
-        queue.join(Ticket(f"l-{number}", "large", 0.0, 99.0, cost=100, share=2.0))
+        queue.join(Ticket(f"s-{number}", "small", 99.0, cost=100, share=0.5))
+        queue.join(Ticket(f"l-{number}", "large", 99.0, cost=100, share=2.0))
     told = queue.cost_before("small")
-    queue.join(Ticket("last", "small", 0.0, 99.0, cost=100, share=0.5))
+    queue.join(Ticket("last", "small", 99.0, cost=100, share=0.5))
     before = 0
     while (head := next(iter(queue.heads()))).request_id != "last":
         queue.take(head)

@@ -36,7 +36,7 @@ def beat_of(role: str, number: int, **more: object) -> Heartbeat:
     return replace(beat, **more)  # type: ignore[arg-type]
 
 
-ASKING = RoutingRequest(PageKeyCache(TOKENS, b""), len(TOKENS))
+ASKING = RoutingRequest(PageKeyCache(TOKENS, b""))
 
 
 def _chosen(fleet: Fleet, asking: RoutingRequest = ASKING) -> tuple[str, str]:

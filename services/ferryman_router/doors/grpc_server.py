@@ -89,7 +89,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         tenant, name = self._reader(context).tenant, check_correlation_id(request.request_id)
         runner = self._frontend.requests.find_for(tenant, name)
         if runner is not None:
-            routes = [shown_route(explanation) for explanation in runner.explanations]
+            routes = [shown_route(attempt.explanation) for attempt in runner.attempts]
         else:
             routes = past_routes(decoded(await self._log.of(tenant, name)))
         messages = [explanation_to_wire(explanation) for explanation in routes]

@@ -34,7 +34,7 @@ from ferryman_router.request.attempt_result import (
 from ferryman_router.request.context import RouterContext
 from ferryman_router.routing.dispatcher import attempt_name
 from ferryman_router.routing.fleet import WorkerName
-from ferryman_router.routing.routing_policy import RouteChoice
+from ferryman_router.routing.routing_policy import Explanation
 
 log = logging.getLogger(__name__)
 
@@ -47,19 +47,17 @@ FAREWELL_SECONDS = 5.0
 
 @dataclass(slots=True)
 class RouterAttempt:
-    """`name` is the name of its claims on workers, `begun` when it was sent to them. It `is_taken`
-    once prefill has admitted it, `has_begun` once it is at work, `is_handed_off` once decode is
-    known to have it: from then on the prefill worker may go. `planned` is prefill's report on the
-    prompt so far.
+    """A try by the pair of workers that `explanation` chose. `name` is the name of its claims on
+    them, `begun` when it was sent to them. It `is_taken` once prefill has admitted it, `has_begun`
+    once it is at work, `is_handed_off` once decode is known to have it: from then on the prefill
+    worker may go. `planned` is prefill's report on the prompt so far.
 
     One that `is_move` has the draining decode worker in the place of prefill. It `is_leaving` once
     its own decode worker was asked to let it go on elsewhere; not before `leave_from`.
     """
 
     name: str
-    number: int
-    prefill: WorkerName
-    decode: WorkerName
+    explanation: Explanation
     begun: float
     verdict: asyncio.Future[Verdict]
     is_move: bool = False
@@ -74,12 +72,24 @@ class RouterAttempt:
 
     @classmethod
     def begin(
-        cls, request_id: str, number: int, chosen: RouteChoice, now: float, *, is_move: bool = False
+        cls, request_id: str, explanation: Explanation, now: float, *, is_move: bool
     ) -> RouterAttempt:
         """The attempt with this pair of workers, sent to them now."""
         verdict: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
-        name = attempt_name(request_id, number)
-        return cls(name, number, chosen.prefill, chosen.decode, now, verdict, is_move)
+        name = attempt_name(request_id, explanation.attempt)
+        return cls(name, explanation, now, verdict, is_move)
+
+    @property
+    def number(self) -> int:
+        return self.explanation.attempt
+
+    @property
+    def prefill(self) -> WorkerName:
+        return self.explanation.chosen.prefill
+
+    @property
+    def decode(self) -> WorkerName:
+        return self.explanation.chosen.decode
 
     @property
     def refused_by(self) -> WorkerName:
@@ -144,11 +154,11 @@ class RouterAttempt:
             return name == self.decode
         return name == self.prefill and self.has_begun
 
-    def needs(self, name: WorkerName) -> bool:
-        """Whether the attempt is lost without that worker."""
-        if self.verdict.done():
-            return False
-        return name == self.decode or (name == self.prefill and not self.is_handed_off)
+    def on_worker_lost(self, name: WorkerName, cause: str) -> None:
+        """A worker is gone; the attempt is lost if it needs that worker."""
+        if name == self.decode or (name == self.prefill and not self.is_handed_off):
+            gone = WorkerGone(f"{name.worker_id} is gone: {cause}")
+            self.settle(WorkerLost(gone, name, self.is_running_on(name)))
 
 
 class PrefillCall:

@@ -136,33 +136,6 @@ MAX_DEATHS_IN_A_ROW = 2
 MAX_DEATHS = 3
 
 
-class RetryBudget:
-    """At most `share` of the requests in flight may be second or third tries, but a few always.
-
-    It is for requests that fail one by one. The death of a worker or a broken connection is not
-    charged, for many share it: a budget that counts it would fail most of a dead worker's requests.
-    """
-
-    def __init__(self, share: float = 0.1, floor: int = 4) -> None:
-        self._share, self._floor = share, floor
-        self._retrying: set[str] = set()
-
-    def __len__(self) -> int:
-        return len(self._retrying)
-
-    def try_take(self, request_id: str, num_in_flight: int) -> bool:
-        """Whether this request may be tried again; a request counts once until it ends."""
-        if request_id in self._retrying:
-            return True
-        if len(self._retrying) >= max(self._floor, int(num_in_flight * self._share)):
-            return False
-        self._retrying.add(request_id)
-        return True
-
-    def give_back(self, request_id: str) -> None:
-        self._retrying.discard(request_id)
-
-
 @dataclass(frozen=True, slots=True)
 class DeathNoted:
     """A worker was lost while it ran the request, which had so many tokens by then."""

@@ -16,9 +16,8 @@ from ferryman.errors import (
     Suspect,
     Unavailable,
 )
-from ferryman.handoff.request import RequestState
 from ferryman.runtime.logs import Tail
-from ferryman.wire.nats.heartbeat import PREFILL
+from ferryman.wire.nats.heartbeat import PREFILL, Heartbeat
 from ferryman.wire.redis.index import NodePrefix
 from ferryman_router.request.attempt import RouterAttempt
 from ferryman_router.request.attempt_result import (
@@ -30,9 +29,11 @@ from ferryman_router.request.attempt_result import (
     RetriesExhausted,
     Retryable,
     WorkerDrains,
+    WorkerGone,
     WorkerLost,
 )
 from ferryman_router.request.context import RouterContext
+from ferryman_router.request.request_history import RequestHistory
 from ferryman_router.routing.fleet import WorkerName
 from ferryman_router.routing.generate_request import PageKeyCache, TokenizedRequest
 from ferryman_router.routing.queue import QueuePosition, Ticket
@@ -52,8 +53,10 @@ class RequestPlacement:
     when its latest attempt was placed; `tries` counts what it has been through. `kept_by` is the
     decode worker that drains and keeps its state."""
 
-    def __init__(self, asked: TokenizedRequest, ctx: RouterContext) -> None:
-        self._asked, self._ctx = asked, ctx
+    def __init__(
+        self, asked: TokenizedRequest, history: RequestHistory, ctx: RouterContext
+    ) -> None:
+        self._asked, self._history, self._ctx = asked, history, ctx
         self.tries = AttemptCount()
         self.kept_by: WorkerName | None = None
         self.is_waiting = False
@@ -62,41 +65,48 @@ class RequestPlacement:
         self._standing = self._placed_as = QueuePosition.NEW
         self.chains = PageKeyCache(asked.token_ids, asked.key_salt, asked.adapter)
 
-    async def place(self, generated: Sequence[int], *, attempt: int) -> Explanation:
-        """Waits for a pair of workers. Raises Exhausted when there is no room for it in time, or
-        NoWorker when a role is empty."""
+    async def place(self, generated: Sequence[int]) -> tuple[Explanation, Heartbeat, Heartbeat]:
+        """The next attempt's prefill worker and decode worker, and why these. Waits for them;
+        raises Exhausted when there is no room in time, or NoWorker when a role is empty."""
+        asked, ctx = self._asked, self._ctx
+        while True:
+            asking = await self._routing_request(generated)
+            await self._on_probation(len(generated))
+            ticket = Ticket(
+                asked.request_id,
+                asked.tenant.name,
+                asked.deadline,
+                priority=asked.request.options.priority,
+                share=ctx.quotas.share(asked.tenant.name),
+            )
+            # A request that comes here again was accepted by a worker, unless it was turned away.
+            self._placed_as, self._standing = self._standing, QueuePosition.UNDER_WAY
+            self.is_waiting = True
+            explanation = await ctx.dispatcher.place(
+                ticket, asking, attempt=self._history.attempt + 1, standing=self._placed_as
+            )
+            self.is_waiting = False
+            ctx.probation.sent(asked.request_id)
+            chosen = explanation.chosen
+            prefill, decode = ctx.fleet.get(chosen.prefill), ctx.fleet.get(chosen.decode)
+            if prefill is not None and decode is not None:
+                return explanation, prefill.beat, decode.beat
+            self._left(explanation, chosen.prefill if prefill is None else chosen.decode)
+
+    async def _routing_request(self, generated: Sequence[int]) -> RoutingRequest:
+        """The request as the policy sees it, with what was generated so far."""
         asked, self.chains = self._asked, self.chains_with(generated)
-        ticket = Ticket(
-            asked.request_id,
-            asked.tenant.name,
-            asked.arrived,
-            asked.deadline,
-            priority=asked.request.options.priority,
-            share=self._ctx.quotas.share(asked.tenant.name),
-        )
         computes_all = asked.params.prompt_logprobs is not None and not len(generated)
         is_kept = self.kept_by is not None
-        cache_index = {} if computes_all or is_kept else await self._cache_index()
-        asking = RoutingRequest(
+        return RoutingRequest(
             self.chains,
-            len(self.chains.token_ids),
             max_tokens=asked.params.max_tokens - len(generated),
-            cache_index=cache_index,
+            cache_index={} if computes_all or is_kept else await self._cache_index(),
             excluded=self._still_excluded,
             shared_by=asked.request.sharing.decode,
             kept_by=self.kept_by,
             computes_all=computes_all,
         )
-        await self._on_probation(len(generated))
-        # A request that comes here again was accepted by a worker, unless it was turned away.
-        self._placed_as, self._standing = self._standing, QueuePosition.UNDER_WAY
-        self.is_waiting = True
-        explanation = await self._ctx.dispatcher.place(
-            ticket, asking, attempt=attempt, standing=self._placed_as
-        )
-        self.is_waiting = False
-        self._ctx.probation.sent(asked.request_id)
-        return explanation
 
     async def _on_probation(self, num_tokens: int) -> None:
         """Waits for a turn of its own while it may be what kills workers."""
@@ -128,51 +138,49 @@ class RequestPlacement:
 
     # How attempts went.
 
+    def _left(self, explanation: Explanation, name: WorkerName) -> None:
+        """A worker left between the choice and the order: another pair is chosen."""
+        self._ctx.dispatcher.leave(self._asked.request_id, explanation)
+        self._ctx.probation.leave(self._asked.request_id)
+        self.kept_by = None
+        gone = WorkerGone(f"{name.worker_id} left before it was asked")
+        self._note(explanation.attempt, gone, cause="worker_lost")
+
     def on_lost_attempt(
-        self,
-        verdict: LostAttempt,
-        explanation: Explanation,
-        attempt: RouterAttempt | None,
-        *,
-        stage: RequestState,
-        num_tokens: int,
+        self, attempt: RouterAttempt, verdict: LostAttempt, num_tokens: int
     ) -> None:
         """Prepares the next attempt, after so many tokens; raises the error of a request that gets
-        none. `attempt` is None if a worker had left before it was asked."""
+        none."""
         self._ctx.probation.leave(self._asked.request_id)
-        has_begun = attempt is not None and attempt.has_begun
-        if attempt is not None and attempt.is_move and not attempt.is_handed_off:
-            return self._move_failed(verdict, attempt)
+        if attempt.is_move and not attempt.is_handed_off:
+            return self._move_failed(attempt, verdict)
         # Another worker has had the state since, and only its report counts now.
         self.kept_by = None
         match verdict:
             case WorkerDrains():
-                assert attempt is not None, "a worker was asked"
                 self.kept_by, self._num_moves = attempt.decode, 0
                 self._ctx.metrics.retries.labels("drained").inc()
             case NoCapacity(error):
-                assert attempt is not None, "a worker was asked"
                 self._no_capacity(attempt.refused_by, error)
             case WorkerLost():
-                self._worker_lost(explanation, verdict, stage=stage, num_tokens=num_tokens)
-            case CutOff() if has_begun:
-                self._cut_off(explanation, verdict, stage=stage)
+                self._worker_lost(attempt, verdict, num_tokens)
+            case CutOff(error) if attempt.has_begun:
+                self._cut_off(attempt, error)
             case Retryable(DeadlineExceeded() as error) if self._is_nearly_over():
                 raise error
             case Retryable(RequestIdInUse() as error) if not num_tokens:
                 raise error  # under another id it can be served
-            case Retryable(Unavailable()) if not has_begun:
-                assert attempt is not None, "a worker was asked"
+            case Retryable(Unavailable()) if not attempt.has_begun:
                 self._ctx.fleet.suspect(attempt.refused_by)
-                self._not_reached(explanation)
-            case Retryable():
-                self._failed(explanation, verdict, stage=stage)
+                self._not_reached(attempt)
+            case Retryable(error):
+                self._failed(attempt, error)
             case CutOff():
-                self._not_reached(explanation)
+                self._not_reached(attempt)
             case Fatal(error):
                 raise error
 
-    def _move_failed(self, verdict: LostAttempt, attempt: RouterAttempt) -> None:
+    def _move_failed(self, attempt: RouterAttempt, verdict: LostAttempt) -> None:
         """Nothing is lost: the state is kept for another try, or the tokens are computed again.
 
         Not counted for the request: a worker that drains is no failure of its own.
@@ -198,61 +206,56 @@ class RequestPlacement:
         if self._placed_as is not QueuePosition.UNDER_WAY:
             self._standing = QueuePosition.TURNED_AWAY
 
-    def _worker_lost(
-        self, explanation: Explanation, lost: WorkerLost, *, stage: RequestState, num_tokens: int
-    ) -> None:
+    def _worker_lost(self, attempt: RouterAttempt, lost: WorkerLost, num_tokens: int) -> None:
         """Another worker goes on, after so many tokens. Raises Suspect when too many died.
 
         Not charged to the budget: one death fails many requests, and none of them is to blame.
         """
         if lost.was_running:
             self.tries.ran_at_a_death(lost.name, num_tokens)
-        self._note(explanation, lost.error, stage, cause="worker_lost")
+        self._note(attempt.number, lost.error, cause="worker_lost")
         if self.tries.is_suspect:
             num_deaths = len(self.tries.deaths)
             raise Suspect(f"{num_deaths} workers died while they ran this request: {lost.error}")
 
-    def _cut_off(self, explanation: Explanation, cut: CutOff, *, stage: RequestState) -> None:
+    def _cut_off(self, attempt: RouterAttempt, error: FerrymanError) -> None:
         """Another pair tries. Raises when this request has been tried often enough.
 
         Not charged to the budget, for one connection carries many requests; but counted for this
         one, so that a request that breaks every connection ends.
         """
-        self._exclude(explanation)
+        self._exclude(attempt)
         self.tries.failed()
-        self._note(explanation, cut.error, stage, cause="cut_off")
+        self._note(attempt.number, error, cause="cut_off")
         if not self.tries.may_go_on:
-            raise RetriesExhausted(f"the last of {self.tries.num_failed} failures: {cut.error}")
+            raise RetriesExhausted(f"the last of {self.tries.num_failed} failures: {error}")
 
-    def _not_reached(self, explanation: Explanation) -> None:
+    def _not_reached(self, attempt: RouterAttempt) -> None:
         """Nothing was done: another pair tries, or the same one after its next beats."""
-        self._exclude(explanation)
+        self._exclude(attempt)
         self._ctx.metrics.retries.labels("not_reached").inc()
 
-    def _failed(self, explanation: Explanation, spoiled: Retryable, *, stage: RequestState) -> None:
+    def _failed(self, attempt: RouterAttempt, error: FerrymanError) -> None:
         """Another pair tries. Raises when there is no other attempt."""
-        error = spoiled.error
-        self._exclude(explanation)
+        self._exclude(attempt)
         self.tries.failed()
-        self._note(explanation, error, stage, cause=error.reason)
+        self._note(attempt.number, error, cause=error.reason)
         in_flight = self._ctx.num_in_flight()
         has_budget = self._ctx.budget.try_take(self._asked.request_id, in_flight)
         if not self.tries.may_go_on or not has_budget:
             raise RetriesExhausted(f"the last of {self.tries.num_failed} failures: {error}")
 
-    def _exclude(self, explanation: Explanation) -> None:
+    def _exclude(self, attempt: RouterAttempt) -> None:
         """This pair failed: not again for this request, until its next beats."""
-        for name in (explanation.chosen.prefill, explanation.chosen.decode):
+        for name in (attempt.prefill, attempt.decode):
             if (worker := self._ctx.fleet.get(name)) is not None:
                 self._excluded[name] = worker.last_heard
 
-    def _note(
-        self, explanation: Explanation, error: FerrymanError, stage: RequestState, *, cause: str
-    ) -> None:
+    def _note(self, attempt: int, error: FerrymanError, *, cause: str) -> None:
         tail = Tail(
             id=self._asked.request_id,
-            attempt=explanation.attempt,
-            state=stage,
+            attempt=attempt,
+            state=self._history.state,
             reason=error.reason,
             message=error,
         )

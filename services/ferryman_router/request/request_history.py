@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ferryman.handoff import request as events
 from ferryman.handoff.chain_prints import chain_prints, encode_prints
 from ferryman.handoff.lifecycle import LifecycleEntry
-from ferryman.handoff.request import (
-    RequestCancelled,
-    RequestEvent,
-    RequestState,
-    next_state,
-    reached,
-)
+from ferryman.handoff.request import RequestEvent, RequestState, next_state, reached
 from ferryman.runtime.lifecycle import Fact, LifecyclePublisher
+from ferryman.runtime.logs import Tail
 from ferryman.schedule.request import FinishReason
 from ferryman.wire.nats.heartbeat import ServedState
 from ferryman.wire.public import RouteCandidate, RouteExplanation
@@ -23,6 +20,10 @@ from ferryman_router.routing.fleet import WorkerName
 from ferryman_router.routing.forecast import LatencyTracker
 from ferryman_router.routing.generate_request import Caller, PageKeyCache, TokenizedRequest
 from ferryman_router.routing.routing_policy import Explanation, RouteChoice
+
+log = logging.getLogger(__name__)
+
+_COMMITTED = (RequestState.COMMITTED, RequestState.DECODING)
 
 
 class RequestHistory:
@@ -61,11 +62,15 @@ class RequestHistory:
             **chain_facts(chains, state),
         )
 
-    def migrated(self, before: WorkerName, after: WorkerName, offset: int) -> None:
-        workers = {"from": before.worker_id, "to": after.worker_id}
-        self._publish("migrated", **workers, offset=offset)
-
-    def routed(self, explanation: Explanation) -> None:
+    def routed(self, explanation: Explanation, decoded_by: WorkerName | None, offset: int) -> None:
+        """A pair was chosen. A request that the worker `decoded_by` had decoded up to `offset` has
+        migrated."""
+        self.attempt = explanation.attempt
+        if decoded_by is not None and self.state in _COMMITTED:
+            self.enter(events.Migrated())
+            workers = {"from": decoded_by.worker_id, "to": explanation.chosen.decode.worker_id}
+            self._publish("migrated", **workers, offset=offset)
+        self.enter(events.Routed(self.attempt))
         self._publish("routed", **routed_facts(explanation))
 
     def finished(
@@ -76,16 +81,27 @@ class RequestHistory:
         chains: PageKeyCache,
         state: ServedState | None,
     ) -> None:
+        self.enter(events.RequestFinished())
         self._publish(
             "finished", **finished_facts(reason, usage, pace), **chain_facts(chains, state)
         )
+        log.info(
+            "request done %s",
+            Tail(
+                id=self._caller.request_id,
+                prompt=usage.prompt_tokens,
+                cached=usage.cached.total,
+                tokens=usage.completion_tokens,
+                ttft_ms=(pace.first_seconds or 0.0) * 1000,
+                attempts=self.attempt,
+            ),
+        )
 
-    def broken(
-        self, event: RequestEvent, stage: RequestState, reason: str, offset: int, cause: str
-    ) -> None:
+    def broken(self, event: RequestEvent, reason: str, offset: int, cause: str) -> None:
         """The answer ended at `offset`: cancelled, failed, or rejected if none was attempted."""
-        facts: dict[str, Fact] = {"stage": str(stage), "reason": reason, "offset": offset}
-        if isinstance(event, RequestCancelled):
+        facts: dict[str, Fact] = {"stage": str(self.state), "reason": reason, "offset": offset}
+        self.enter(event)
+        if isinstance(event, events.RequestCancelled):
             self._publish("cancelled", **facts, cause=cause)
         else:
             self._publish("failed" if self.attempt else "rejected", **facts)
@@ -158,16 +174,16 @@ def _shown_candidate(candidate: RouteChoice) -> RouteCandidate:
     )
 
 
-def past_routes(events: Sequence[LifecycleEntry]) -> list[RouteExplanation]:
+def past_routes(entries: Sequence[LifecycleEntry]) -> list[RouteExplanation]:
     """One for each attempt: the choice, and the runner-up if there was one."""
-    routed = [event for event in events if event.name == "routed"]
+    routed = [entry for entry in entries if entry.name == "routed"]
     return [
         RouteExplanation(
-            event.attempt,
-            _candidate(event.facts, ""),
-            (_candidate(event.facts, "next_"),) if "next_prefill" in event.facts else (),
+            entry.attempt,
+            _candidate(entry.facts, ""),
+            (_candidate(entry.facts, "next_"),) if "next_prefill" in entry.facts else (),
         )
-        for event in routed
+        for entry in routed
     ]
 
 

@@ -130,7 +130,7 @@ class RequestTable:
 
     def cursors(self, name: WorkerName) -> Iterator[TokenCursor]:
         """The cursors from which a decode worker should go on, for all its requests."""
-        return (runner.cursor for runner in self if runner.is_decoded_by(name))
+        return (runner.cursor for runner in self if runner.decode_worker == name)
 
     def check_stalled(self, now: float) -> None:
         """Checks every request; called now and then."""
@@ -140,7 +140,8 @@ class RequestTable:
 
     def on_worker_lost(self, name: WorkerName, cause: str) -> None:
         for runner in self:
-            runner.on_worker_lost(name, cause)
+            if runner.attempt is not None:
+                runner.attempt.on_worker_lost(name, cause)
 
     def came_back(self, name: WorkerName) -> None:
         """This life may have been reported lost."""

@@ -2,6 +2,13 @@
 
 Workers may send a token twice, early, or of an attempt that is over; the ledger decides what
 counts, and only that reaches the output log.
+
+    prefill's stream   ──scores──► whole, or none ───────────────────────► output log
+    decode's stream    ──tokens──► held until the scores are ──► ledger ──► output log
+
+The two streams are of two workers, so tokens may overtake the log probabilities of the prompt. No
+token of the answer counts before these are whole. So a prefill worker that dies between two pieces
+of them loses the attempt as one that dies in mid-prompt does, and a client never sees a part.
 """
 
 from __future__ import annotations
@@ -10,7 +17,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ferryman.errors import FerrymanError, InvalidRequest, Suspect
+from ferryman.errors import CorruptState, FerrymanError, InvalidRequest, Suspect
 from ferryman.handoff.offsets import (
     EMPTY_HASH,
     Acceptance,
@@ -22,7 +29,7 @@ from ferryman.handoff.offsets import (
     TokenLedger,
     extend_hash,
 )
-from ferryman.schedule.prompt_scores import PromptScores
+from ferryman.schedule.prompt_scores import PromptScores, ScoreBook
 from ferryman.schedule.request import FinishReason
 from ferryman.text.stops import Released, StopStrings
 from ferryman.text.tokenizer import Tokenizer
@@ -107,7 +114,9 @@ class OutputLog:
 
 class ResponseStream:
     """The answer over all attempts. `output_log` is what clients read, `pace` how quickly it came.
-    It `has_stopped` once a stop string has ended it: tokens after one are not part of it."""
+    It `has_stopped` once a stop string has ended it: tokens after one are not part of it.
+
+    Of a prompt that is not to be scored the scores are whole from the beginning."""
 
     def __init__(
         self,
@@ -119,6 +128,10 @@ class ResponseStream:
         self.output_log, self.pace = OutputLog(), LatencyTracker(asked.arrived)
         self.has_stopped, self._matched_stop = False, ""
         self._ledger = TokenLedger(0)
+        is_scored = asked.params.prompt_logprobs is not None
+        # The first token of a prompt has no score.
+        self._scores = ScoreBook(asked.prompt_len if is_scored else 1)
+        self._held: list[RequestTokens] = []
         context = asked.token_ids[-8:].tolist()
         self._detokenizer = tokenizer.detokenizer(context, asked.request.text.shown)
         self._stops = StopStrings(asked.params.stop)
@@ -139,8 +152,35 @@ class ResponseStream:
         return self._ledger.next_offset
 
     def begin_attempt(self, attempt: int) -> None:
-        """Counts only this attempt's tokens from now on."""
+        """Counts only this attempt's tokens from now on. Drops scores that are not whole, and the
+        tokens that the last attempt drew after them."""
         self._ledger.begin_attempt(attempt)
+        self._held.clear()
+        self._scores.begin_attempt()
+
+    def hold(self, tokens: RequestTokens) -> bool:
+        """Whether these tokens came too early, and are kept until the scores are whole."""
+        if self._scores.is_whole:
+            return False
+        self._held.append(tokens)
+        return True
+
+    def score(self, piece: PromptScores) -> tuple[RequestTokens, ...]:
+        """Takes a piece of the scores; the tokens that it was the last to hold up. A piece that
+        comes again, or after whole scores, changes nothing. Raises CorruptState for one that does
+        not follow."""
+        self._scores.add(piece)
+        if not self._scores.is_whole:
+            return ()
+        self.output_log.scores = self._scores.parts()
+        released = tuple(self._held)
+        self._held.clear()
+        return released
+
+    def check_scored(self) -> None:
+        """Raises CorruptState unless the scores are whole: no piece comes after a hand-off."""
+        if not self._scores.is_whole:
+            raise CorruptState(f"scores from token {self._scores.end} on are lacking")
 
     def take(self, tokens: RequestTokens) -> Acceptance:
         """Writes what is new; counts the frame when nothing of it can be taken."""

@@ -41,6 +41,7 @@ from ferryman_router.request.attempt_result import CallBroken, WorkerGone
 from ferryman_router.request.metrics import RouterMetrics
 from ferryman_router.routing.fleet import Fleet, WorkerName
 from ferryman_router.routing.generate_request import PageKeyCache, TokenizedRequest
+from ferryman_router.routing.routing_policy import RouteChoice
 
 log = logging.getLogger(__name__)
 
@@ -170,12 +171,25 @@ class WorkerClient:
                 error.details(),
             )
 
-    def prefetch(self, host: Heartbeat, order: PrefillOrder, have_tokens: int) -> None:
-        """Has a host-cache start to fetch what is worth it of the prompt, for a worker that has so
-        many tokens already; the worker's own call joins it by the attempt.
+    def end_past(self, asked: TokenizedRequest) -> None:
+        """Has the previous router's latest decode worker end its work on a request that goes on
+        here: no client reads that answer any more."""
+        past = asked.past
+        abort = RouterAbort(asked.request_id, past.attempt, "taken_over", past.router_id)
+        for worker in self._fleet:
+            if worker.beat.worker_id == past.decode:
+                self._outlive(self.abort(worker.name, abort))
+
+    def prefetch(self, chosen: RouteChoice, prefill: Heartbeat, order: PrefillOrder) -> None:
+        """Has the host-cache of the prefill worker's node start to fetch what storage or a peer has
+        of the prompt, if that is worth it, before the worker has read its order. The worker's own
+        call joins it by the attempt.
 
         Never waits, and counts how it went. Beyond MAX_PREFETCHES there is only the worker's own.
         """
+        host = self._fleet.host_caches().get(prefill.node)
+        if not chosen.is_worth_fetching or host is None or host.state != prefill.state:
+            return
         if self._num_prefetches >= MAX_PREFETCHES:
             self._metrics.prefetches.labels("too_many").inc()
             return
@@ -184,7 +198,7 @@ class WorkerClient:
             epoch=host.epoch,
             context=context_to_wire(order.context),
             page_keys=keys_to_bytes(order.request.keys),
-            have_pages=have_tokens // page_size,
+            have_pages=chosen.arrival.device_tokens // page_size,
             max_pages=max_resume_pages(len(order.request.token_ids), page_size),
             phase=hostcache_pb2.PREFETCH_PHASE_START,
         )

@@ -18,14 +18,13 @@ from ferryman.errors import QueueFull
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A place in the queue. `deadline` and `since` are monotonic seconds. `cost` is in tokens: the
-    uncached ones of the prompt, and as many as the answer is expected to have. A lower `priority`
-    is served before a higher one of the same tenant; `share` is the tenant's weight against others:
-    with twice the weight, twice the tokens."""
+    """A place in the queue. `deadline` is in monotonic seconds. `cost` is in tokens: the uncached
+    ones of the prompt, and as many as the answer is expected to have. A lower `priority` is served
+    before a higher one of the same tenant; `share` is the tenant's weight against others: with
+    twice the weight, twice the tokens."""
 
     request_id: str
     tenant: str
-    since: float
     deadline: float
     cost: int = 1
     priority: int = 0

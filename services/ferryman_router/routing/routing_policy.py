@@ -67,13 +67,16 @@ class RoutingRequest:
     """
 
     chains: PageKeyCache
-    prompt_len: int
     max_tokens: int = 1
     cache_index: Mapping[str, NodePrefix] = field(default_factory=dict)
     excluded: Callable[[], frozenset[WorkerName]] = frozenset
     shared_by: WorkerName | None = None
     kept_by: WorkerName | None = None
     computes_all: bool = False
+
+    @property
+    def prompt_len(self) -> int:
+        return len(self.chains.token_ids)
 
 
 @dataclass(frozen=True, slots=True)
