@@ -59,11 +59,6 @@ class GrantedWrites:
     examining: set[asyncio.Future[list[UnitDigest]]] = field(default_factory=set)
 
 
-def _at_once(_reservation_id: str, call: Callable[[], None]) -> None:
-    """For a worker that loads nothing."""
-    call()
-
-
 class ArrivedBytes:
     """Digests of units on their way to a card, over the bytes that its driver was given.
 
@@ -99,7 +94,7 @@ class HandoffReceiver:
         clock: Callable[[], float],
         freed: Callable[[str], None],
         ask_to_stop: Callable[[StopWriter], None],
-        when_loads_over: Callable[[str, Callable[[], None]], None] = _at_once,
+        when_loads_over: Callable[[str, Callable[[], None]], None],
     ) -> None:
         """`ask_to_stop` asks a remote writer to stop; `freed` gets names of requests.
 

@@ -125,7 +125,7 @@ async def running(
         metrics = components.frontend.ctx.metrics
         await stack.enter_async_context(
             alongside(
-                watch_loop(metrics.loop_held),
+                watch_loop(metrics.loop_held.observe),
                 # An open broker refuses no login.
                 *(
                     (count_refused_logins(member.bus, metrics.refused_bus_logins),)

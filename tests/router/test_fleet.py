@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ferryman.cache.manifest import Kind, ResumeShape
+from ferryman.wire.codec.caches import CacheEvent, CacheSnapshot
 from ferryman.wire.nats.heartbeat import Heartbeat, ServedState
 from ferryman_router.routing.fleet import (
     UNREACHABLE,
@@ -18,11 +20,7 @@ from ferryman_router.routing.fleet import (
     WorkerName,
     WorkerUnproven,
 )
-from ferryman_router.routing.prefix_sources import (
-    CacheSnapshotUpdate,
-    CacheUpdate,
-    WorkerCacheIndex,
-)
+from ferryman_router.routing.prefix_sources import WorkerCacheIndex
 
 STATE = ServedState("f", 4, "d", (Kind.FULL, Kind.RECURRENT))
 KEYS = tuple(bytes([i]) * 16 for i in range(8))
@@ -143,18 +141,22 @@ def test_who_drains_is_suspect_or_full_gets_nothing_new() -> None:
     assert fleet.usable("decode", 1.0) == ()
 
 
-def _change(sequence: int, *stored: bytes) -> CacheUpdate:
-    return CacheUpdate(sequence, {}, {Kind.FULL: stored})
+def _change(sequence: int, *stored: bytes, name: WorkerName = NAME) -> CacheEvent:
+    return CacheEvent(name.worker_id, name.epoch, sequence, {}, {Kind.FULL: stored})
+
+
+def _snapshot(sequence: int, held: Mapping[Kind, tuple[bytes, ...]]) -> CacheSnapshot:
+    return CacheSnapshot(NAME.worker_id, NAME.epoch, sequence, held)
 
 
 def test_a_gap_asks_for_a_snapshot_once_and_what_follows_is_kept() -> None:
     fleet = Fleet(3.0)
     fleet.on_heartbeat(BEAT, 0.0)
-    fleet.on_cache_snapshot(NAME, CacheSnapshotUpdate(0, {}))
-    assert fleet.on_cache_change(NAME, _change(1, KEYS[0])) == ()
-    assert fleet.on_cache_change(NAME, _change(3, KEYS[2])) == (AskSnapshot(NAME),)
-    assert fleet.on_cache_change(NAME, _change(4, KEYS[3])) == ()
-    assert fleet.on_cache_snapshot(NAME, CacheSnapshotUpdate(2, {Kind.FULL: KEYS[:2]})) == ()
+    fleet.on_cache_snapshot(NAME, _snapshot(0, {}))
+    assert fleet.on_cache_event(_change(1, KEYS[0])) == ()
+    assert fleet.on_cache_event(_change(3, KEYS[2])) == (AskSnapshot(NAME),)
+    assert fleet.on_cache_event(_change(4, KEYS[3])) == ()
+    assert fleet.on_cache_snapshot(NAME, _snapshot(2, {Kind.FULL: KEYS[:2]})) == ()
     worker = fleet.get(NAME)
     assert worker is not None
     assert worker.cache_index.depth(KEYS) == 4
@@ -163,17 +165,17 @@ def test_a_gap_asks_for_a_snapshot_once_and_what_follows_is_kept() -> None:
 def test_a_snapshot_that_is_too_old_asks_again() -> None:
     fleet = Fleet(3.0)
     fleet.on_heartbeat(BEAT, 0.0)
-    fleet.on_cache_change(NAME, _change(5, KEYS[4]))
-    assert fleet.on_cache_snapshot(NAME, CacheSnapshotUpdate(3, {})) == (AskSnapshot(NAME),)
-    assert fleet.on_cache_snapshot(NAME, CacheSnapshotUpdate(4, {Kind.FULL: KEYS[:4]})) == ()
+    fleet.on_cache_event(_change(5, KEYS[4]))
+    assert fleet.on_cache_snapshot(NAME, _snapshot(3, {})) == (AskSnapshot(NAME),)
+    assert fleet.on_cache_snapshot(NAME, _snapshot(4, {Kind.FULL: KEYS[:4]})) == ()
 
 
 def test_events_of_another_life_are_not_heard() -> None:
     fleet = Fleet(3.0)
     fleet.on_heartbeat(BEAT, 0.0)
     old = WorkerName(BEAT.worker_id, 6)
-    assert fleet.on_cache_change(old, _change(9, KEYS[0])) == ()
-    assert fleet.on_cache_snapshot(old, CacheSnapshotUpdate(9, {Kind.FULL: KEYS})) == ()
+    assert fleet.on_cache_event(_change(9, KEYS[0], name=old)) == ()
+    assert fleet.on_cache_snapshot(old, _snapshot(9, {Kind.FULL: KEYS})) == ()
     worker = fleet.get(NAME)
     assert worker is not None
     assert worker.cache_index.usable_tokens(KEYS, 30) == 0
@@ -183,7 +185,7 @@ def _cache_index(
     kinds: tuple[Kind, ...], window_len: int = 0, **held: tuple[bytes, ...]
 ) -> WorkerCacheIndex:
     cache_index = WorkerCacheIndex(ResumeShape(4, window_len, frozenset(kinds)))
-    cache_index.replace(CacheSnapshotUpdate(0, {Kind(kind): keys for kind, keys in held.items()}))
+    cache_index.replace(_snapshot(0, {Kind(kind): keys for kind, keys in held.items()}))
     return cache_index
 
 
@@ -204,7 +206,8 @@ def test_a_window_needs_only_the_pages_it_meets() -> None:
 @given(depth=st.integers(0, 8), removed=st.integers(0, 8))
 def test_bisection_finds_how_far_the_pages_go(depth: int, removed: int) -> None:
     cache_index = _cache_index((Kind.FULL,), full=KEYS[:depth])
-    cache_index.apply(CacheUpdate(1, {Kind.FULL: KEYS[removed:]}, {}))
+    event = CacheEvent(NAME.worker_id, NAME.epoch, 1, removed={Kind.FULL: KEYS[removed:]})
+    cache_index.apply(event)
     assert cache_index.depth(KEYS) == min(depth, removed)
 
 
@@ -213,7 +216,7 @@ def test_events_in_any_order_and_a_snapshot_end_in_the_truth(
     order: list[int], snapshot_at: int
 ) -> None:
     cache_index = WorkerCacheIndex(ResumeShape(4, 0, frozenset({Kind.FULL})))
-    cache_index.replace(CacheSnapshotUpdate(snapshot_at, {Kind.FULL: KEYS[:snapshot_at]}))
+    cache_index.replace(_snapshot(snapshot_at, {Kind.FULL: KEYS[:snapshot_at]}))
     for sequence in order:
         cache_index.apply(_change(sequence, KEYS[sequence - 1]))
     assert cache_index.depth(KEYS) == 6

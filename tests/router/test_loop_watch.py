@@ -41,7 +41,7 @@ async def _held_while_others_run(holds: HoldsLoop) -> float:
 
 async def test_work_on_the_loop_is_measured_and_the_sleep_of_others_is_not() -> None:
     holds = HoldsLoop()
-    async with alongside(watch_loop(holds)):
+    async with alongside(watch_loop(holds.observe)):
         await holds.next()
         _work(0.2)
         assert await holds.next() > 0.1

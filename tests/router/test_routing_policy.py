@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 
 from ferryman.cache.manifest import Kind
+from ferryman.wire.codec.caches import CacheSnapshot
 from ferryman.wire.nats.heartbeat import Heartbeat, ServedState
 from ferryman.wire.redis.index import NodeLife, NodePrefix
 from ferryman_router.routing.fleet import Fleet, WorkerName
 from ferryman_router.routing.generate_request import PageKeyCache
-from ferryman_router.routing.prefix_sources import CacheSnapshotUpdate
 from ferryman_router.routing.routing_policy import (
     RoutingCosts,
     RoutingRequest,
@@ -48,7 +48,7 @@ def _chosen(fleet: Fleet, asking: RoutingRequest = ASKING) -> tuple[str, str]:
 def hold(fleet: Fleet, name: str, num_pages: int) -> None:
     keys = ASKING.chains.of(STATE)[:num_pages]
     held = {Kind.FULL: keys, Kind.RECURRENT: keys[-1:]}
-    fleet.on_cache_snapshot(WorkerName(name, 1), CacheSnapshotUpdate(0, held))
+    fleet.on_cache_snapshot(WorkerName(name, 1), CacheSnapshot(name, 1, 0, held))
 
 
 def test_a_prefix_that_can_be_resumed_draws_the_request() -> None:
@@ -64,9 +64,8 @@ def test_a_prefix_that_can_be_resumed_draws_the_request() -> None:
 def test_a_prefix_without_a_snapshot_draws_nobody() -> None:
     fleet = fleet_of(beat_of("prefill", 1), beat_of("prefill", 2), beat_of("decode", 1))
     keys = ASKING.chains.of(STATE)
-    fleet.on_cache_snapshot(
-        WorkerName("prefill-00000002", 1), CacheSnapshotUpdate(0, {Kind.FULL: keys})
-    )
+    name = WorkerName("prefill-00000002", 1)
+    fleet.on_cache_snapshot(name, CacheSnapshot(name.worker_id, 1, 0, {Kind.FULL: keys}))
     assert _chosen(fleet) == ("1", "1")
 
 

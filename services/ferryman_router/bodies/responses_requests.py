@@ -40,13 +40,13 @@ from ferryman_router.bodies.parsed_request import ParsedRequest, answer_options,
 from ferryman_router.bodies.structured_outputs import flat_format
 from ferryman_router.bodies.tool_fields import (
     BY_CLIENT,
-    CHOICES,
     FUNCTION,
     NAMED,
     SCHEMA,
     ToolFields,
     check_type,
     chosen_tools,
+    tool_choice,
     tools_of,
 )
 from ferryman_router.bodies.unread_fields import Api
@@ -187,8 +187,9 @@ def response_body(raw: dict[str, Any]) -> ParsedRequest:
 
 
 def _tools(values: Values) -> ToolFields:
-    tools, wanted = tools_of(values, _tool), values["tool_choice"]
-    choice, name = _choice("auto" if wanted is None else wanted)
+    tools = tools_of(values, _tool)
+    otherwise = "of type function with a name"
+    choice, name = tool_choice(values["tool_choice"], lambda choice: choice, otherwise)
     return chosen_tools(tools, choice, name, values["parallel_tool_calls"])
 
 
@@ -199,17 +200,6 @@ def _tool(value: object, name: str) -> dict[str, Any]:
     fields = ("name", "description", "parameters", "strict")
     function = {field: tool[field] for field in fields if tool[field] is not None}
     return {"type": "function", "function": function}
-
-
-def _choice(value: object) -> tuple[str, str]:
-    if isinstance(value, str) and value in CHOICES:
-        return value, ""
-    if isinstance(value, dict) and value.get("type") == "function":
-        name = value.get("name")
-        if isinstance(name, str) and name:
-            return NAMED, name
-    message = "tool_choice must be none, auto, required, or of type function with a name"
-    raise InvalidRequest(message, "tool_choice")
 
 
 def _echo(values: Values, params: SamplingParams, tools: ToolFields) -> dict[str, Any]:

@@ -85,10 +85,7 @@ NO_TOOLS = ToolFields()
 def tool_fields(values: Values) -> ToolFields:
     """`tools`, `tool_choice` and `parallel_tool_calls`; InvalidRequest names what is wrong."""
     tools = tools_of(values, _tool)
-    wanted = values["tool_choice"]
-    if wanted is None:
-        wanted = "auto" if tools else "none"
-    choice, name = _choice(wanted)
+    choice, name = tool_choice(values["tool_choice"], _function_of, "name a function")
     return chosen_tools(tools, choice, name, values["parallel_tool_calls"])
 
 
@@ -159,16 +156,26 @@ _FUNCTION = Record({**FUNCTION, "parameters": SCHEMA}, is_open=True)
 _TOOL = record(is_open=True, function=replace(_FUNCTION.kind, missing={}))
 
 
-def _choice(value: object) -> tuple[str, str]:
+def tool_choice(
+    value: object, function_of: Callable[[Mapping[str, Any]], object], otherwise: str
+) -> tuple[str, str]:
+    """The choice, and the name of the function if it is one: `function_of` gives the part of the
+    choice that has the name. `otherwise` ends the message of InvalidRequest."""
+    if value is None:
+        return "auto", ""
     if isinstance(value, str) and value in CHOICES:
         return value, ""
-    function = value.get("function") if isinstance(value, dict) else None
-    if isinstance(value, dict) and value.get("type") == "function" and isinstance(function, dict):
-        name = function.get("name")
+    if isinstance(value, dict) and value.get("type") == "function":
+        function = function_of(value)
+        name = function.get("name") if isinstance(function, dict) else None
         if isinstance(name, str) and name:
             return NAMED, name
-    message = "tool_choice must be none, auto, required, or name a function"
+    message = f"tool_choice must be none, auto, required, or {otherwise}"
     raise InvalidRequest(message, "tool_choice")
+
+
+def _function_of(choice: Mapping[str, Any]) -> object:
+    return choice.get("function")
 
 
 def _types(function: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,12 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from ferryman.wire.codec.caches import CacheEvent, CacheSnapshot
 from ferryman.wire.nats.heartbeat import HOSTCACHE, Heartbeat, ServedState
-from ferryman_router.routing.prefix_sources import (
-    CacheSnapshotUpdate,
-    CacheUpdate,
-    WorkerCacheIndex,
-)
+from ferryman_router.routing.prefix_sources import WorkerCacheIndex
 from ferryman_router.routing.worker_starts import SERVING, WorkerStarts
 
 UNREACHABLE = "unreachable"
@@ -197,16 +194,14 @@ class Fleet:
         asks = (AskSnapshot(WorkerName(beat.worker_id, beat.epoch)),) * keeps_state(beat)
         return (*effects, *self._replaced_at(beat), WorkerJoined(beat), *asks)
 
-    def on_cache_change(self, name: WorkerName, change: CacheUpdate) -> tuple[Effect, ...]:
-        """A cache event; one of an unknown life waits for that life's first beat and snapshot."""
-        worker = self.get(name)
-        if worker is None or worker.cache_index.apply(change):
+    def on_cache_event(self, event: CacheEvent) -> tuple[Effect, ...]:
+        """A change; one of an unknown life waits for that life's first beat and snapshot."""
+        worker = self.get(name := WorkerName(event.worker_id, event.epoch))
+        if worker is None or worker.cache_index.apply(event):
             return ()
         return (AskSnapshot(name),)
 
-    def on_cache_snapshot(
-        self, name: WorkerName, snapshot: CacheSnapshotUpdate
-    ) -> tuple[Effect, ...]:
+    def on_cache_snapshot(self, name: WorkerName, snapshot: CacheSnapshot) -> tuple[Effect, ...]:
         worker = self.get(name)
         if worker is None or worker.cache_index.replace(snapshot):
             return ()

@@ -33,7 +33,6 @@ from ferryman_router.routing.fleet import (
     WorkerName,
     WorkerUnproven,
 )
-from ferryman_router.routing.prefix_sources import CacheSnapshotUpdate, CacheUpdate
 
 log = logging.getLogger(__name__)
 
@@ -189,7 +188,7 @@ class FleetListener:
         ):
             jobs = (
                 group.create_task(self._each(beats, self._on_beat)),
-                group.create_task(self._each(changes, self._on_cache_change)),
+                group.create_task(self._each(changes, self._on_cache_event)),
                 group.create_task(self._watch()),
             )
             yield
@@ -233,14 +232,11 @@ class FleetListener:
         else:
             self.apply(self._fleet.on_heartbeat(beat, self._clock()))
 
-    def _on_cache_change(self, message: BusMessage) -> None:
+    def _on_cache_event(self, message: BusMessage) -> None:
         event = cache_event_from_bytes(message.payload)
         subject = self._subjects.cache(event.worker_id, event.epoch)
-        if not self._senders.is_from(message, subject, event.worker_id):
-            return
-        name = WorkerName(event.worker_id, event.epoch)
-        change = CacheUpdate(event.sequence, event.removed, event.stored)
-        self.apply(self._fleet.on_cache_change(name, change))
+        if self._senders.is_from(message, subject, event.worker_id):
+            self.apply(self._fleet.on_cache_event(event))
 
     async def _watch(self) -> None:
         """Silence counts only while the broker is connected: without it no beat could arrive."""
@@ -271,9 +267,8 @@ class FleetListener:
                     log.debug("no snapshot worker=%s: %s", name.worker_id, error)
                 else:
                     if snapshot.epoch == name.epoch:
-                        held = CacheSnapshotUpdate(snapshot.sequence, snapshot.held)
                         self._asking.discard(name)
-                        self.apply(self._fleet.on_cache_snapshot(name, held))
+                        self.apply(self._fleet.on_cache_snapshot(name, snapshot))
                         return
                 await asyncio.sleep(SNAPSHOT_RETRY_SECONDS)
         finally:

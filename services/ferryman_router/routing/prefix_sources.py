@@ -19,32 +19,16 @@ The worker will plan by the same sum: loading seconds and computing seconds, the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, ResumeShape
 from ferryman.cache.resume import max_resume_pages, resume_set
 from ferryman.handoff.usage import CachedTokens
+from ferryman.wire.codec.caches import CacheEvent, CacheSnapshot
 
 MAX_WAITING = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class CacheUpdate:
-    """One cache event; `removed` happened before `stored`."""
-
-    sequence: int
-    removed: Mapping[Kind, Sequence[PageKey]]
-    stored: Mapping[Kind, Sequence[PageKey]]
-
-
-@dataclass(frozen=True, slots=True)
-class CacheSnapshotUpdate:
-    """All that was held after event `sequence`."""
-
-    sequence: int
-    held: Mapping[Kind, Sequence[PageKey]]
 
 
 class WorkerCacheIndex:
@@ -54,19 +38,19 @@ class WorkerCacheIndex:
         self._keys: dict[Kind, set[PageKey]] = {kind: set() for kind in shape.kinds}
         self._shape = shape
         self._sequence: int | None = None
-        self._waiting: dict[int, CacheUpdate] = {}
+        self._waiting: dict[int, CacheEvent] = {}
 
-    def apply(self, change: CacheUpdate) -> bool:
+    def apply(self, event: CacheEvent) -> bool:
         """Takes an event in; False when a snapshot must be asked for (once for every gap)."""
-        if self._sequence is not None and change.sequence <= self._sequence:
+        if self._sequence is not None and event.sequence <= self._sequence:
             return True
         had_gap = bool(self._waiting) or self._sequence is None
         if len(self._waiting) < MAX_WAITING:
-            self._waiting[change.sequence] = change
+            self._waiting[event.sequence] = event
         self._catch_up()
         return had_gap or not self._waiting
 
-    def replace(self, snapshot: CacheSnapshotUpdate) -> bool:
+    def replace(self, snapshot: CacheSnapshot) -> bool:
         """Starts over from a snapshot; False when events after it are missing as well."""
         if self._sequence is not None and snapshot.sequence < self._sequence:
             return True
@@ -74,17 +58,17 @@ class WorkerCacheIndex:
             keys.clear()
             keys.update(snapshot.held.get(kind, ()))
         self._sequence = snapshot.sequence
-        self._waiting = {n: c for n, c in self._waiting.items() if n > snapshot.sequence}
+        self._waiting = {n: e for n, e in self._waiting.items() if n > snapshot.sequence}
         self._catch_up()
         return not self._waiting
 
     def _catch_up(self) -> None:
         while self._sequence is not None and self._sequence + 1 in self._waiting:
             self._sequence += 1
-            change = self._waiting.pop(self._sequence)
-            for kind, keys in change.removed.items():
+            event = self._waiting.pop(self._sequence)
+            for kind, keys in event.removed.items():
                 self._keys.setdefault(kind, set()).difference_update(keys)
-            for kind, keys in change.stored.items():
+            for kind, keys in event.stored.items():
                 self._keys.setdefault(kind, set()).update(keys)
 
     # Matching.

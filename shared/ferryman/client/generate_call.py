@@ -132,7 +132,7 @@ class GenerateCall:
         self._num_sent = 0
         self._received = ReceivedTokens()
         self._sampling = order.sampling
-        self._started: list[GenerateStarted] = []  # none or one: held back until the first token
+        self._started: GenerateStarted | None = None  # held back until the first token
         self._scores = ScoreBook(1)  # of a prompt that is not to be scored, nothing is lacking
         self._has_started = False
 
@@ -170,7 +170,7 @@ class GenerateCall:
 
     def _request(self) -> inference_pb2.GenerateRequest:
         """The request as it is sent next: with what a router must know that never saw it."""
-        order = self._order
+        order, started = self._order, self._started
         return inference_pb2.GenerateRequest(
             request_id=self._request_id,
             model=order.model,
@@ -179,13 +179,13 @@ class GenerateCall:
             resume_from_offset=self._received.reached,
             num_sent_before=self._num_sent,
             held_token_ids=token_ids_to_bytes(self._received.held),
-            started_request_id=self._started[0].request_id if self._received.reached else "",
+            started_request_id=started.request_id if started and self._received.reached else "",
         )
 
     def _new_in(self, event: GenerateEvent) -> Iterator[GenerateEvent]:
         match event:
             case GenerateStarted():
-                self._started = [event]
+                self._started = event
                 # A repeated request must draw the same tokens.
                 self._sampling = replace(self._sampling, seed=event.seed)
                 self._expect_scores(event.prompt_tokens)
@@ -210,7 +210,8 @@ class GenerateCall:
         self._failures.reset()
         if not self._has_started:
             self._has_started = True
-            yield from self._started
+            if self._started is not None:
+                yield self._started
             if parts := self._scores.parts():
                 yield joined(parts)
 

@@ -158,7 +158,10 @@ class StampedPair:
         self.prefill, self.decode = prefill, decode
         self.engine, decode_engine = engines
         self.now = 0.0
-        self.receiver = HandoffReceiver(decode_engine, EPOCH, lambda: self.now, ignore, ignore)
+        # It loads nothing, so no load is waited for.
+        self.receiver = HandoffReceiver(
+            decode_engine, EPOCH, lambda: self.now, ignore, ignore, lambda _, call: call()
+        )
         self.send_leases = SendLeases(self.engine.scheduler, lambda: self.now)
         self.attempts: dict[str, PrefillAttempt] = {}
         self._seen = 0
