@@ -128,9 +128,7 @@ class QueueCluster:
         ticket = Ticket(caller.name, tenant, caller.deadline)
         asking = RoutingRequest(PROMPT, max_tokens=TOKENS)
         try:
-            placed = await self.dispatcher.place(
-                ticket, asking, attempt=1, standing=QueuePosition.NEW
-            )
+            placed = await self.dispatcher.place(ticket, asking, QueuePosition.NEW)
         except (Overloaded, QueueFull) as error:
             caller.kind, caller.ended = "refused", self.now
             caller.retry_seconds = error.retry_after_seconds

@@ -149,10 +149,9 @@ def test_one_that_leaves_as_it_is_placed_takes_no_room_with_it() -> None:
         cluster = QueueCluster(1, service=1.0, deadline=100.0)
         place, asking = cluster.dispatcher.place, RoutingRequest(PROMPT)
         tickets = [Ticket(name, "a", 100.0) for name in ("first", "second", "third")]
-        first = await place(tickets[0], asking, attempt=1, standing=QueuePosition.NEW)
+        first = await place(tickets[0], asking, QueuePosition.NEW)
         waiting = [
-            asyncio.create_task(place(ticket, asking, attempt=1, standing=QueuePosition.NEW))
-            for ticket in tickets[1:]
+            asyncio.create_task(place(ticket, asking, QueuePosition.NEW)) for ticket in tickets[1:]
         ]
         await asyncio.sleep(0)
         assert len(cluster.dispatcher) == 2
@@ -176,14 +175,12 @@ def test_one_that_was_turned_away_has_its_place_and_no_other_is_before_it_twice(
 
         async def place(name: str, tenant: str, standing: QueuePosition) -> None:
             ticket = Ticket(name, tenant, 100.0)
-            placed = await cluster.dispatcher.place(ticket, asking, attempt=1, standing=standing)
+            placed = await cluster.dispatcher.place(ticket, asking, standing)
             order.append(name)
             cluster.dispatcher.leave(name, placed)
             cluster.dispatcher.serve()
 
-        row = await cluster.dispatcher.place(
-            Ticket("row", "a", 100.0), asking, attempt=1, standing=QueuePosition.NEW
-        )
+        row = await cluster.dispatcher.place(Ticket("row", "a", 100.0), asking, QueuePosition.NEW)
         asks = [
             ("a1", "a", QueuePosition.NEW),
             ("b1", "b", QueuePosition.NEW),
@@ -221,14 +218,14 @@ async def test_an_idle_router_looks_once_a_second_and_often_when_a_request_waits
     first, second = (Ticket(name, "tenant", 100.0) for name in ("first", "second"))
     async with alongside(looking):
         assert await looks_in(10.0) <= 10
-        explanation = await place(first, asking, attempt=1, standing=QueuePosition.NEW)
+        explanation = await place(first, asking, QueuePosition.NEW)
         under_way.append("first")
         await time.skip(IDLE_SECONDS)
         assert await looks_in(1.0) >= 15, "one that runs may be stalled"
         under_way.clear()
         await time.skip(TICK_SECONDS)
         assert await looks_in(10.0) <= 10
-        waiting = asyncio.create_task(place(second, asking, attempt=1, standing=QueuePosition.NEW))
+        waiting = asyncio.create_task(place(second, asking, QueuePosition.NEW))
         assert await looks_in(1.0) >= 15, "from the moment in which it came"
         cluster.dispatcher.leave("first", explanation)
         await time.skip(TICK_SECONDS)

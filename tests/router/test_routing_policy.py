@@ -40,7 +40,7 @@ ASKING = RoutingRequest(PageKeyCache(TOKENS, b""))
 
 
 def _chosen(fleet: Fleet, asking: RoutingRequest = ASKING) -> tuple[str, str]:
-    explanation = choose(fleet, asking, attempt=1, costs=RoutingCosts(), now=0.0)
+    explanation = choose(fleet, asking, costs=RoutingCosts(), now=0.0)
     assert explanation is not None
     return explanation.chosen.prefill.worker_id[-1], explanation.chosen.decode.worker_id[-1]
 
@@ -54,7 +54,7 @@ def hold(fleet: Fleet, name: str, num_pages: int) -> None:
 def test_a_prefix_that_can_be_resumed_draws_the_request() -> None:
     fleet = fleet_of(beat_of("prefill", 1), beat_of("prefill", 2), beat_of("decode", 1))
     hold(fleet, "prefill-00000002", 8)
-    explanation = choose(fleet, ASKING, attempt=1, costs=RoutingCosts(), now=0.0)
+    explanation = choose(fleet, ASKING, costs=RoutingCosts(), now=0.0)
     assert explanation is not None
     assert explanation.chosen.prefill.worker_id == "prefill-00000002"
     assert explanation.chosen.usable_tokens == 32
@@ -112,7 +112,7 @@ def test_a_prefill_worker_with_work_for_longer_gets_no_more() -> None:
     fleet.claim(name, "a.1", 25)
     assert _chosen(fleet) == ("1", "1"), "a quarter of a second is soon"
     fleet.claim(name, "b.1", 100)
-    assert choose(fleet, ASKING, attempt=1, costs=RoutingCosts(), now=0.0) is None
+    assert choose(fleet, ASKING, costs=RoutingCosts(), now=0.0) is None
     fleet.computed(name, "b.1", 0)
     assert _chosen(fleet) == ("1", "1")
 
@@ -129,12 +129,10 @@ def test_a_worker_gets_no_more_requests_than_it_has_rows_for() -> None:
     for name in ("a.1", "b.1", "c.1"):
         assert _chosen(fleet) == ("1", "1")
         fleet.claim(decode, name, 0)
-    assert choose(fleet, ASKING, attempt=1, costs=RoutingCosts(), now=0.0) is None
+    assert choose(fleet, ASKING, costs=RoutingCosts(), now=0.0) is None
     fleet.release(decode, "a.1")
     fleet.claim(prefill, "a.1", 0)
-    assert choose(fleet, ASKING, attempt=1, costs=RoutingCosts(), now=0.0) is None, (
-        "prefill has one row"
-    )
+    assert choose(fleet, ASKING, costs=RoutingCosts(), now=0.0) is None, "prefill has one row"
 
 
 def test_the_least_work_is_that_of_the_worker_with_the_longest_prefix() -> None:
@@ -158,12 +156,12 @@ def test_the_host_tier_counts_where_loading_is_cheaper() -> None:
         beat_of("prefill", 1, node="n1"), beat_of("prefill", 2, node="n2"), beat_of("decode", 1)
     )
     asking = replace(ASKING, cache_index={"n2": NodePrefix(NodeLife("n2", 1), 9, 9)})
-    explanation = choose(fleet, asking, attempt=1, costs=RoutingCosts(), now=0.0)
+    explanation = choose(fleet, asking, costs=RoutingCosts(), now=0.0)
     assert explanation is not None
     assert explanation.chosen.prefill.worker_id[-1] == "2"
     assert explanation.chosen.cached.host == 36
     quick = replace(RoutingCosts(), prefill_seconds_per_token=1e-9)
-    recomputed = choose(fleet, asking, attempt=1, costs=quick, now=0.0)
+    recomputed = choose(fleet, asking, costs=quick, now=0.0)
     assert recomputed is not None
     assert recomputed.chosen.cached.total == 0
 
@@ -171,7 +169,7 @@ def test_the_host_tier_counts_where_loading_is_cheaper() -> None:
 def test_workers_with_other_state_are_never_paired() -> None:
     other = replace(STATE, digest="other")
     fleet = fleet_of(beat_of("prefill", 1), beat_of("decode", 1, state=other))
-    assert choose(fleet, ASKING, attempt=1, costs=RoutingCosts(), now=0.0) is None
+    assert choose(fleet, ASKING, costs=RoutingCosts(), now=0.0) is None
     assert longest_request(fleet) == 0
 
 

@@ -20,7 +20,7 @@ FIRST, SECOND = WorkerName("both-00000001", 1), WorkerName("both-00000002", 1)
 
 
 def chosen(fleet: Fleet) -> Explanation | None:
-    return choose(fleet, ASKING, attempt=1, costs=RoutingCosts(), now=0.0)
+    return choose(fleet, ASKING, costs=RoutingCosts(), now=0.0)
 
 
 def test_it_joins_with_a_cache_that_is_asked_for() -> None:

@@ -82,9 +82,7 @@ class RequestPlacement:
             # A request that comes here again was accepted by a worker, unless it was turned away.
             self._placed_as, self._standing = self._standing, QueuePosition.UNDER_WAY
             self.is_waiting = True
-            explanation = await ctx.dispatcher.place(
-                ticket, asking, attempt=self._history.attempt + 1, standing=self._placed_as
-            )
+            explanation = await ctx.dispatcher.place(ticket, asking, self._placed_as)
             self.is_waiting = False
             ctx.probation.sent(asked.request_id)
             chosen = explanation.chosen
@@ -100,6 +98,7 @@ class RequestPlacement:
         is_kept = self.kept_by is not None
         return RoutingRequest(
             self.chains,
+            self._history.attempt + 1,
             max_tokens=asked.params.max_tokens - len(generated),
             cache_index={} if computes_all or is_kept else await self._cache_index(),
             excluded=self._still_excluded,

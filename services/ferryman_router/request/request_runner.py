@@ -187,7 +187,7 @@ class RequestRunner:
                 num_left = len(self._placement.chains.token_ids) - end
                 self._ctx.fleet.computed(attempt.prefill, attempt.name, num_left)
                 self._ctx.dispatcher.serve()
-            case PromptScores() if attempt is self.attempt:  # else a call that ends behind it
+            case PromptScores() if attempt is self.attempt:  # none that ends in the background
                 for tokens in self._answer.score(progress):
                     self.on_tokens(tokens)
             case PrefillHandedOff(usage):

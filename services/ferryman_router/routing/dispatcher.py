@@ -35,7 +35,6 @@ IDLE_SECONDS = 1.0
 class _Waiting:
     ticket: Ticket
     asking: RoutingRequest
-    attempt: int
     need: Need
     placed: asyncio.Future[Explanation]
 
@@ -77,7 +76,7 @@ class Dispatcher:
         return max(until_ready, retry_seconds(self.queue_seconds()))
 
     async def place(
-        self, ticket: Ticket, asking: RoutingRequest, *, attempt: int, standing: QueuePosition
+        self, ticket: Ticket, asking: RoutingRequest, standing: QueuePosition
     ) -> Explanation:
         """Waits for a pair of workers, which are the attempt's until `leave`.
 
@@ -87,7 +86,7 @@ class Dispatcher:
         """
         placed: asyncio.Future[Explanation] = asyncio.get_running_loop().create_future()
         need = self._join(ticket, asking, standing)
-        self._waiting[ticket.request_id] = _Waiting(ticket, asking, attempt, need, placed)
+        self._waiting[ticket.request_id] = _Waiting(ticket, asking, need, placed)
         self._has_come.set()
         try:
             self.serve()
@@ -171,9 +170,7 @@ class Dispatcher:
     def _try_place(self, ticket: Ticket, now: float) -> bool:
         """Whether the ticket left the queue: to be served, or because it is too late for that."""
         waiting = self._waiting[ticket.request_id]
-        explanation = choose(
-            self._fleet, waiting.asking, attempt=waiting.attempt, costs=self._costs, now=now
-        )
+        explanation = choose(self._fleet, waiting.asking, costs=self._costs, now=now)
         if explanation is None:
             return False
         if self._is_in_vain(ticket, waiting.need, now):
@@ -184,7 +181,8 @@ class Dispatcher:
         self._take(ticket, now)
         if not waiting.placed.done():
             # Counted before the next one is placed: it may not count on the same room.
-            chosen, name = explanation.chosen, attempt_name(ticket.request_id, waiting.attempt)
+            name = attempt_name(ticket.request_id, explanation.attempt)
+            chosen = explanation.chosen
             self._fleet.claim(
                 chosen.prefill, name, waiting.asking.prompt_len - chosen.usable_tokens
             )

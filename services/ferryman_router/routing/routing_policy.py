@@ -55,8 +55,8 @@ class RoutingCosts:
 
 @dataclass(frozen=True, slots=True)
 class RoutingRequest:
-    """A request as the policy sees it. `cache_index` has by node how much of it is on which tier,
-    and `max_tokens` how many tokens may still be generated.
+    """The next `attempt` of a request, as the policy sees it. `cache_index` has by node how much of
+    it is on which tier, and `max_tokens` how many tokens may still be generated.
 
     `excluded` is evaluated on every try, so a worker that failed this request becomes eligible
     again later. `shared_by` is the decode worker that holds the whole prompt, from another answer
@@ -67,6 +67,7 @@ class RoutingRequest:
     """
 
     chains: PageKeyCache
+    attempt: int = 1
     max_tokens: int = 1
     cache_index: Mapping[str, NodePrefix] = field(default_factory=dict)
     excluded: Callable[[], frozenset[WorkerName]] = frozenset
@@ -123,11 +124,11 @@ class Explanation:
 
 
 def choose(
-    fleet: Fleet, asking: RoutingRequest, *, attempt: int, costs: RoutingCosts, now: float
+    fleet: Fleet, asking: RoutingRequest, *, costs: RoutingCosts, now: float
 ) -> Explanation | None:
     """The best pair; None while no ready pair has room and keeps the same kind of state."""
     if asking.kept_by is not None and (source := fleet.get(asking.kept_by)) is not None:
-        return _best(attempt, _moves(fleet, source, asking, costs, now))
+        return _best(asking.attempt, _moves(fleet, source, asking, costs, now))
     prefills = [worker for worker in fleet.usable(PREFILL, now) if _starts_soon(worker, costs)]
     decodes = [worker for worker in fleet.usable(DECODE, now) if _has_row(worker)]
     if not prefills or not decodes:
@@ -139,7 +140,7 @@ def choose(
         for decode in decodes
         if excluded.isdisjoint((prefill.name, decode.name)) and _may_serve(prefill, decode, asking)
     )
-    return _best(attempt, candidates)
+    return _best(asking.attempt, candidates)
 
 
 def _best(attempt: int, candidates: Iterable[RouteChoice]) -> Explanation | None:
