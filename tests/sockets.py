@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ipaddress import IPv4Address, IPv6Address
 
-from ferryman.wire.handoff.listening_sockets import listening_sockets
+from ferryman.wire.handoff.host_network import listening_sockets
 
 
 def listening_addresses(pid: int) -> dict[int, IPv4Address | IPv6Address]:

@@ -13,9 +13,8 @@ from ferryman.ids import check_correlation_id, is_request_id
 from ferryman.runtime.lifecycle import credible_event
 from ferryman.wire.nats.bus import BusMessage, Messages, RecordedMessage
 from ferryman.wire.nats.connection import NatsOptions
-from ferryman.wire.nats.heartbeat import Heartbeat
+from ferryman.wire.nats.heartbeat import Beat, Heartbeat, beat_from_bytes
 from ferryman.wire.nats.nats_bus import NatsBus, nats_bus
-from ferryman.wire.nats.start_beat import Beat, beat_from_bytes
 from ferryman.wire.nats.subjects import Subjects
 from ferryman_cli.endpoints import BrokerPlace
 

@@ -16,8 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ferryman.errors import NotFound
-from ferryman.wire.nats.heartbeat import HEARTBEAT_SECONDS, Heartbeat
-from ferryman.wire.nats.start_beat import Beat, StartBeat
+from ferryman.wire.nats.heartbeat import HEARTBEAT_SECONDS, Beat, Heartbeat, StartBeat
 from ferryman.wire.nats.subjects import Subjects
 from ferryman_cli.endpoints import BrokerPlace
 from ferryman_cli.lifecycle_reader import connected_bus, next_beat_or_start

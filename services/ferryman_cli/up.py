@@ -25,13 +25,12 @@ from ferryman_cli.up_display import (
 from ferryman_launcher.checks.check_apart import CheckedCluster, check_apart
 from ferryman_launcher.checks.model_places import ModelPlaces
 from ferryman_launcher.child import ChildEnded, ChildSpec, Launch, execute
-from ferryman_launcher.cluster_file_writer import ClusterFileWriter
 from ferryman_launcher.fork_server import fork_server
 from ferryman_launcher.host_plan import HostPlan, host_plans
 from ferryman_launcher.process_plan import ProcessPlan, plan_processes, waiting
 from ferryman_launcher.readiness import ReadyEvent, serving
 from ferryman_launcher.restarts import RestartLimits
-from ferryman_launcher.state_folder import RunningCluster, StateFolder
+from ferryman_launcher.state_folder import ClusterFileWriter, RunningCluster, StateFolder
 from ferryman_launcher.supervisor import Supervisor, with_environment
 
 INSECURE = (

@@ -25,8 +25,7 @@ from ferryman.wire.values import PrefillOrder, StopOrder, WorkerAddress
 from ferryman.worker.handoff_transport import HandoffTransport
 from ferryman.worker.handoff_writer import SendingSide
 from ferryman.worker.order_check import OrderCheck
-from ferryman.worker.send_leases import SendLeases
-from ferryman.worker.stop_orders import StopOrders
+from ferryman.worker.send_leases import SendLeases, StopOrders
 from ferryman.worker.worker_app import WorkerContext
 from ferryman_decode.decode_request import DecodeRequest
 from ferryman_decode.departure import Departure

@@ -51,7 +51,7 @@ from ferryman.wire.values import (
 )
 from ferryman.worker.loop import memory_ready
 from ferryman.worker.order_check import OrderCheck
-from ferryman.worker.stop_orders import StopOrders
+from ferryman.worker.send_leases import StopOrders
 from ferryman.worker.telemetry import WorkerLoad
 from ferryman.worker.worker_app import WorkerContext
 from ferryman_decode.aborts import Aborts, Quarantine

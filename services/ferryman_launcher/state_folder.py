@@ -14,10 +14,11 @@ A state folder that is made here, and all its contents, are private to its owner
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -25,12 +26,14 @@ from pathlib import Path
 from ferryman.errors import ConfigError
 from ferryman.security.credentials import ClusterRole
 from ferryman.security.credentials_file import write_private_text
+from ferryman_launcher.write_failures import WriteFailures
 
 DEFAULT = Path(".ferryman")
 NATS_URL, REDIS_URL = "nats.url", "redis.url"
 METRICS_TOKEN = "metrics.token"
 CREDENTIALS = "credentials"
 PRIVATE, PRIVATE_FILE = 0o700, 0o600
+RETRY_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,3 +169,48 @@ def credentials_path(state_dir: Path, role: ClusterRole) -> Path:
 
 def _cluster_file(folder: Path) -> Path:
     return folder / "cluster.json"
+
+
+class ClusterFileWriter:
+    """Keeps `cluster.json` up to date when processes change. A full disk delays it: until it is
+    written, commands read the older one."""
+
+    def __init__(
+        self,
+        folder: StateFolder,
+        cluster: Callable[[], RunningCluster],
+        failures: WriteFailures,
+    ) -> None:
+        self._folder, self._cluster, self._failures = folder, cluster, failures
+        self._is_due = asyncio.Event()
+
+    def write_first(self) -> None:
+        """Writes it before the cluster is announced. Raises ConfigError: a cluster that no command
+        can find is of little use, and no client depends on it yet."""
+        try:
+            self._folder.write(self._cluster())
+        except OSError as error:
+            raise ConfigError(f"--state-dir {self._folder.path}: {error.strerror}") from None
+
+    def changed(self) -> None:
+        """Something in the file is no longer true."""
+        self._is_due.set()
+
+    async def run(self) -> None:
+        """Writes after each change, for ever."""
+        while True:
+            await self._is_due.wait()
+            # Cleared before the write, which has all that changed until then.
+            self._is_due.clear()
+            if not self._is_written():
+                await asyncio.sleep(RETRY_SECONDS)
+                self._is_due.set()
+
+    def _is_written(self) -> bool:
+        try:
+            self._folder.write(self._cluster())
+        except OSError as error:
+            self._failures.failed(self._folder.cluster_file, error)
+            return False
+        self._failures.written(self._folder.cluster_file)
+        return True

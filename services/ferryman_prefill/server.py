@@ -30,8 +30,7 @@ from ferryman.worker.handoff_transport import HandoffTransport
 from ferryman.worker.handoff_writer import HandoffDone, HandoffSource, HandoffWriter, SendingSide
 from ferryman.worker.loop import hear_each
 from ferryman.worker.order_check import OrderCheck
-from ferryman.worker.send_leases import OutgoingUnits, SendLeases
-from ferryman.worker.stop_orders import StopOrders
+from ferryman.worker.send_leases import OutgoingUnits, SendLeases, StopOrders
 from ferryman.worker.telemetry import WorkerLoad
 from ferryman.worker.worker_app import WorkerContext
 from ferryman_prefill.prompt_attempt import PrefillContext, PromptAttempt

@@ -27,9 +27,8 @@ from ferryman.tiers.values import WorkerLife
 from ferryman.wire.grpc.rpc import CallTags
 from ferryman.wire.hostcache.client import MISS, HostLease
 from ferryman.worker.host import HostTier, NoHostTier
-from ferryman.worker.loop import OnEvents, StepLoop
+from ferryman.worker.loop import OnEvents, StepLoop, StepTimings
 from ferryman.worker.preempted import PreemptedRequests
-from ferryman.worker.step_timings import StepTimings
 from ferryman_simulator.modelled_time import CostModel, now
 from ferryman_simulator.result import ResultCounts
 from ferryman_simulator.setup import Setup, WorkerShape

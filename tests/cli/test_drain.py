@@ -21,7 +21,7 @@ from ferryman.security.credentials import ClusterRole, credentials_of
 from ferryman.security.credentials_file import write_all_credentials
 from ferryman.wire.nats.bus import BusMessage
 from ferryman.wire.nats.connection import NatsOptions
-from ferryman.wire.nats.heartbeat import NO_STATE, Heartbeat, ServedState, heartbeat_to_bytes
+from ferryman.wire.nats.heartbeat import NO_STATE, Heartbeat, ServedState, beat_to_bytes
 from ferryman.wire.nats.lifecycle_log import STREAM, LogLimits
 from ferryman.wire.nats.nats_bus import NatsBus, nats_bus
 from ferryman.wire.nats.subjects import Subjects
@@ -128,7 +128,7 @@ class OrderedWorker:
 
     def tell(self, bus: NatsBus, *beats: Heartbeat) -> None:
         for one in (self.said, *beats):
-            bus.offer(SUBJECTS.beat(one.role, one.worker_id), heartbeat_to_bytes(one))
+            bus.offer(SUBJECTS.beat(one.role, one.worker_id), beat_to_bytes(one))
         if self.orders:
             self.said = replace(self.said, num_running=self.said.num_running - 1)
 

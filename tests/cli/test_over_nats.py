@@ -18,9 +18,14 @@ from ferryman.cache.manifest import Kind
 from ferryman.handoff.lifecycle import LifecycleEntry
 from ferryman.runtime.lifecycle import encode_event
 from ferryman.wire.nats.connection import NatsOptions
-from ferryman.wire.nats.heartbeat import Heartbeat, ServedState, heartbeat_to_bytes
+from ferryman.wire.nats.heartbeat import (
+    Heartbeat,
+    ServedState,
+    StartBeat,
+    StartPhase,
+    beat_to_bytes,
+)
 from ferryman.wire.nats.nats_bus import NatsBus, nats_bus
-from ferryman.wire.nats.start_beat import StartBeat, StartPhase, beat_to_bytes
 from ferryman.wire.nats.subjects import Subjects
 from ferryman_cli.app import run
 from ferryman_cli.endpoints import BrokerPlace
@@ -160,7 +165,7 @@ async def test_the_fleet_is_shown_by_its_beats(
     async with nats_bus(NatsOptions(nats_url)) as bus:
         shown = asyncio.ensure_future(asyncio.to_thread(run, ["top", "--json", "--nats", nats_url]))
         while not shown.done():
-            bus.offer(SUBJECTS.beat(BEAT.role, BEAT.worker_id), heartbeat_to_bytes(BEAT))
+            bus.offer(SUBJECTS.beat(BEAT.role, BEAT.worker_id), beat_to_bytes(BEAT))
             await asyncio.wait([shown], timeout=0.1)
     assert await shown == 0
     (worker,) = json.loads(capsys.readouterr().out)["workers"]

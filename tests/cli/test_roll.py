@@ -15,7 +15,7 @@ from ferryman.cache.manifest import Kind
 from ferryman.errors import FerrymanError, InvalidRequest, NotFound, Unavailable
 from ferryman.runtime.life import alongside
 from ferryman.wire.nats.bus import BusMessage, Messages
-from ferryman.wire.nats.heartbeat import Heartbeat, ServedState, heartbeat_to_bytes
+from ferryman.wire.nats.heartbeat import Heartbeat, ServedState, beat_to_bytes
 from ferryman_cli import lifecycle_reader, roll
 from ferryman_cli.app import run
 from ferryman_cli.roll import RollChoice, check_next, roll_plan
@@ -84,7 +84,7 @@ async def test_a_roll_waits_for_a_process_that_is_out_of_sight_for_a_moment(
     async def say_for_ever(said: list[Heartbeat]) -> None:
         while True:
             for one in said:
-                messages.try_put(BusMessage("beat", heartbeat_to_bytes(one)))
+                messages.try_put(BusMessage("beat", beat_to_bytes(one)))
             await asyncio.sleep(0.001)
 
     said = [beat("router", 1), unready]

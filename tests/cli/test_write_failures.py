@@ -15,8 +15,13 @@ from tests.skipped_time import skipped_time
 from ferryman.errors import ConfigError
 from ferryman.runtime.life import alongside
 from ferryman_cli.up_display import print_line
-from ferryman_launcher.cluster_file_writer import RETRY_SECONDS, ClusterFileWriter
-from ferryman_launcher.state_folder import RunningCluster, StateFolder, running_cluster
+from ferryman_launcher.state_folder import (
+    RETRY_SECONDS,
+    ClusterFileWriter,
+    RunningCluster,
+    StateFolder,
+    running_cluster,
+)
 from ferryman_launcher.write_failures import ChildLog, WriteFailures
 
 CLUSTER = RunningCluster("http://h:1", "h:2", "nats", "redis", "local", "demo", os.getpid())

@@ -21,7 +21,7 @@ from ferryman.handoff.effects import WriterId
 from ferryman.runtime.background import Background
 from ferryman.runtime.life import alongside
 from ferryman.wire.handoff import process_liveness as presence_module
-from ferryman.wire.handoff.listening_sockets import ListeningSocket
+from ferryman.wire.handoff.host_network import ListeningSocket
 from ferryman.wire.handoff.nixl_agent import NixlAgent
 from ferryman.wire.handoff.nixl_library import MemoryRegion, NixlOptions
 from ferryman.wire.handoff.process_liveness import liveness_server

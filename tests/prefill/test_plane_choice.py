@@ -26,7 +26,7 @@ from tests.worker.late_agents import BrokenMaking, LateAgent, SlowMaking, late_a
 
 from ferryman.errors import ConfigError, FerrymanError, Unavailable
 from ferryman.settings.workers import NixlSettings
-from ferryman.wire.handoff.listening_sockets import listening_sockets
+from ferryman.wire.handoff.host_network import listening_sockets
 from ferryman.wire.handoff.nixl_agent import NixlAgent
 from ferryman.wire.handoff.nixl_library import has_nixl
 from ferryman.wire.plane_values import GrpcOnly, PlaneChoice

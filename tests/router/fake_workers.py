@@ -51,7 +51,7 @@ from ferryman.wire.codec.tokens import cursor_from_wire, request_tokens_to_wire
 from ferryman.wire.grpc.rpc import channel, listening
 from ferryman.wire.grpc.status import failure_of, typed_errors
 from ferryman.wire.nats.bus import Bus, BusMessage
-from ferryman.wire.nats.heartbeat import Heartbeat, ServedState, heartbeat_to_bytes
+from ferryman.wire.nats.heartbeat import Heartbeat, ServedState, beat_to_bytes
 from ferryman.wire.nats.subjects import Subjects
 from ferryman.wire.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2_grpc
 from ferryman.wire.values import (
@@ -169,9 +169,7 @@ class FakeRouterWorker:
             up.set()
             while not self.dead.is_set():
                 if not self.is_silent:
-                    bus.offer(
-                        subjects.beat(self.role, self.worker_id), heartbeat_to_bytes(self.beat)
-                    )
+                    bus.offer(subjects.beat(self.role, self.worker_id), beat_to_bytes(self.beat))
                 try:
                     async with asyncio.timeout(BEAT_SECONDS):
                         await self.dead.wait()

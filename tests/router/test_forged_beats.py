@@ -18,7 +18,7 @@ from ferryman.ids import make_life_secret, worker_id_of
 from ferryman.runtime.background import Background
 from ferryman.wire.codec.caches import CacheEvent, cache_event_to_bytes
 from ferryman.wire.grpc.rpc import channel, listening
-from ferryman.wire.nats.heartbeat import DECODE, PREFILL, Heartbeat, ServedState, heartbeat_to_bytes
+from ferryman.wire.nats.heartbeat import DECODE, PREFILL, Heartbeat, ServedState, beat_to_bytes
 from ferryman.wire.nats.sender_proof import (
     LIFE_HEADER,
     CheckSender,
@@ -109,7 +109,7 @@ class Heard:
 
     def beat(self, beat: Heartbeat, secret: str, subject: str = "") -> None:
         subject = subject or LOCAL.beat(beat.role, beat.worker_id)
-        self.bus.offer(subject, heartbeat_to_bytes(beat), proof_for(subject, secret))
+        self.bus.offer(subject, beat_to_bytes(beat), proof_for(subject, secret))
 
     def cache_change(self, beat: Heartbeat, secret: str, subject: str = "") -> None:
         """The worker holds one page."""
@@ -130,7 +130,7 @@ async def test_a_worker_whose_beats_are_none_does_not_end_the_listener() -> None
     subject, heard = LOCAL.beat(BEAT.role, BEAT.worker_id), Heard(check_sender)
 
     def say() -> None:
-        raw = json.loads(heartbeat_to_bytes(BEAT))
+        raw = json.loads(beat_to_bytes(BEAT))
         for name, value in (("epoch", []), ("num_running", "many"), ("max_running", None)):
             payload = json.dumps({**raw, name: value}).encode()
             heard.bus.offer(subject, payload, proof_for(subject, SECRET))

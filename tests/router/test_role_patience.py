@@ -8,8 +8,7 @@ import pytest
 from tests.router.queueing import STATE
 
 from ferryman.errors import NoWorker
-from ferryman.wire.nats.heartbeat import Heartbeat
-from ferryman.wire.nats.start_beat import StartBeat, StartPhase
+from ferryman.wire.nats.heartbeat import Heartbeat, StartBeat, StartPhase
 from ferryman_router.routing.fleet import Fleet, WorkerName
 from ferryman_router.routing.worker_starts import (
     FIRST_START_SECONDS,

@@ -11,7 +11,7 @@ from tests.router.cluster import RouterCluster, cluster
 
 from ferryman.errors import InvalidRequest, Stopping, Unavailable
 from ferryman.wire.nats.bus import Messages
-from ferryman.wire.nats.heartbeat import ROUTER, Heartbeat, heartbeat_from_bytes
+from ferryman.wire.nats.heartbeat import ROUTER, Heartbeat, beat_from_bytes
 from ferryman_router.service import running
 
 FAILSAFE_SECONDS = 120
@@ -27,7 +27,8 @@ async def beat_of(heard: Messages, router_id: str, *, is_ready: bool) -> Heartbe
     """Its next heartbeat that says so."""
     async with asyncio.timeout(FAILSAFE_SECONDS):
         async for message in heard:
-            beat = heartbeat_from_bytes(message.payload)
+            beat = beat_from_bytes(message.payload)
+            assert isinstance(beat, Heartbeat)
             if (beat.worker_id, beat.is_ready) == (router_id, is_ready):
                 return beat
     raise AssertionError("a subscription has no end of its own")

@@ -16,7 +16,7 @@ from tests.router.queueing import QueueCluster
 
 from ferryman.ids import make_worker_id
 from ferryman.wire.grpc.status import REASON, RETRY_AFTER
-from ferryman.wire.nats.start_beat import StartBeat, StartPhase, beat_to_bytes
+from ferryman.wire.nats.heartbeat import StartBeat, StartPhase, beat_to_bytes
 from ferryman.wire.v1 import inference_pb2 as pb
 from ferryman.wire.v1 import status_pb2, types_pb2
 from ferryman_router.routing.worker_starts import FIRST_START_SECONDS

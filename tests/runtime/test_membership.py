@@ -18,7 +18,7 @@ from ferryman.wire.nats.heartbeat import (
     HEARTBEAT_SECONDS,
     NO_STATE,
     Heartbeat,
-    heartbeat_from_bytes,
+    beat_from_bytes,
 )
 from ferryman.wire.nats.subjects import Subjects
 
@@ -61,8 +61,8 @@ async def test_heartbeats_follow_each_other_and_one_goes_out_at_once(
             beat()
             await time.skip(HEARTBEAT_SECONDS)
             second, third = await anext(heard), await anext(heard)
-    told = [heartbeat_from_bytes(message.payload).num_steps for message in (first, second, third)]
-    assert told == [1, 2, 3]
+    told = [beat_from_bytes(message.payload) for message in (first, second, third)]
+    assert told == [a_beat(1), a_beat(2), a_beat(3)]
     assert first.subject == Subjects().beat("decode", WORKER_ID)
 
 
@@ -77,7 +77,7 @@ async def test_a_process_without_a_heartbeat_is_silent_but_answers(
         beat()
         async with asyncio.timeout(FAILSAFE_SECONDS):
             message = await anext(heard)
-    assert heartbeat_from_bytes(message.payload) == a_beat(5), "the first one that was there"
+    assert beat_from_bytes(message.payload) == a_beat(5), "the first one that was there"
 
 
 async def test_an_order_is_answered_by_its_verb(broker: MemoryBroker, member: Membership) -> None:

@@ -27,7 +27,7 @@ from ferryman.security.credentials import ClusterRole, Login, RoleCredentials, c
 from ferryman.security.key_file import read_key_file
 from ferryman.wire.nats.bus import Messages
 from ferryman.wire.nats.connection import NatsOptions
-from ferryman.wire.nats.heartbeat import Heartbeat, heartbeat_from_bytes
+from ferryman.wire.nats.heartbeat import Heartbeat, beat_from_bytes
 from ferryman.wire.nats.lifecycle_log import STREAM
 from ferryman.wire.nats.nats_bus import nats_bus
 from ferryman.wire.nats.permissions import inbox_of
@@ -212,7 +212,8 @@ async def first_beats(heard: Messages) -> dict[str, Heartbeat]:
     """The first beat of each role."""
     found: dict[str, Heartbeat] = {}
     while found.keys() != WORKERS:
-        beat = heartbeat_from_bytes((await anext(heard)).payload)
+        beat = beat_from_bytes((await anext(heard)).payload)
+        assert isinstance(beat, Heartbeat)
         if beat.role in WORKERS:
             found[beat.role] = beat
     return found

@@ -40,7 +40,7 @@ from ferryman.runtime.lifecycle import encode_event
 from ferryman.schedule.request import SamplingParams
 from ferryman.security.credentials import ClusterRole, Login
 from ferryman.wire.grpc.role_tokens import ALLOWED
-from ferryman.wire.nats.heartbeat import heartbeat_to_bytes
+from ferryman.wire.nats.heartbeat import beat_to_bytes
 from ferryman.wire.nats.lifecycle_log import STREAM
 from ferryman.wire.nats.permissions import inbox_of
 from ferryman.wire.nats.sender_proof import LIFE_HEADER
@@ -183,7 +183,7 @@ async def test_a_leaked_login_beats_in_no_other_s_name(
     ):
         for lie in lies:
             subject = SUBJECTS.beat(role, beat.worker_id)
-            await nats_.publish(subject, heartbeat_to_bytes(lie), headers={LIFE_HEADER: 32 * "0"})
+            await nats_.publish(subject, beat_to_bytes(lie), headers={LIFE_HEADER: 32 * "0"})
         await nats_.flush(FAILSAFE_SECONDS)
     wait_until(
         lambda: cluster.metric("router", "forged_messages_total") >= forged + len(lies),
@@ -208,7 +208,7 @@ async def test_a_leaked_login_drives_no_worker_from_its_address(
         asyncio.timeout(FAILSAFE_SECONDS),
     ):
         while cluster.metric("router", "misplaced_beats_total") == misplaced:
-            await nats_.publish(subject, heartbeat_to_bytes(liar), headers={LIFE_HEADER: secret})
+            await nats_.publish(subject, beat_to_bytes(liar), headers={LIFE_HEADER: secret})
             await nats_.flush(FAILSAFE_SECONDS)
     assert cluster.metric("router", "lost_workers_total") == 0
 

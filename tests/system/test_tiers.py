@@ -42,7 +42,7 @@ from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_model
 from ferryman.runtime.lifecycle import decode_event
 from ferryman.schedule.request import SamplingParams
-from ferryman.wire.nats.heartbeat import Heartbeat, heartbeat_from_bytes
+from ferryman.wire.nats.heartbeat import Heartbeat, beat_from_bytes
 from ferryman.wire.nats.subjects import Subjects
 from ferryman.wire.plane_values import GRPC
 from ferryman.wire.redis.redis_index import redis_index
@@ -257,7 +257,8 @@ async def told_everywhere(
     told: list[Heartbeat] = []
     async with cluster.bus() as bus, asyncio.timeout(120), bus.subscribed(subject) as beats:
         while len(told) < 2:
-            beat = heartbeat_from_bytes((await anext(beats)).payload)
+            beat = beat_from_bytes((await anext(beats)).payload)
+            assert isinstance(beat, Heartbeat)
             told += [beat] * is_told(beat)
     return told[-1]
 

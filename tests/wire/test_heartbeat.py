@@ -13,8 +13,8 @@ from ferryman.errors import InvalidRequest
 from ferryman.wire.nats.heartbeat import (
     Heartbeat,
     ServedState,
-    heartbeat_from_bytes,
-    heartbeat_to_bytes,
+    beat_from_bytes,
+    beat_to_bytes,
 )
 
 STATE = ServedState("f" * 32, 64, "d" * 32, (Kind.FULL, Kind.RECURRENT))
@@ -34,7 +34,7 @@ BEAT = Heartbeat(
 
 
 def test_a_beat_survives_the_round_trip() -> None:
-    assert heartbeat_from_bytes(heartbeat_to_bytes(BEAT)) == BEAT
+    assert beat_from_bytes(beat_to_bytes(BEAT)) == BEAT
 
 
 @pytest.mark.parametrize(
@@ -42,11 +42,11 @@ def test_a_beat_survives_the_round_trip() -> None:
 )
 def test_what_is_no_beat_is_refused(payload: bytes) -> None:
     with pytest.raises(InvalidRequest):
-        heartbeat_from_bytes(payload)
+        beat_from_bytes(payload)
 
 
 def with_value(name: str, value: object) -> bytes:
-    raw = json.loads(heartbeat_to_bytes(BEAT))
+    raw = json.loads(beat_to_bytes(BEAT))
     part = raw["state"] if name in raw["state"] else raw
     part[name] = value
     return json.dumps(raw).encode()
@@ -76,7 +76,7 @@ def test_a_value_with_which_a_router_cannot_calculate_makes_it_no_beat(
     name: str, value: object
 ) -> None:
     with pytest.raises(InvalidRequest):
-        heartbeat_from_bytes(with_value(name, value))
+        beat_from_bytes(with_value(name, value))
 
 
 @pytest.mark.parametrize(
@@ -84,18 +84,18 @@ def test_a_value_with_which_a_router_cannot_calculate_makes_it_no_beat(
 )
 def test_a_whole_number_is_a_number_of_seconds(name: str) -> None:
     """JSON has one sort of numbers: a sender may write 2 for 2.0, but a yes is no number."""
-    assert getattr(heartbeat_from_bytes(with_value(name, 2)), name) == 2.0
+    assert getattr(beat_from_bytes(with_value(name, 2)), name) == 2.0
     for other in (True, "2", None, -1, 2**64, math.nan):
         with pytest.raises(InvalidRequest, match="no beat"):
-            heartbeat_from_bytes(with_value(name, other))
+            beat_from_bytes(with_value(name, other))
 
 
 def test_a_count_with_a_fraction_is_none() -> None:
     for other in (2.0, 2.5, True):
         with pytest.raises(InvalidRequest, match="no beat"):
-            heartbeat_from_bytes(with_value("num_queued", other))
+            beat_from_bytes(with_value("num_queued", other))
 
 
 def test_deep_nesting_is_no_beat() -> None:
     with pytest.raises(InvalidRequest, match="no beat"):
-        heartbeat_from_bytes(b"[" * 100_000)
+        beat_from_bytes(b"[" * 100_000)

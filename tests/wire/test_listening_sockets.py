@@ -10,14 +10,14 @@ import sys
 
 import pytest
 
-from ferryman.wire.handoff.listening_sockets import ListeningSocket, listening_sockets
+from ferryman.wire.handoff.host_network import ListeningSocket, listening_sockets
 from ferryman.wire.handoff.nixl_library import has_nixl
 
 AGENT_WITHOUT_TCP = """
 import json, os
 import numpy as np
 from pathlib import Path
-from ferryman.wire.handoff.net_devices import UcxDevice
+from ferryman.wire.handoff.host_network import UcxDevice
 from ferryman.wire.handoff.nixl_agent import nixl_agent
 from ferryman.wire.handoff.nixl_library import MemoryRegion, NixlOptions
 memory = np.zeros(1 << 16, np.uint8)

@@ -15,8 +15,8 @@ from ferryman.cache.manifest import Kind
 from ferryman.engine.memory.slabs import ShardedSlab, SlabAddress
 from ferryman.errors import ConfigError
 from ferryman.settings.workers import NixlSettings
-from ferryman.wire.handoff import net_devices
-from ferryman.wire.handoff.net_devices import UcxDevice, interface_of, ucx_device
+from ferryman.wire.handoff import host_network
+from ferryman.wire.handoff.host_network import UcxDevice, interface_of, ucx_device
 from ferryman.wire.handoff.nixl_agent import nixl_agent
 from ferryman.wire.handoff.nixl_library import MemoryRegion, NixlOptions, has_nixl
 from ferryman.wire.plane_values import GrpcOnly
@@ -74,7 +74,7 @@ def test_an_interface_of_an_rdma_card_is_that_card_s_port(
     name = interface_of(ip_address(own_address))
     (tmp_path / name / "device" / "infiniband" / "mlx5_3").mkdir(parents=True)
     (tmp_path / name / "dev_port").write_text("1\n")
-    monkeypatch.setattr(net_devices, "SYSFS", tmp_path)
+    monkeypatch.setattr(host_network, "SYSFS", tmp_path)
     assert ucx_device(own_address, {}) == UcxDevice("mlx5_3:2")
 
 

@@ -12,7 +12,7 @@ from tests.doubles.memory_bus import MemoryBroker, MemoryBus
 
 from ferryman.model.weights.load_progress import LoadProgress, LoadStage
 from ferryman.runtime.membership import Membership
-from ferryman.wire.nats.start_beat import StartPhase
+from ferryman.wire.nats.heartbeat import StartPhase
 from ferryman.wire.nats.subjects import Subjects
 from ferryman.worker.telemetry import WorkerStart, process_seconds
 from ferryman.worker.worker_app import ANNOUNCE_SECONDS, CompileAnnouncer, LoadAnnouncer

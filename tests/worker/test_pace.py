@@ -6,7 +6,7 @@ import pytest
 
 from ferryman.cache.resume import FIRST_GUESS
 from ferryman.schedule.batch import NOTHING_LOADED, LoadReport
-from ferryman.worker.step_timings import StepTimings
+from ferryman.worker.loop import StepTimings
 
 
 def test_a_step_of_one_token_hardly_changes_the_seconds_per_token() -> None:

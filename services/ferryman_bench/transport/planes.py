@@ -31,7 +31,7 @@ from ferryman.wire.codec.handoff import commit_order_to_wire
 from ferryman.wire.grpc.rpc import channel
 from ferryman.wire.grpc.status import typed_errors
 from ferryman.wire.handoff.grpc_plane import OutgoingUnit, Sent, send_units
-from ferryman.wire.handoff.net_devices import ucx_device
+from ferryman.wire.handoff.host_network import ucx_device
 from ferryman.wire.handoff.nixl_agent import nixl_agent
 from ferryman.wire.handoff.nixl_library import HOST, MemoryRegion, NixlOptions, WriteRun, has_nixl
 from ferryman.wire.handoff.nixl_writer import NixlWriter

@@ -41,7 +41,7 @@ def compare(
     json: AsJson = False,
 ) -> int:
     """Compare two runs of one bench, row by row; refused across processors."""
-    from ferryman_bench.run_comparison import run_bench_compare
+    from ferryman_bench.report import run_bench_compare
 
     return run_bench_compare(old, new, as_json=json)
 

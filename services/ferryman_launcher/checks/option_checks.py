@@ -6,10 +6,12 @@ Reading a model's config imports torch, so only code that starts a cluster impor
 from __future__ import annotations
 
 import errno
+import os
 import socket
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.errors import ConfigError
 from ferryman.model.config import load_config, mtp_config
 from ferryman.model.drafted import join_configs
@@ -17,17 +19,27 @@ from ferryman.model.shapes.manifest import state_manifest
 from ferryman.model.shapes.model_shapes import ModelConfig
 from ferryman.model.weights.lora import adapter_names
 from ferryman.schedule.drafting import MTP
-from ferryman.settings.cluster import PORTS_OF_A_ROUTER, DoorOptions, UpOptions
+from ferryman.settings.cluster import (
+    PORTS_OF_A_ROUTER,
+    SPARE_SHARE,
+    DoorOptions,
+    TierOptions,
+    UpOptions,
+    shared_memory_bytes,
+)
+from ferryman.settings.declaration import size_text
 from ferryman.sizing.memory_plan import MemoryPlan
+from ferryman.tiers.layout import SNAPSHOT_SHARE, split_arena
+from ferryman.wire.hostcache.arena import SHARED_MEMORY
 from ferryman_launcher.checks.cluster_memory import plan_memory, worker_groups
 from ferryman_launcher.checks.model_places import EVERYTHING_HERE, ModelPlaces
-from ferryman_launcher.checks.tier_checks import check_shared_memory, check_tiers
 from ferryman_launcher.options import check_model_folder
 
 PORTS = {"nats": 4222, "tls": 4222, "redis": 6379, "rediss": 6379}
 EXAMPLES = {"--nats-url": "nats://127.0.0.1:4222", "--redis-url": "redis://127.0.0.1:6379/0"}
 ANSWER_SECONDS = 3.0
 HIGHEST_PORT = 65535
+LEAST_STORAGE_BYTES = 1 << 20
 
 
 def check(choices: UpOptions, places: ModelPlaces = EVERYTHING_HERE) -> MemoryPlan:
@@ -45,9 +57,9 @@ def check(choices: UpOptions, places: ModelPlaces = EVERYTHING_HERE) -> MemoryPl
         _check_ranks(workers.flag, config, workers.tp_size)
     _check_weights_agree(choices)
     _check_adapters(choices)
-    check_shared_memory(choices.tiers)
+    _check_shared_memory(choices.tiers)
     plan = plan_memory(choices, places)
-    check_tiers(choices.tiers, choices.num_prefilling, plan.workers[0].manifest)
+    _check_tiers(choices.tiers, choices.num_prefilling, plan.workers[0].manifest)
     for flag, url in (("--nats-url", choices.nats_url), ("--redis-url", choices.redis_url)):
         _check_answers(flag, url)
     return plan
@@ -160,3 +172,64 @@ def _check_port(flag: str, host: str, port: int, of_router: str) -> None:
             is_taken = error.errno == errno.EADDRINUSE
             why = f"is taken; choose another {flag}" if is_taken else str(error.strerror).lower()
             raise ConfigError(f"{flag} {port}{of_router} on {host}: {why}") from None
+
+
+def _check_tiers(tiers: TierOptions, num_prefill: int, manifest: StateManifest) -> None:
+    """Raises ConfigError for what cannot work; `manifest` says how large units are."""
+    if tiers.num_nodes > num_prefill:
+        raise ConfigError(
+            f"--nodes {tiers.num_nodes}: each needs a prefill worker, and --prefill is "
+            f"{num_prefill}"
+        )
+    if tiers.host_bytes:
+        _check_arena(tiers, manifest)
+    if tiers.storage_bytes:
+        _check_capacity(tiers, manifest)
+    if tiers.storage_dir:
+        _check_folder(Path(tiers.storage_dir))
+
+
+def _check_shared_memory(tiers: TierOptions) -> None:
+    """Raises ConfigError if the host tier that was asked for has no room."""
+    room, asked = shared_memory_bytes() * SPARE_SHARE, size_text(tiers.host_bytes)
+    if tiers.host_bytes > room:
+        raise ConfigError(f"--host-memory {asked}: {SHARED_MEMORY} has room for {size_text(room)}")
+
+
+def _check_arena(tiers: TierOptions, manifest: StateManifest) -> None:
+    asked = size_text(tiers.host_bytes)
+    try:
+        split_arena(manifest, tiers.arena_bytes, SNAPSHOT_SHARE)
+    except ConfigError:
+        raise ConfigError(
+            f"--host-memory {asked}: the share of a node does not hold one {_units(manifest)}"
+        ) from None
+
+
+def _check_capacity(tiers: TierOptions, manifest: StateManifest) -> None:
+    least = LEAST_STORAGE_BYTES + sum(layout.slot_bytes for layout in manifest.layouts)
+    if tiers.node_storage_bytes < least:
+        raise ConfigError(
+            f"--storage-bytes {size_text(tiers.storage_bytes)}: a node needs {size_text(least)} at "
+            f"least, to hold one {_units(manifest)}"
+        )
+
+
+def _units(manifest: StateManifest) -> str:
+    """`page (1M) and one snapshot (107.3K)`."""
+    words = {Kind.RECURRENT: "snapshot", Kind.FULL: "page", Kind.WINDOW: "window page"}
+    sizes = (
+        f"{words[layout.kind]} ({size_text(layout.slot_bytes)})" for layout in manifest.layouts
+    )
+    return " and one ".join(sizes)
+
+
+def _check_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except FileExistsError:
+        raise ConfigError(f"--storage-dir {folder}: it is no folder") from None
+    except OSError as error:
+        raise ConfigError(f"--storage-dir {folder}: {error.strerror}") from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"--storage-dir {folder}: nothing may be written there")

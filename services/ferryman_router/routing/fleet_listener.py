@@ -21,9 +21,8 @@ from ferryman.runtime.background import Background, seconds_to_tick
 from ferryman.wire.codec.caches import cache_event_from_bytes, cache_snapshot_from_bytes
 from ferryman.wire.grpc.rpc import is_worker_at
 from ferryman.wire.nats.bus import Bus, BusMessage
-from ferryman.wire.nats.heartbeat import ROUTER, Heartbeat
+from ferryman.wire.nats.heartbeat import ROUTER, Heartbeat, StartBeat, beat_from_bytes
 from ferryman.wire.nats.sender_proof import CheckSender
-from ferryman.wire.nats.start_beat import StartBeat, beat_from_bytes
 from ferryman.wire.nats.subjects import Subjects
 from ferryman_router.routing.fleet import (
     UNREACHABLE,

@@ -11,8 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ferryman.errors import NoWorker
-from ferryman.wire.nats.heartbeat import DECODE, PREFILL, Heartbeat
-from ferryman.wire.nats.start_beat import StartBeat
+from ferryman.wire.nats.heartbeat import DECODE, PREFILL, Heartbeat, StartBeat
 
 SERVING = (PREFILL, DECODE)
 # Starts of a role that may fail, without one that ends well, before later ones are not waited for.

@@ -20,9 +20,8 @@ from ferryman.settings.groups import BusSettings
 from ferryman.wire.grpc.role_tokens import GrpcAccess
 from ferryman.wire.nats.bus import Bus, BusMessage
 from ferryman.wire.nats.connection import NatsOptions
-from ferryman.wire.nats.heartbeat import HEARTBEAT_SECONDS
+from ferryman.wire.nats.heartbeat import HEARTBEAT_SECONDS, Beat, beat_to_bytes
 from ferryman.wire.nats.nats_bus import nats_bus
-from ferryman.wire.nats.start_beat import Beat, beat_to_bytes
 from ferryman.wire.nats.subjects import ControlSubject, Subjects
 
 # Obeys an order with this payload; the result goes back to the sender, or the error raised.

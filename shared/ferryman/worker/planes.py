@@ -15,7 +15,7 @@ from ferryman.cache.manifest import Kind
 from ferryman.engine.memory.slabs import ShardedSlab
 from ferryman.errors import ConfigError, Unavailable
 from ferryman.settings.workers import NixlSettings
-from ferryman.wire.handoff.net_devices import ucx_device
+from ferryman.wire.handoff.host_network import ucx_device
 from ferryman.wire.handoff.nixl_agent import NixlAgent
 from ferryman.wire.handoff.nixl_library import ON_LOOPBACK, MemoryRegion, NixlOptions, has_nixl
 from ferryman.wire.plane_values import UNLOCKED, GrpcOnly, PlaneChoice, RankSlabs

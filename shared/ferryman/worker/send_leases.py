@@ -16,7 +16,7 @@ from typing import Any
 
 from ferryman.cache.slots import Holder, Role, SlotHandle
 from ferryman.engine.engine import Engine
-from ferryman.errors import LeaseLost
+from ferryman.errors import LeaseLost, WrongEpoch
 from ferryman.handoff.holder import Hold, HoldEffect, HoldTable, ReleaseHold, StopSending
 from ferryman.handoff.offer import UnitsToSend
 from ferryman.handoff.values import WantedUnit
@@ -24,10 +24,13 @@ from ferryman.runtime.background import next_tick
 from ferryman.schedule.scheduler import Scheduler
 from ferryman.wire.handoff.grpc_plane import OutgoingUnit, Sent
 from ferryman.wire.handoff.nixl_writer import FailedWrites
+from ferryman.wire.values import StopAnswer, StopOrder
 
 EXPIRY_SECONDS, IDLE_SECONDS = 0.5, 1.0
 LEAVE_SECONDS = 2.0
 MAX_FAILED = 4096
+# How long a call that asks for a stop waits; then decode asks again.
+STOP_SECONDS = 1.0
 
 
 @dataclass(slots=True)
@@ -241,3 +244,28 @@ class OutgoingUnits:
 
 async def _set(event: asyncio.Event) -> None:
     await event.wait()
+
+
+class StopOrders:
+    """The answers of a writer in the life `epoch` to decode workers that give up a reservation.
+
+    A prefill worker writes prompts that it computes; a decode worker that drains writes the
+    requests that leave it. Decode asks both by the same call, `PrefillService.StopWriting`.
+
+    `refuse` is called with each order: before the answer to Reserve has come, an attempt does not
+    know its reservation's id.
+    """
+
+    def __init__(
+        self, epoch: int, send_leases: SendLeases, refuse: Callable[[StopOrder], None]
+    ) -> None:
+        self._epoch = epoch
+        self._send_leases, self._refuse = send_leases, refuse
+
+    async def obey(self, order: StopOrder) -> StopAnswer:
+        """Whether nothing more will be written. Raises WrongEpoch for another life."""
+        if order.worker_epoch != self._epoch:
+            raise WrongEpoch(f"this is epoch {self._epoch}, not {order.worker_epoch}")
+        self._refuse(order)
+        status = await self._send_leases.stop_and_report(order.reservation_id, STOP_SECONDS)
+        return StopAnswer(status.is_stopped, status.has_failed_writes, self._epoch)

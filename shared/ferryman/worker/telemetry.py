@@ -31,10 +31,8 @@ from ferryman.wire.codec.caches import (
     cache_event_to_bytes,
     cache_snapshot_to_bytes,
 )
-from ferryman.wire.nats.heartbeat import Heartbeat, ServedState
-from ferryman.wire.nats.start_beat import StartBeat, StartPhase
-from ferryman.worker.loop import Clock
-from ferryman.worker.step_timings import StepTimings
+from ferryman.wire.nats.heartbeat import Heartbeat, ServedState, StartBeat, StartPhase
+from ferryman.worker.loop import Clock, StepTimings
 
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from ferryman.errors import InvalidRequest, Unavailable
-from ferryman.wire.handoff.listening_sockets import ListeningSocket
+from ferryman.wire.handoff.host_network import ListeningSocket
 from ferryman.wire.handoff.nixl_library import (
     ON_LOOPBACK,
     MemoryRegion,

@@ -20,8 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ferryman.errors import ConfigError, Unavailable
-from ferryman.wire.handoff.listening_sockets import ListeningSocket, listening_sockets
-from ferryman.wire.handoff.net_devices import LOOPBACK, UcxDevice
+from ferryman.wire.handoff.host_network import (
+    LOOPBACK,
+    ListeningSocket,
+    UcxDevice,
+    listening_sockets,
+)
 
 log = logging.getLogger(__name__)
 

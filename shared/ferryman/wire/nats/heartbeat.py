@@ -1,8 +1,12 @@
-"""A heartbeat: readable JSON, once a second, on `worker.<role>.<id>.beat`.
+"""Beats: readable JSON, once a second, on `worker.<role>.<id>.beat`.
 
 The router knows workers only by their heartbeats. They depend on the worker's step counter: a
 worker whose engine is stuck is silent, even if its event loop runs. Routers beat, too, for people
 and for `ferryman roll`; other routers pass over that.
+
+A worker that starts sends start beats, which say how far it is. They are no heartbeats: nothing can
+be sent to the worker yet. Routers wait for a start that advances, as do their starters, and tell
+refused callers what the cluster is doing.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from ferryman.cache.manifest import Kind, ResumeShape, StateManifest
@@ -123,31 +128,86 @@ def role_serves(of_worker: str, role: str) -> bool:
     return of_worker == role or (of_worker == BOTH and role in (PREFILL, DECODE))
 
 
-def heartbeat_to_bytes(beat: Heartbeat) -> bytes:
+class StartPhase(StrEnum):
+    """The phases of a worker's start; loops may be compiled within any of them."""
+
+    BEGINNING = "beginning"
+    READING = "reading the model's files"
+    LOADING = "loading weights"
+    COMPILING = "compiling loops"
+    WARMING_UP = "running first steps"
+    CONNECTING = "connecting"
+
+
+@dataclass(frozen=True, slots=True)
+class StartBeat:
+    """One start beat. `done` counts bytes of files or compiled loops, of `total` if that is
+    known, else 0. `seconds` are those since the process began."""
+
+    role: str
+    worker_id: str
+    epoch: int
+    phase: StartPhase
+    done: int
+    total: int
+    seconds: float
+
+    @property
+    def progress(self) -> tuple[StartPhase, int, int]:
+        """The part of the beat that changes only while the start advances."""
+        return self.phase, self.done, self.total
+
+    @property
+    def doing(self) -> str:
+        """The phase and how far it is, for people."""
+        if self.total:
+            return f"{self.phase}, {self.done / self.total:.0%} done"
+        return f"{self.phase}, {self.done} so far" if self.done else str(self.phase)
+
+    def serves(self, role: str) -> bool:
+        """Whether it will take requests as a worker of `role`."""
+        return role_serves(self.role, role)
+
+
+Beat = Heartbeat | StartBeat
+
+
+def beat_to_bytes(beat: Beat) -> bytes:
+    """The payload of either kind of beat."""
     return json.dumps({"v": VERSION, **asdict(beat)}, separators=(",", ":")).encode()
 
 
-def heartbeat_from_bytes(payload: bytes) -> Heartbeat:
-    """Inverse of `heartbeat_to_bytes`. Raises InvalidRequest for a payload of another version, or
-    with a value that is none of its field: receivers calculate with it."""
+def beat_from_bytes(payload: bytes) -> Beat:
+    """Inverse of `beat_to_bytes`. Raises InvalidRequest for a payload of another version, or with a
+    value that is none of its field: receivers calculate with it."""
     try:
         raw: dict[str, Any] = json.loads(payload)
         if raw.pop("v") != VERSION:
             raise InvalidRequest(f"no beat of version {VERSION}")
-        state = raw.pop("state")
-        kinds = tuple(Kind(kind) for kind in state.pop("kinds"))
-        slots = {Kind(kind): int(free) for kind, free in raw.pop("free_slots").items()}
-        planes = tuple(str(plane) for plane in raw.pop("planes", ("grpc",)))
-        served = ServedState(kinds=kinds, **state)
-        beat = Heartbeat(state=served, free_slots=slots, planes=planes, **raw)
+        # A heartbeat has no phase.
+        beat = _start_beat(raw) if "phase" in raw else _heartbeat(raw)
     except NO_BEAT as error:
         raise InvalidRequest(f"these bytes are no beat: {error!r}") from error
-    for part in (beat, beat.state):
-        check_values(part)
+    _check_values(beat)
+    if isinstance(beat, Heartbeat):
+        _check_values(beat.state)
     return beat
 
 
-def check_values(part: DataclassInstance) -> None:
+def _start_beat(raw: Mapping[str, Any]) -> StartBeat:
+    return StartBeat(**{**raw, "phase": StartPhase(raw["phase"])})
+
+
+def _heartbeat(raw: dict[str, Any]) -> Heartbeat:
+    state = raw.pop("state")
+    kinds = tuple(Kind(kind) for kind in state.pop("kinds"))
+    slots = {Kind(kind): int(free) for kind, free in raw.pop("free_slots").items()}
+    planes = tuple(str(plane) for plane in raw.pop("planes", ("grpc",)))
+    served = ServedState(kinds=kinds, **state)
+    return Heartbeat(state=served, free_slots=slots, planes=planes, **raw)
+
+
+def _check_values(part: DataclassInstance) -> None:
     """Raises InvalidRequest for a value that is none of its field."""
     for declared in fields(part):
         value, types = getattr(part, declared.name), _PLAIN.get(str(declared.type))
