@@ -18,7 +18,11 @@ from ferryman.runtime.credential_folders import with_login, write_server_access
 from ferryman.runtime.embedded import ServerCommand, redis_command, redis_socket_command
 from ferryman.security.cluster_key import ClusterKey
 from ferryman.security.credentials import ClusterRole, credentials_of
-from ferryman.security.credentials_file import write_all_credentials, write_private_text
+from ferryman.security.credentials_file import (
+    private_folder,
+    write_all_credentials,
+    write_private_text,
+)
 from ferryman.security.tls_folder import AUTHORITIES, DOOR, NATS, TlsFolder
 from ferryman.wire.grpc.role_tokens import OPEN_TO_ALL, GrpcAccess
 from ferryman.wire.nats.permissions import CertificateFiles, inbox_of
@@ -175,9 +179,7 @@ def nats_context(url: str, description: str, ca: str = "") -> str:
 
 
 def write_nats_context(folder: Path, url: str, description: str, ca: str = "") -> None:
-    """Writes it into a private folder that is called `nats`, and selects it. Raises ConfigError,
-    and OSError when the folder inside cannot be made."""
-    contexts = folder / "context"
-    contexts.mkdir(mode=0o700, exist_ok=True)
+    """Writes it into a private folder that is called `nats`, and selects it. Raises ConfigError."""
+    contexts = private_folder(folder / "context")
     write_private_text(contexts / f"{CONTEXT_NAME}.json", nats_context(url, description, ca))
     write_private_text(folder / "context.txt", CONTEXT_NAME)

@@ -26,6 +26,7 @@ from pathlib import Path
 from ferryman.errors import ConfigError
 from ferryman.security.credentials import ClusterRole
 from ferryman.security.credentials_file import write_private_text
+from ferryman.security.key_file import cannot_write
 from ferryman_launcher.write_failures import WriteFailures
 
 DEFAULT = Path(".ferryman")
@@ -69,9 +70,9 @@ class StateFolder:
         self.path = path.absolute()
         try:
             self.path.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
-            self.private(self.logs.name)
+            _make_private(self.logs)
         except OSError as error:
-            raise ConfigError(f"--state-dir {path}: {error.strerror}") from None
+            raise cannot_write(f"--state-dir {path}", error) from None
 
     @property
     def logs(self) -> Path:
@@ -86,11 +87,11 @@ class StateFolder:
         return self.path / "cluster.key"
 
     def private(self, name: str) -> Path:
-        """A folder of this name in here that only its owner can read. Raises OSError."""
-        folder = self.path / name
-        folder.mkdir(mode=PRIVATE, exist_ok=True)
-        folder.chmod(PRIVATE)  # a folder of an older version was open
-        return folder
+        """A folder of this name in here that only its owner can read. Raises ConfigError."""
+        try:
+            return _make_private(self.path / name)
+        except OSError as error:
+            raise cannot_write(f"--state-dir {self.path}", error) from None
 
     def log_path(self, name: str) -> Path:
         return self.logs / f"{name}.log"
@@ -118,8 +119,12 @@ class StateFolder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keeps others from starting a cluster here; the kernel drops the lock of a process that
-        died."""
-        with (self.path / "lock").open("a+") as file:
+        died. Raises ConfigError."""
+        try:
+            lock = (self.path / "lock").open("a+")
+        except OSError as error:
+            raise cannot_write(f"--state-dir {self.path}", error) from None
+        with lock as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -167,6 +172,13 @@ def credentials_path(state_dir: Path, role: ClusterRole) -> Path:
     return state_dir / CREDENTIALS / f"{role.value}.json"
 
 
+def _make_private(folder: Path) -> Path:
+    """Raises OSError."""
+    folder.mkdir(mode=PRIVATE, exist_ok=True)
+    folder.chmod(PRIVATE)  # a folder of an older version was open
+    return folder
+
+
 def _cluster_file(folder: Path) -> Path:
     return folder / "cluster.json"
 
@@ -190,7 +202,7 @@ class ClusterFileWriter:
         try:
             self._folder.write(self._cluster())
         except OSError as error:
-            raise ConfigError(f"--state-dir {self._folder.path}: {error.strerror}") from None
+            raise cannot_write(f"--state-dir {self._folder.path}", error) from None
 
     def changed(self) -> None:
         """Something in the file is no longer true."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
 
-FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
+from ferryman.security.key_file import FULL_DISK
 
 
 class WriteFailures:

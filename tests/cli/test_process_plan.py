@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +202,59 @@ def test_a_state_folder_too_deep_for_a_socket_is_told(choices: UpOptions, tmp_pa
     tls = make_certificates(tmp_path / "tls")
     with pytest.raises(ConfigError, match="choose a shorter --state-dir"):
         made(choices.model_copy(update={"tls_dir": str(tls)}), tmp_path / ("deep" * 25))
+
+
+class FullDisk:
+    """A disk below `folder` that is full from the operation `num_allowed` on: no file or folder is
+    made there, and no file is written."""
+
+    def __init__(self, folder: Path, num_allowed: int, patch: pytest.MonkeyPatch) -> None:
+        self._folder, self._left = str(folder), num_allowed
+        self.is_met = False
+        for module, name in ((os, "mkdir"), (os, "open"), (io, "open"), (os, "link")):
+            patch.setattr(module, name, partial(self._on_path, getattr(module, name)))
+        patch.setattr(os, "write", partial(self._operate, os.write))
+
+    def _on_path(self, operation: Callable[..., Any], path: Any, *more: Any, **named: Any) -> Any:
+        is_read = more[:1] in ((os.O_RDONLY | os.O_CLOEXEC,), ("r",))
+        if str(path).startswith(self._folder) and not is_read:
+            return self._operate(operation, path, *more, **named)
+        return operation(path, *more, **named)
+
+    def _operate(self, operation: Callable[..., Any], *more: Any, **named: Any) -> Any:
+        self.is_met = self.is_met or not self._left
+        if self.is_met:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._left -= 1
+        return operation(*more, **named)
+
+
+def first_start(choices: UpOptions, folder: Path) -> str:
+    """The reason for which nothing starts; empty if it does."""
+    try:
+        state = StateFolder(folder)
+        with state.locked():
+            plan_processes(choices, state)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def test_a_disk_that_is_full_at_any_step_of_the_first_start_is_told_with_a_remedy(
+    choices: UpOptions, tmp_path: Path
+) -> None:
+    for num_allowed in range(200):
+        folder = tmp_path / str(num_allowed)
+        with pytest.MonkeyPatch.context() as patch:
+            disk = FullDisk(folder, num_allowed, patch)
+            refusal = first_start(choices, folder)
+        assert ("No space left on device; make room" in refusal) == disk.is_met, refusal
+        left = [path.name for path in folder.rglob("cluster.key.*")] if folder.exists() else []
+        assert not left, "a part of a key"
+        if not disk.is_met:
+            break
+    assert num_allowed > 20, "each write had its turn"
+    assert not disk.is_met
 
 
 def test_certificates_that_cannot_be_used_start_nothing(choices: UpOptions, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from ferryman.errors import ConfigError
 from ferryman.security.cluster_key import ClusterKey
 from ferryman.security.credentials import ClusterRole, Login, RoleCredentials, credentials_of
-from ferryman.security.key_file import read_private_text
+from ferryman.security.key_file import cannot_write, read_private_text
 
 MAX_FILE_BYTES = 16 << 10
 PRIVATE, PRIVATE_FOLDER = 0o600, 0o700
@@ -51,7 +51,7 @@ def private_folder(path: Path) -> Path:
     try:
         path.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
+        raise cannot_write(str(path), error) from None
     return path
 
 
@@ -68,7 +68,7 @@ def write_private_text(path: Path, text: str, mode: int = PRIVATE) -> None:
             draft.unlink(missing_ok=True)
             raise
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
+        raise cannot_write(str(path), error) from None
 
 
 def _from_json(raw: Mapping[str, Any]) -> RoleCredentials:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import secrets
@@ -17,6 +18,7 @@ log = logging.getLogger(__name__)
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 OTHERS_READ = stat.S_IRGRP | stat.S_IROTH
 MAX_FILE_BYTES = 4096
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 
 
 def read_key_file(path: Path) -> ClusterKey:
@@ -81,14 +83,21 @@ def _keep(path: Path, key: ClusterKey) -> None:
     draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     try:
         # First write the whole file under another name: no reader ever sees half a key.
-        _write(draft, key.text + "\n")
         try:
+            _write(draft, key.text + "\n")
             with suppress(FileExistsError):
                 os.link(draft, path)
         finally:
-            draft.unlink()
+            draft.unlink(missing_ok=True)
     except OSError as error:
-        raise ConfigError(f"cluster key {path}: {error.strerror}") from None
+        raise cannot_write(f"cluster key {path}", error) from None
+
+
+def cannot_write(what: str, error: OSError) -> ConfigError:
+    """The error for a file or folder that cannot be written; if its disk is full, it says what to
+    do."""
+    remedy = "; make room there, or choose another folder" if error.errno in FULL_DISK else ""
+    return ConfigError(f"{what}: {error.strerror}{remedy}")
 
 
 def _write(path: Path, text: str) -> None:
