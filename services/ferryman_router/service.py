@@ -22,7 +22,7 @@ from ferryman.security.cluster_key import ClusterKey
 from ferryman.security.key_file import read_key_file
 from ferryman.security.tls import door_credentials
 from ferryman.security.tls_folder import DOOR, server_context
-from ferryman.settings.adapters import folders_of
+from ferryman.settings.folders import folders_of
 from ferryman.settings.router import LimitSettings, RouterSettings
 from ferryman.text.tool_calls.formats import OutputSyntax
 from ferryman.wire.grpc.role_tokens import OPEN_SERVER, GrpcAccess, ServerLocks

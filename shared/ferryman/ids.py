@@ -40,11 +40,6 @@ def make_life_secret(random_bits: RandomBits = secrets.randbits) -> str:
     return f"{random_bits(_SECRET_BITS):032x}"
 
 
-def make_worker_id(role: str, random_bits: RandomBits = secrets.randbits) -> str:
-    """An id for a process that never has to prove it."""
-    return worker_id_of(role, make_life_secret(random_bits))
-
-
 def worker_id_of(role: str, life_secret: str) -> str:
     """`<role>-<16 hex digits>`; the role is lower-case letters."""
     digest = hashlib.blake2b(life_secret.encode(), digest_size=_ID_BYTES, person=b"worker id")

@@ -32,7 +32,7 @@ from ferryman.errors import (
 )
 from ferryman.handoff.offsets import EMPTY_HASH, TokenFrame, extend_hash
 from ferryman.handoff.usage import CachedTokens
-from ferryman.ids import make_epoch, make_worker_id
+from ferryman.ids import make_epoch, make_life_secret, worker_id_of
 from ferryman.schedule.batch import Sampled
 from ferryman.schedule.prompt_scores import PromptScores, ScoreRequest
 from ferryman.schedule.request import FinishReason, Request
@@ -120,7 +120,7 @@ class FakeRouterWorker:
 
     def __init__(self, script: tuple[int, ...], worker_id: str = "") -> None:
         self.script = script
-        self.worker_id = worker_id or make_worker_id(self.role)
+        self.worker_id = worker_id or worker_id_of(self.role, make_life_secret())
         self.epoch = make_epoch()
         self.faults = Faults()
         self.address = ""

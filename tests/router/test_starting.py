@@ -14,7 +14,7 @@ from tests.router.cluster import QUICK, RouterCluster, cluster, collect
 from tests.router.fake_workers import FakeDecode, living
 from tests.router.queueing import QueueCluster
 
-from ferryman.ids import make_worker_id
+from ferryman.ids import make_life_secret, worker_id_of
 from ferryman.wire.grpc.status import REASON, RETRY_AFTER
 from ferryman.wire.nats.heartbeat import StartBeat, StartPhase, beat_to_bytes
 from ferryman.wire.v1 import inference_pb2 as pb
@@ -42,7 +42,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 async def tell_start(made: RouterCluster, done: int, seconds: float) -> str:
     """A decode worker's start beat, once the router has heard it; returns its id."""
-    worker_id = make_worker_id("decode")
+    worker_id = worker_id_of("decode", make_life_secret())
     beat = StartBeat("decode", worker_id, 7, StartPhase.COMPILING, done, 0, seconds)
     made.bus.offer(made.subjects.beat("decode", worker_id), beat_to_bytes(beat))
     await until(lambda: made.fleet.starts.latest("decode", 0.0) is not None)

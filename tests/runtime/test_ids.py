@@ -21,7 +21,7 @@ def ones(num_bits: int) -> int:
 @pytest.mark.parametrize("bits", [zeros, ones])
 def test_names_have_their_form_at_both_ends_of_the_range(bits: ids.RandomBits) -> None:
     assert 0 < ids.make_epoch(bits) < 2**63
-    assert len(ids.make_worker_id("decode", bits)) == len("decode-") + 16
+    assert len(ids.worker_id_of("decode", ids.make_life_secret(bits))) == len("decode-") + 16
     assert ids.check_request_id(ids.make_request_id(bits))
     assert ids.check_request_id(ids.make_reservation_id(bits))
 
@@ -46,7 +46,7 @@ def test_a_request_id_of_a_caller_is_taken_over(text: str) -> None:
 
 def test_a_role_is_lower_case() -> None:
     with pytest.raises(AssertionError, match="lower case"):
-        ids.make_worker_id("Decode")
+        ids.worker_id_of("Decode", ids.make_life_secret())
 
 
 @given(

@@ -137,27 +137,21 @@ def announce_ready(role: str, worker_id: str, address: str, epoch: int, **more: 
     """Writes one line of JSON to stdout for the parent process; `more` are fields of the role. All
     that the start made is kept."""
     keep_start()
-    line = {
-        "event": "ready",
-        "role": role,
-        "worker_id": worker_id,
-        "address": address,
-        "epoch": epoch,
-        **more,
-    }
-    sys.stdout.write(json.dumps(line) + "\n")
-    sys.stdout.flush()
+    _announce("ready", role, worker_id=worker_id, address=address, epoch=epoch, **more)
 
 
 def announce_loading(role: str, **progress: object) -> None:
     """Writes one line of JSON to stdout for the parent process, which waits while lines come."""
-    sys.stdout.write(json.dumps({"event": "loading", "role": role, **progress}) + "\n")
-    sys.stdout.flush()
+    _announce("loading", role, **progress)
 
 
 def announce_compiling(role: str, loop: str) -> None:
     """Writes one line of JSON to stdout for the parent process: this loop is compiled now."""
-    sys.stdout.write(json.dumps({"event": "compiling", "role": role, "loop": loop}) + "\n")
+    _announce("compiling", role, loop=loop)
+
+
+def _announce(event: str, role: str, **fields: object) -> None:
+    sys.stdout.write(json.dumps({"event": event, "role": role, **fields}) + "\n")
     sys.stdout.flush()
 
 

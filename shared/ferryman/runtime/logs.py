@@ -6,7 +6,6 @@ import logging
 import sys
 from typing import TextIO
 
-LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 _FORMAT = "%(asctime)s.%(msecs)03d %(levelname)s %(name)s %(message)s"
 _CHATTY = ("asyncio", "nats", "uvicorn.access", "httpx")
 

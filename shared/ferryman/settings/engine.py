@@ -19,7 +19,6 @@ from ferryman.cache.manifest import StateManifest
 from ferryman.errors import ConfigError
 from ferryman.schedule.drafting import MTP, NGRAM, NO_DRAFTS, Drafting, ModelDrafts, PromptLookup
 from ferryman.schedule.step_sizes import StepSizes
-from ferryman.settings.adapters import LoraFolders, folders_of
 from ferryman.settings.declaration import (
     GROUP,
     Called,
@@ -31,6 +30,7 @@ from ferryman.settings.declaration import (
     reason_of,
     suggestion,
 )
+from ferryman.settings.folders import LoraFolders, ModelFolder, folders_of
 
 AUTO = "auto"
 Device = Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d{1,2})?)$")]
@@ -45,7 +45,7 @@ class EngineOptions(BaseModel):
     """
 
     model_config = GROUP
-    model: Path
+    model: ModelFolder
     """A Hugging Face folder with safetensors, of a family in the README's model card."""
     dtype: Literal["auto", "float32", "bfloat16", "float64"] = "float32"
     """`float32`, `bfloat16`, `float64`, or `auto` (`ferryman up`): the checkpoint's, but float32
@@ -141,13 +141,6 @@ class EngineOptions(BaseModel):
             raise ValueError("adapters are not divided among ranks; leave out lora or tp_size")
         if value and info.data.get("draft", "") not in ("", NGRAM):
             raise ValueError("with adapters only the draft ngram is supported")
-        return value
-
-    @field_validator("model")
-    @classmethod
-    def _is_folder(cls, value: Path) -> Path:
-        if not value.is_dir():
-            raise ValueError("there is no such folder")
         return value
 
     @property

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, SecretStr, field_validator
+from pydantic import BaseModel, SecretStr
 
-from ferryman.settings.adapters import LoraFolders
 from ferryman.settings.declaration import GROUP, Called, Count, Fixed, Seconds, Share
+from ferryman.settings.folders import LoraFolders, ModelFolder
 from ferryman.settings.groups import (
     AccessSettings,
     BusSettings,
@@ -60,7 +60,7 @@ class RouterSettings(BaseModel):
     """The model that is served, where, and within which limits."""
 
     model_config = GROUP
-    model: Path
+    model: ModelFolder
     """A Hugging Face folder with safetensors, of a family in the README's model card; the router
     reads tokenizer, chat template and config."""
     cluster_key_file: Path
@@ -93,13 +93,6 @@ class RouterSettings(BaseModel):
     api_keys_file: str = ""
     """Tenants with names, keys, limits and expiry, in TOML; read again at SIGHUP. See
     docs/operating.md."""
-
-    @field_validator("model")
-    @classmethod
-    def _is_folder(cls, value: Path) -> Path:
-        if not value.is_dir():
-            raise ValueError("there is no such folder")
-        return value
 
     @property
     def origins(self) -> frozenset[str]:

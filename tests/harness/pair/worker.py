@@ -16,7 +16,7 @@ from tests.harness.pair.fake_engine import fake_engine
 
 from ferryman.engine.engine import Engine
 from ferryman.handoff.lifecycle import LifecycleEntry
-from ferryman.ids import make_epoch, make_worker_id
+from ferryman.ids import make_epoch, make_life_secret, worker_id_of
 from ferryman.runtime.background import Background
 from ferryman.runtime.life import alongside
 from ferryman.runtime.lifecycle import LifecyclePublisher, Publisher, decode_event
@@ -196,7 +196,7 @@ async def parts_of(
     side = plane_side(planes, engine.places, ("127.0.0.1", "127.0.0.1"), NixlSettings(), {})
     if isinstance(side, NixlSide):
         side = replace(side, make=make)
-    who = role, make_worker_id(role), make_epoch()
+    who = role, worker_id_of(role, make_life_secret()), make_epoch()
     metrics = Metrics(role)
     async with Channels() as channels, Background() as background:
         yield WorkerContext(

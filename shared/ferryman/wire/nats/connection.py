@@ -1,7 +1,8 @@
 """A connection to a NATS broker, which may come late, go away, and come back.
 
 The client library reconnects for ever. Attachments (subscriptions, an entry in discovery) are made
-when the connection is there. Pings detect a broker that is stopped.
+when the connection is there, and the library renews them after an outage. Pings detect a broker
+that is stopped.
 """
 
 from __future__ import annotations
@@ -9,19 +10,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 import nats.errors
+import nats.micro
 from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+from nats.micro.service import Service
 
+from ferryman.cancellation import cancels_kept
 from ferryman.errors import ConfigError
 from ferryman.ids import NO_SECRET
 from ferryman.security.credentials import ClusterRole, Login
-from ferryman.wire.nats.bus import MAX_PAYLOAD_BYTES
-from ferryman.wire.nats.discovery import Attachment
+from ferryman.wire.nats.bus import MAX_PAYLOAD_BYTES, Discoverable
 from ferryman.wire.nats.lifecycle_log import LogLimits
 from ferryman.wire.nats.permissions import BrokerRefusals, inbox_of
 
@@ -34,6 +39,7 @@ MAX_PINGS_OUTSTANDING = 2
 CLOSE_SECONDS = 1.0
 _READERS = frozenset(ClusterRole) - {ClusterRole.ROUTER}
 _SCHEMES = ("nats://", "tls://", "ws://", "wss://")
+FLUSH_SECONDS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,3 +185,59 @@ class BrokerConnection:
         self._believe_newest()
         if not self.refusals.take(error):
             log.debug("bus error: %r", error)
+
+
+class ServiceListener:
+    """A subscription with a callback, made once there is a connection."""
+
+    def __init__(
+        self, client: Client, pattern: str, arrive: Callable[[Msg], Awaitable[None]]
+    ) -> None:
+        self._client, self._pattern, self._arrive = client, pattern, arrive
+        self._subscription: Subscription | None = None
+
+    async def attach(self) -> None:
+        if self._subscription is None:
+            self._subscription = await self._client.subscribe(self._pattern, cb=self._arrive)
+            await _reached_broker(self._client)
+
+    async def detach(self) -> None:
+        if self._subscription is not None:
+            await self._subscription.unsubscribe()
+
+
+class Discovery:
+    """An entry in `$SRV` discovery."""
+
+    def __init__(self, client: Client, process: Discoverable) -> None:
+        self._client, self._process = client, process
+        self._service: Service | None = None
+
+    async def attach(self) -> None:
+        if self._service is None:
+            self._service = await nats.micro.add_service(
+                self._client,
+                name=self._process.name,
+                version=self._process.version,
+                description=self._process.description,
+                metadata=dict(self._process.metadata),
+            )
+            await _reached_broker(self._client)
+
+    async def detach(self) -> None:
+        if self._service is not None:
+            await self._service.stop()
+
+
+Attachment = ServiceListener | Discovery
+
+
+async def _reached_broker(client: Client) -> None:
+    """Returns when the broker has the subscription, so that later messages arrive. Without a broker
+    there are no messages to miss.
+
+    The first ping may overtake commands not yet written to the socket; the second cannot.
+    """
+    with cancels_kept(), suppress(nats.errors.Error, OSError):
+        await client.flush(FLUSH_SECONDS)
+        await client.flush(FLUSH_SECONDS)

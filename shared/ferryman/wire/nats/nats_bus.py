@@ -31,8 +31,13 @@ from ferryman.wire.nats.bus import (
     checked_payload,
     matches,
 )
-from ferryman.wire.nats.connection import CONNECT_SECONDS, BrokerConnection, NatsOptions
-from ferryman.wire.nats.discovery import Discovery, ServiceListener
+from ferryman.wire.nats.connection import (
+    CONNECT_SECONDS,
+    BrokerConnection,
+    Discovery,
+    NatsOptions,
+    ServiceListener,
+)
 from ferryman.wire.nats.lifecycle_log import (
     ALL_LIFE,
     Acknowledgements,

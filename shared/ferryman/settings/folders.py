@@ -1,7 +1,7 @@
-"""LoRA adapters as they are named from outside: `name=DIR`, several of them with commas between.
+"""Folders that settings name: a model, and LoRA adapters as `name=DIR`, with commas between.
 
-One text, because it is a flag, a variable and a line of a file alike. The engine and the router
-have the same one.
+Adapters are one text, because it is a flag, a variable and a line of a file alike. The engine and
+the router have the same one.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BeforeValidator
+from pydantic import AfterValidator, BeforeValidator
 
 MAX_ADAPTERS = 64
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,95}")
@@ -56,4 +56,11 @@ def _check(name: str, folder: str) -> None:
         raise ValueError(f"{name}={folder}: there is no adapter_config.json in it")
 
 
+def _check_folder(folder: Path) -> Path:
+    if not folder.is_dir():
+        raise ValueError("there is no such folder")
+    return folder
+
+
 LoraFolders = Annotated[str, BeforeValidator(lora_text)]
+ModelFolder = Annotated[Path, AfterValidator(_check_folder)]
