@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, ResumeShape
+from ferryman.cache.resume import resume_set
 from ferryman.cache.units import Tier
 from ferryman.wire.redis.bucket_folders import with_shared
 from ferryman.wire.redis.index import (
@@ -16,7 +17,6 @@ from ferryman.wire.redis.index import (
     IndexStatistics,
     NodeLife,
     NodePrefix,
-    usable_depth,
 )
 
 
@@ -114,3 +114,19 @@ class MemoryIndex:
             num_misses_away=self._num_misses_away,
             is_away=self.is_away,
         )
+
+
+def usable_depth(chain_len: int, shape: ResumeShape, held: Mapping[Kind, set[int]]) -> int:
+    """The deepest page end at which a resume set is held; `held` has page indexes by kind.
+
+    Simple and slow: the definition that the script in Redis must agree with.
+    """
+    nothing: set[int] = set()
+    full, window = held.get(Kind.FULL, nothing), held.get(Kind.WINDOW, nothing)
+    recurrent = held.get(Kind.RECURRENT, nothing)
+    for depth in range(chain_len, 0, -1):
+        needs = resume_set(shape, depth * shape.page_size)
+        has_pages = full.issuperset(range(*needs.full)) and window.issuperset(range(*needs.window))
+        if has_pages and (depth - 1 in recurrent or not needs.needs_snapshot):
+            return depth
+    return 0

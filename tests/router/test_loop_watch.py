@@ -1,4 +1,4 @@
-"""Work that holds up the event loop is seen; a loop that is idle is not held up."""
+"""Work that holds up the event loop is seen; a loop that is idle is not held up. Histograms."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import time
 
 from ferryman.runtime.life import alongside
-from ferryman_router.request.metrics import watch_loop
+from ferryman_router.request.metrics import RouterMetrics, watch_loop
 
 
 class HoldsLoop:
@@ -46,3 +46,10 @@ async def test_work_on_the_loop_is_measured_and_the_sleep_of_others_is_not() -> 
         _work(0.2)
         assert await holds.next() > 0.1
         assert any([await _held_while_others_run(holds) < 0.1 for _ in range(4)])
+
+
+def test_a_histogram_counts_in_seconds() -> None:
+    metrics = RouterMetrics()
+    metrics.first_token.observe(0.02)
+    assert b'ferryman_router_first_token_seconds_bucket{le="0.01"} 0.0' in metrics.render()
+    assert b'ferryman_router_first_token_seconds_bucket{le="0.025"} 1.0' in metrics.render()

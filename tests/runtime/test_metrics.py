@@ -40,15 +40,9 @@ def test_statistics_are_read_when_somebody_asks() -> None:
     assert b"ferryman_decode_pool_used_bytes 64.0" in metrics.render()
 
 
-def test_a_histogram_counts_in_seconds() -> None:
-    metrics = Metrics("router")
-    metrics.histogram("ttft_seconds", "time to the first token").observe(0.02)
-    assert b'ferryman_router_ttft_seconds_bucket{le="0.025"} 1.0' in metrics.render()
-
-
 async def test_a_worker_shows_its_metrics_health_and_ledger() -> None:
     metrics = Metrics("prefill")
-    metrics.gauge("queue_requests", "waiting").set(2)
+    metrics.counter("queue_requests", "waiting").inc(2)
     app = observed(
         {"/health": lambda: json_answer({"status": "draining"}, 503)},
         {
@@ -60,7 +54,7 @@ async def test_a_worker_shows_its_metrics_health_and_ledger() -> None:
     async with listening(app, ListenSettings()) as port, httpx.AsyncClient() as client:
         root = f"http://127.0.0.1:{port}"
         scraped = await client.get(root + "/metrics")
-        assert "ferryman_prefill_queue_requests 2.0" in scraped.text
+        assert "ferryman_prefill_queue_requests_total 2.0" in scraped.text
         assert scraped.headers["content-type"] == CONTENT_TYPE
         assert (await client.get(root + "/health")).status_code == 503
         assert (await client.get(root + "/debug/ledger")).json() == {"full": {"free": 1}}

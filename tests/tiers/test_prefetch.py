@@ -9,6 +9,7 @@ from itertools import permutations, product
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.doubles.memory_index import usable_depth
 from tests.tiers.all_or_nothing import AllOrNothing
 from tests.tiers.state_shapes import PAGE_SIZE, chain
 from tests.tiers.test_store import store_with
@@ -30,7 +31,6 @@ from ferryman.tiers.prefetch_values import PrefetchPolicy, PrefetchRequest, Pref
 from ferryman.tiers.store import HostStore
 from ferryman.tiers.unit_group import GroupChoice, Room, RoomPolicy, WriteOffer
 from ferryman.tiers.values import ReserveRequest, StoreLimits, UnitName, WorkerLife
-from ferryman.wire.redis.index import usable_depth
 
 HOST = WorkerLife("node-0", 1)
 ALL = (Kind.FULL, Kind.WINDOW, Kind.RECURRENT)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.cluster_keys import KEY
-from tests.doubles.memory_index import MemoryIndex
+from tests.doubles.memory_index import MemoryIndex, usable_depth
 from tests.servers import running_redis
 
 from ferryman.cache.keys import PageKey, as_token_ids, page_keys
@@ -27,7 +27,6 @@ from ferryman.wire.redis.index import (
     NodeLife,
     NodePrefix,
     PrefixIndex,
-    usable_depth,
 )
 from ferryman.wire.redis.redis_index import RedisIndex, redis_index
 

@@ -14,8 +14,6 @@ from prometheus_client import (
     CONTENT_TYPE_LATEST,
     CollectorRegistry,
     Counter,
-    Gauge,
-    Histogram,
     generate_latest,
 )
 from prometheus_client.core import GaugeMetricFamily
@@ -24,12 +22,6 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
-
-# From a decode step to a long prompt's prefill on a small machine.
-LATENCY_SECONDS = (
-    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
-    *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
-)
 
 
 class Metrics:
@@ -41,19 +33,6 @@ class Metrics:
 
     def counter(self, name: str, text: str, labels: Sequence[str] = ()) -> Counter:
         return Counter(self._prefix + name, text, labels, registry=self.registry)
-
-    def gauge(self, name: str, text: str, labels: Sequence[str] = ()) -> Gauge:
-        return Gauge(self._prefix + name, text, labels, registry=self.registry)
-
-    def histogram(
-        self,
-        name: str,
-        text: str,
-        labels: Sequence[str] = (),
-        *,
-        buckets: Sequence[float] = LATENCY_SECONDS,
-    ) -> Histogram:
-        return Histogram(self._prefix + name, text, labels, buckets=buckets, registry=self.registry)
 
     def watch(self, name: str, statistics: Callable[[], DataclassInstance]) -> None:
         """Gauges `<name>_<field>`, or `<field>` without a name, for every field that is a number,
