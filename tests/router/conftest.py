@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from tests.router.cluster import RouterCluster, cluster, model_folder
+from tests.harness.router import RouterCluster, cluster, model_folder
 from tests.router.tool_folders import tool_folder
 from tests.servers import nats_server
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.router.cluster import SENTENCE, RouterCluster, cluster, frames
+from tests.harness.router import SENTENCE, Hold, RouterCluster, Stage, cluster, frames
 from tests.router.tool_folders import prompt_text, says, tool_cluster, tool_folder
 
 from ferryman.errors import ConfigError
@@ -48,15 +48,13 @@ async def test_several_answers_share_a_prompt_and_draw_with_seeds_of_their_own(
 
 
 async def test_further_answers_wait_until_the_prompt_is_computed(one_pair: RouterCluster) -> None:
-    faults = one_pair.prefills[0].faults
-    gate = faults.gate = asyncio.Event()
+    gate = one_pair.prefills[0].suffers(Hold(Stage.COMMIT))
     asked = asyncio.ensure_future(one_pair.complete(LONG, n=3, max_tokens=2))
     async with asyncio.timeout(120):
-        while not faults.happened["gate"]:
+        while not gate.happened:
             await one_pair.http.get("/health")
     assert len(one_pair.prefills[0].orders) == 1
-    faults.gate = None
-    gate.set()
+    gate.release()
     assert len((await asked).json()["choices"]) == 3
     assert len(one_pair.prefills[0].orders) == 3
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.cluster_keys import KEY, STRANGERS_KEY
-from tests.router.cluster import cluster
+from tests.harness.router import cluster
 
 from ferryman.errors import ConfigError, Unauthenticated
 from ferryman_router.doors.auth import ApiKeys

@@ -9,8 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from tests.router.cluster import SENTENCE, RouterCluster
-from tests.router.fake_workers import PAGE_SIZE
+from tests.harness.router import PAGE_SIZE, SENTENCE, Hold, RouterCluster, Stage
 
 from ferryman.handoff.usage import CachedTokens
 from ferryman.schedule.request import FinishReason
@@ -28,32 +27,24 @@ def orders_of(cluster: RouterCluster) -> list[PrefillOrder]:
 
 
 @asynccontextmanager
-async def held_before_their_tokens(cluster: RouterCluster) -> AsyncIterator[None]:
+async def held_before_their_tokens(cluster: RouterCluster) -> AsyncIterator[Hold]:
     """No request is given its first token within the block."""
-    gate = asyncio.Event()
+    held = Hold(Stage.COMMIT)
     for prefill in cluster.prefills:
-        prefill.faults.gate = gate
+        prefill.suffers(held)
     try:
-        yield
+        yield held
     finally:
-        for prefill in cluster.prefills:
-            prefill.faults.gate = None
-        gate.set()
-
-
-async def until_ordered(cluster: RouterCluster, count: int) -> None:
-    async with asyncio.timeout(60):
-        while sum(prefill.faults.happened["gate"] for prefill in cluster.prefills) < count:
-            await cluster.http.get("/health")
+        held.release()
 
 
 @pytest.mark.parametrize("prompt", [LONG, "the"], ids=["pages", "less than a page"])
 async def test_the_first_answer_to_each_prompt_goes_ahead(
     one_pair: RouterCluster, prompt: str
 ) -> None:
-    async with held_before_their_tokens(one_pair):
+    async with held_before_their_tokens(one_pair) as held:
         asked = asyncio.ensure_future(one_pair.complete([prompt, LONG], n=3, max_tokens=2, seed=5))
-        await until_ordered(one_pair, 2)
+        await held.reached(2)
         firsts = orders_of(one_pair)
         assert [order.request.num_siblings for order in firsts] == [2, 2]
     body = (await asked).json()
@@ -81,9 +72,9 @@ async def test_siblings_go_to_the_decode_worker_of_the_first(two_pairs: RouterCl
 async def test_an_answer_that_fails_before_it_began_has_no_siblings(
     one_pair: RouterCluster,
 ) -> None:
-    async with held_before_their_tokens(one_pair):
+    async with held_before_their_tokens(one_pair) as held:
         asked = asyncio.ensure_future(one_pair.complete(LONG, n=3, max_tokens=2))
-        await until_ordered(one_pair, 1)
+        await held.reached(1)
         frontend = one_pair.router.components.frontend
         (first,) = frontend.requests
         frontend.cancel(first, "test")
@@ -96,9 +87,9 @@ async def test_an_answer_that_fails_before_it_began_has_no_siblings(
 async def test_a_client_that_leaves_ends_the_first_and_no_other_begins(
     one_pair: RouterCluster,
 ) -> None:
-    async with held_before_their_tokens(one_pair):
+    async with held_before_their_tokens(one_pair) as held:
         asked = asyncio.ensure_future(one_pair.complete(LONG, n=3, max_tokens=2))
-        await until_ordered(one_pair, 1)
+        await held.reached(1)
         asked.cancel()
         await asyncio.wait({asked})
         await one_pair.until_free()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.router.cluster import RouterCluster, cluster
+from tests.harness.router import RouterCluster, cluster
 
 from ferryman_router.doors.cors import CorsPolicy
 

@@ -6,15 +6,31 @@ The retry budget of these clusters is the smallest there is: what is charged to 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
 from tests.client.fake_router import Wire
-from tests.router.cluster import QUICK, SENTENCE, RouterCluster, cluster, frames
-from tests.router.fake_workers import FakeDecode, FakePrefill, FakeRouterWorker, living
+from tests.harness.router import (
+    QUICK,
+    SENTENCE,
+    Die,
+    FakeDecode,
+    FakePrefill,
+    FakeRouterWorker,
+    Hold,
+    Refuse,
+    RouterCluster,
+    Stage,
+    cluster,
+    frames,
+    living,
+    no_slots,
+)
+from tests.waiting import until
 
+from ferryman.errors import DeadlineExceeded
 from ferryman.handoff.request import RequestState
 from ferryman.ids import make_epoch
 from ferryman.settings.router import LimitSettings
@@ -49,10 +65,12 @@ async def mean_cluster(
     ) as made:
         for prefill in made.prefills:
             prefill.seconds_per_token = 1e-6
-        slow = {one.worker_id for one in made.prefills}
-        while slow:
-            await asyncio.sleep(0.005)
-            slow -= {one.beat.worker_id for one in made.fleet if one.beat.seconds_per_token}
+        quick = {one.worker_id for one in made.prefills}
+        await until(
+            lambda: (
+                quick <= {one.beat.worker_id for one in made.fleet if one.beat.seconds_per_token}
+            )
+        )
         yield made
 
 
@@ -62,17 +80,10 @@ async def four(nats_url: str, folder: Path) -> AsyncIterator[RouterCluster]:
         yield made
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    """Other tasks of this loop bring it about."""
-    async with asyncio.timeout(120):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.002)
-
-
 async def begun(made: RouterCluster, num_attempts: int) -> None:
     """So many attempts have come as far as prefill's gate, and the router knows it."""
-    prefill, requests = made.prefills[0], made.router.components.frontend.requests
-    await until(lambda: prefill.faults.happened["gate"] == num_attempts)
+    (gate,), requests = made.prefills[0].faults, made.router.components.frontend.requests
+    await gate.reached(num_attempts)
     await until(lambda: all(one.history.state is RequestState.PREFILLING for one in requests))
 
 
@@ -110,32 +121,31 @@ async def assert_whole(
 
 
 async def test_all_streams_of_a_dead_decode_worker_go_on_elsewhere(four: RouterCluster) -> None:
-    gates = [asyncio.Event() for _ in four.decodes]
-    for decode, gate in zip(four.decodes, gates, strict=True):
-        decode.faults.gate = gate
+    gate = Hold(Stage.NEXT_TOKEN)
+    for decode in four.decodes:
+        decode.suffers(gate)
     answers = begin(four)
     await until(lambda: sum(len(one.running) for one in four.decodes) == NUM_STREAMS)
     victim = max(four.decodes, key=lambda one: len(one.running))
     num_lost = len(victim.running)
     assert num_lost > MEAN.retry_floor
-    victim.die("killed")
-    for gate in gates:
-        gate.set()
+    victim.die()
+    gate.release()
     await assert_whole(four, answers)
     assert counted(four, "retries_total", cause="worker_lost") == num_lost
     assert counted(four, "lost_workers_total") == 1, "one death is one event"
 
 
 async def test_prompts_of_a_dead_prefill_worker_are_computed_elsewhere(four: RouterCluster) -> None:
-    gate = asyncio.Event()
+    gate = Hold(Stage.COMMIT)
     for prefill in four.prefills:
-        prefill.faults.gate = gate
+        prefill.suffers(gate)
     answers = begin(four)
-    await until(lambda: sum(one.faults.happened["gate"] for one in four.prefills) == NUM_STREAMS)
-    victim = max(four.prefills, key=lambda one: one.faults.happened["gate"])
-    assert victim.faults.happened["gate"] > MEAN.retry_floor
-    victim.die("killed")
-    gate.set()
+    await gate.reached(NUM_STREAMS)
+    victim = max(four.prefills, key=lambda one: gate.happened_at[one.worker_id])
+    assert gate.happened_at[victim.worker_id] > MEAN.retry_floor
+    victim.die()
+    gate.release()
     await assert_whole(four, answers)
     assert counted(four, "lost_workers_total") == 1
 
@@ -144,15 +154,15 @@ async def test_hand_offs_to_a_dead_decode_worker_are_not_charged_to_prefill(
     four: RouterCluster,
 ) -> None:
     """Prefill hears first that decode is gone, and says so for each of its prompts."""
-    gate = asyncio.Event()
+    gate = Hold(Stage.COMMIT)
     for prefill in four.prefills:
-        prefill.faults.gate = gate
+        prefill.suffers(gate)
     answers = begin(four)
-    await until(lambda: sum(one.faults.happened["gate"] for one in four.prefills) == NUM_STREAMS)
+    await gate.reached(NUM_STREAMS)
     victim = max(four.decodes, key=lambda one: len(one.reserved))
     assert len(victim.reserved) > MEAN.retry_floor
-    victim.die("killed")
-    gate.set()
+    victim.die()
+    gate.release()
     await assert_whole(four, answers)
     assert counted(four, "lost_workers_total") == 1
 
@@ -162,16 +172,16 @@ async def test_slots_promised_at_three_dead_decode_workers_make_no_suspect(
 ) -> None:
     """Prefill was at work on the request, and decode was not yet."""
     async with mean_cluster(nats_url, folder, 1) as made, AsyncExitStack() as stack:
-        gate = made.prefills[0].faults.gate = asyncio.Event()
+        gate = made.prefills[0].suffers(Hold(Stage.COMMIT))
         asking = asyncio.create_task(made.complete(LONG, max_tokens=4))
         decode = made.decodes[0]
         for nth in (1, 2, 3):
             await begun(made, nth)
-            decode.die("killed")
+            decode.die()
             decode = FakeDecode(made.script)
             await stack.enter_async_context(living(decode, made.bus, made.subjects))
         await begun(made, 4)
-        gate.set()
+        gate.release()
         assert (await asking).json()["choices"][0]["text"] == made.expected(4)
         assert counted(made, "lost_workers_total") == 3
 
@@ -185,29 +195,29 @@ async def test_a_request_that_kills_its_workers_takes_no_other_along_twice(
     async with mean_cluster(nats_url, folder, 1) as made, AsyncExitStack() as stack:
         requests = made.router.components.frontend.requests
         (prefill,), (first,) = made.prefills, made.decodes
-        killer_tokens, gate = 7, asyncio.Event()
-        first.faults.gate, first.faults.dies_of = gate, killer_tokens
+        killer_tokens, gate = 7, first.suffers(Hold(Stage.NEXT_TOKEN))
+        death = first.suffers(Die(Stage.TOKEN, offset=1, max_tokens=killer_tokens))
         killer = asyncio.create_task(made.complete(LONG, max_tokens=killer_tokens))
         await until(lambda: len(first.running) == 1)
         answers = begin(made)
         await until(lambda: len(first.running) == 1 + NUM_STREAMS)
         await until(lambda: num_chunks(made) == 1 + NUM_STREAMS)
-        again = prefill.faults.gate = asyncio.Event()
+        again = prefill.suffers(Hold(Stage.COMMIT))
         second, third = FakeDecode(made.script), FakeDecode(made.script)
-        second.faults.dies_of = killer_tokens
+        next_death = second.suffers(Die(Stage.TOKEN, offset=1, max_tokens=killer_tokens))
         await stack.enter_async_context(living(second, made.bus, made.subjects))
-        gate.set()
-        await until(lambda: prefill.faults.happened["gate"] >= 1)
+        gate.release()
+        await again.reached(1)
         *others, tried = sorted(len(runner.attempts) for runner in requests)
         assert others == [1] * NUM_STREAMS
         assert tried > 1
-        assert second.faults.happened["dies_of"] == 0
-        again.set()
+        assert next_death.happened == 0
+        again.release()
         async with asyncio.timeout(60):
             response = await killer
         assert response.status_code == 503
         assert response.json()["error"]["code"] == "suspect"
-        assert first.faults.happened["dies_of"] == second.faults.happened["dies_of"] == 1
+        assert death.happened == next_death.happened == 1
         await stack.enter_async_context(living(third, made.bus, made.subjects))
         await assert_whole(made, answers)
 
@@ -217,29 +227,29 @@ async def test_a_suspect_that_is_turned_away_has_another_turn(
 ) -> None:
     monkeypatch.setattr(components, "Probation", lambda: Probation(turn_seconds=1e6))
     async with mean_cluster(nats_url, folder, 1) as made, AsyncExitStack() as stack:
-        made.decodes[0].faults.die_after_tokens = 2
+        made.decodes[0].suffers(Die(Stage.TOKEN, offset=2))
         second = FakeDecode(made.script)
-        second.faults.refuse_reserve = 1
+        refusal = second.suffers(no_slots())
         asking = asyncio.create_task(made.complete(LONG, max_tokens=4))
         await until(lambda: made.decodes[0].dead.is_set())
         await stack.enter_async_context(living(second, made.bus, made.subjects))
         async with asyncio.timeout(60):
             assert (await asking).json()["choices"][0]["text"] == made.expected(4)
-        assert second.faults.happened["refuse_reserve"] == 1
+        assert refusal.happened == 1
 
 
 async def test_a_worker_that_comes_back_has_not_died(nats_url: str, folder: Path) -> None:
     """It is lost for its silence, again and again at one place, and beats on in the same life."""
     async with mean_cluster(nats_url, folder, 1) as made:
         (prefill,) = made.prefills
-        gate = prefill.faults.gate = asyncio.Event()
+        gate = prefill.suffers(Hold(Stage.COMMIT))
         asking = asyncio.create_task(made.complete(LONG, max_tokens=4))
         for nth in range(1, 7):
             await begun(made, nth)
             name = WorkerName(prefill.worker_id, prefill.epoch)
             made.router.components.listener.apply(made.fleet.lose(name, "silent"))
         await begun(made, 7)
-        gate.set()
+        gate.release()
         assert (await asking).json()["choices"][0]["text"] == made.expected(4)
         assert counted(made, "lost_workers_total", cause="silent") == 6
 
@@ -247,16 +257,16 @@ async def test_a_worker_that_comes_back_has_not_died(nats_url: str, folder: Path
 async def test_a_full_queue_takes_back_what_a_dead_worker_had(nats_url: str, folder: Path) -> None:
     limits = MEAN.model_copy(update={"max_queued": 2})
     async with mean_cluster(nats_url, folder, 1, limits) as made:
-        gate = made.decodes[0].faults.gate = asyncio.Event()
+        gate = made.decodes[0].suffers(Hold(Stage.NEXT_TOKEN))
         answers = begin(made)
         await until(lambda: len(made.decodes[0].running) == NUM_STREAMS)
-        made.decodes[0].die("killed")
+        made.decodes[0].die()
         await made.until_queued(1)  # the others wait for their turns
         newer = asyncio.create_task(made.complete(max_tokens=1))
         await made.until_queued(2)
         refused = await made.complete(max_tokens=1)
         assert refused.status_code == 429, "the queue is full"
-        gate.set()
+        gate.release()
         late = FakeDecode(made.script)
         async with living(late, made.bus, made.subjects):
             await assert_whole(made, answers)
@@ -307,14 +317,14 @@ async def test_connections_that_break_are_no_death(nats_url: str, folder: Path) 
     """As when the router stood still: all calls break at once, and everybody lives."""
     async with mean_cluster(nats_url, folder, 1, DEATHLESS) as made:
         (prefill,) = made.prefills
-        gate = prefill.faults.gate = asyncio.Event()
+        gate = prefill.suffers(Hold(Stage.COMMIT))
         async with way_to(made, prefill) as way:
             answers = begin(made)
             for nth in (1, 2):  # two deaths would be too many
                 await begun(made, nth * NUM_STREAMS)
                 way.cut()
             await begun(made, 3 * NUM_STREAMS)
-            gate.set()
+            gate.release()
             await assert_whole(made, answers)
         assert counted(made, "lost_workers_total", cause="unreachable") == 0
         assert counted(made, "retries_total", cause="cut_off") == 2 * NUM_STREAMS
@@ -323,7 +333,7 @@ async def test_connections_that_break_are_no_death(nats_url: str, folder: Path) 
 async def test_a_request_that_is_cut_off_three_times_fails(nats_url: str, folder: Path) -> None:
     async with mean_cluster(nats_url, folder, 1, DEATHLESS) as made:
         (prefill,) = made.prefills
-        prefill.faults.gate = asyncio.Event()
+        prefill.suffers(Hold(Stage.COMMIT))
         async with way_to(made, prefill) as way:
             asking = asyncio.create_task(made.complete(LONG, max_tokens=4))
             for nth in (1, 2, 3):
@@ -340,7 +350,7 @@ async def test_another_life_at_a_known_address_is_a_death(four: RouterCluster) -
         prefill.is_silent, prefill.epoch = True, make_epoch()
     answers = begin(four)
     await until(lambda: counted(four, "lost_workers_total", cause="restarted") == 2)
-    refused = sum(one.faults.happened["wrong_epoch"] for one in four.prefills)
+    refused = sum(one.num_wrong_epochs for one in four.prefills)
     assert refused > MEAN.retry_floor
     for prefill in four.prefills:
         prefill.is_silent = False
@@ -354,7 +364,7 @@ async def test_a_worker_that_beats_out_of_reach_is_not_believed(
     limits = MEAN.model_copy(update={"no_worker_seconds": 1.0})
     async with mean_cluster(nats_url, folder, 1, limits) as made:
         (decode,) = made.decodes
-        gate = decode.faults.gate = asyncio.Event()
+        gate = decode.suffers(Hold(Stage.NEXT_TOKEN))
         async with way_to(made, decode) as way:
             body = {"prompt": LONG, "max_tokens": 9, "stream": True}
             reading = asyncio.create_task(made.http.post("/v1/completions", json=body))
@@ -369,7 +379,7 @@ async def test_a_worker_that_beats_out_of_reach_is_not_believed(
             assert "".join(one["choices"][0]["text"] for one in said) == made.expected(1)
             num_lost = counted(made, "lost_workers_total", cause="unreachable")
             assert num_lost == 1, "it beats on, and is not believed"
-            gate.set()
+            gate.release()
             await way.open()
             await made.until_joined(decode)
             assert (await made.complete(LONG, max_tokens=4)).status_code == 200
@@ -380,11 +390,11 @@ async def test_with_the_last_decode_worker_gone_a_stream_ends_with_its_offset(
 ) -> None:
     async with cluster(nats_url, folder) as made:  # patience: 0.3 s
         decode = made.decodes[0]
-        decode.faults.gate = asyncio.Event()
+        decode.suffers(Hold(Stage.NEXT_TOKEN))
         body = {"prompt": LONG, "max_tokens": 9, "stream": True}
         reading = asyncio.create_task(made.http.post("/v1/completions", json=body))
         await until(lambda: num_chunks(made) == 1)
-        decode.die("killed")
+        decode.die()
         async with asyncio.timeout(120):
             response = await reading
         *said, broken = frames(response.text)
@@ -399,16 +409,16 @@ async def test_with_the_last_prefill_worker_gone_those_who_wait_are_told(
     nats_url: str, folder: Path
 ) -> None:
     async with cluster(nats_url, folder) as made:
-        made.prefills[0].faults.die_before_commit = True
+        death = made.prefills[0].suffers(Die(Stage.COMMIT))
         async with asyncio.timeout(120):
             response = await made.complete(LONG, max_tokens=9)
-        assert made.prefills[0].faults.happened["die_before_commit"] == 1
+        assert death.happened == 1
         assert (response.status_code, response.json()["error"]["code"]) == (503, "no_worker")
 
 
 async def test_a_worker_that_comes_in_time_takes_the_stream_up(nats_url: str, folder: Path) -> None:
     async with mean_cluster(nats_url, folder, 1) as made:
-        made.decodes[0].faults.die_after_tokens = 3
+        made.decodes[0].suffers(Die(Stage.TOKEN, offset=3))
         asking = asyncio.create_task(made.complete(LONG, max_tokens=9))
         await made.until_queued(1)
         async with living(FakeDecode(made.script), made.bus, made.subjects):
@@ -420,7 +430,8 @@ async def test_a_worker_whose_call_runs_out_of_time_does_not_end_the_request(
 ) -> None:
     """Its own call to another worker did: the caller's deadline is minutes away."""
     prefill: FakePrefill = one_pair.prefills[0]
-    prefill.faults.time_out = 1
+    too_slow = DeadlineExceeded("a call of the fake took too long")
+    fault = prefill.suffers(Refuse(Stage.RESERVED, too_slow, times=1))
     response = await one_pair.complete(LONG, max_tokens=4)
-    assert prefill.faults.happened["time_out"] == 1
+    assert fault.happened == 1
     assert response.json()["choices"][0]["text"] == one_pair.expected(4)

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from tests.router.queueing import PROMPT, QueueCaller, QueueCluster
+from tests.harness.router import PROMPT, QueueCaller, QueueCluster
 from tests.skipped_time import skipped_time
 
 from ferryman.runtime.life import alongside

@@ -6,19 +6,37 @@ Each client gets each token once and in order, though things go wrong on the way
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.router.cluster import QUICK, RouterCluster, cluster
-from tests.router.fake_workers import FakeDecode
+from tests.harness.router import (
+    QUICK,
+    Die,
+    FakeDecode,
+    Fault,
+    Hold,
+    Refuse,
+    RouterCluster,
+    Stage,
+    cluster,
+)
+from tests.waiting import until
 
-from ferryman.errors import DeadlineExceeded, InvalidRequest, LeaseLost, OutOfSlots, Unavailable
+from ferryman.errors import (
+    DeadlineExceeded,
+    InvalidRequest,
+    LeaseLost,
+    NotFound,
+    OutOfSlots,
+    Unavailable,
+)
 from ferryman_router.request.request_table import MAX_LEAVING
 
 # No retry at all is paid for: a drain must not need one.
 MEAN = QUICK.model_copy(update={"retry_floor": 0, "retry_share": 1e-6, "no_worker_seconds": 60.0})
 NUM_TOKENS = 8
+NOT_FOUND = NotFound("the fake does not find it")
 
 
 @pytest.fixture
@@ -27,29 +45,22 @@ async def two(nats_url: str, folder: Path) -> AsyncIterator[RouterCluster]:
         yield made
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    """Other tasks of this loop bring it about."""
-    async with asyncio.timeout(120):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.002)
-
-
 class DrainedWorker:
     """Requests that are held behind their first token at one worker, which then drains."""
 
     def __init__(self, made: RouterCluster, num_requests: int = 1) -> None:
         self.made, self.num_requests = made, num_requests
-        self.gate = asyncio.Event()
+        self.gate = Hold(Stage.NEXT_TOKEN)
         self.answers: list[asyncio.Task[str]] = []
 
     async def begin(self) -> tuple[FakeDecode, FakeDecode]:
         """The worker that will drain, and the other one."""
         victim, other = self.made.decodes
-        victim.faults.gate = self.gate
+        victim.suffers(self.gate)
         other.is_ready = False
         await until(lambda: any(not one.beat.is_ready for one in self.made.fleet))
         self.answers = [asyncio.create_task(self._ask()) for _ in range(self.num_requests)]
-        await until(lambda: victim.faults.happened["gate"] == self.num_requests)
+        await self.gate.reached(self.num_requests)
         return victim, other
 
     async def _ask(self) -> str:
@@ -112,25 +123,24 @@ async def test_without_another_worker_requests_end_where_they_are(two: RouterClu
     victim, _ = await drained.begin()
     victim.is_ready = False
     await until(lambda: not two.fleet.is_served("decode"))
-    drained.gate.set()
+    drained.gate.release()
     await drained.assert_whole()
     assert (victim.moved, attempts(two)) == ([], [1])
 
 
-async def drained_with(made: RouterCluster, **faults: object) -> FakeDecode:
-    """The worker that drained with these faults; its request's answer was whole."""
+async def drained_with(made: RouterCluster, fault: Fault) -> FakeDecode:
+    """The worker that drained with this fault; its request's answer was whole."""
     drained = DrainedWorker(made)
     victim, other = await drained.begin()
-    for name, fault in faults.items():
-        setattr(victim.faults, name, fault)
+    victim.suffers(fault)
     drained.drain(victim, other)
     await drained.assert_whole()
-    assert [victim.faults.happened[name] for name in faults] == [1]
+    assert fault.happened == 1
     return victim
 
 
 async def test_a_worker_that_cannot_let_go_yet_is_asked_again(two: RouterCluster) -> None:
-    victim = await drained_with(two, refuse_detach=1)
+    victim = await drained_with(two, Refuse(Stage.DETACH, NOT_FOUND, times=1))
     assert len(victim.moved) == 1
 
 
@@ -147,12 +157,14 @@ async def test_a_worker_that_cannot_let_go_yet_is_asked_again(two: RouterCluster
 async def test_a_request_that_cannot_be_moved_is_computed_again(
     two: RouterCluster, error: Exception
 ) -> None:
-    await drained_with(two, hand_off_error=error)
+    await drained_with(two, Refuse(Stage.HAND_OFF, error, times=1))
     assert attempts(two) == [1, 3]
 
 
 async def test_a_full_worker_is_tried_again_and_nothing_is_computed(two: RouterCluster) -> None:
-    victim = await drained_with(two, hand_off_error=OutOfSlots("no room there", 0.05))
+    victim = await drained_with(
+        two, Refuse(Stage.HAND_OFF, OutOfSlots("no room there", 0.05), times=1)
+    )
     assert [order.context.attempt for order in victim.moved] == [2, 3]
     assert attempts(two) == [1]
 
@@ -160,16 +172,16 @@ async def test_a_full_worker_is_tried_again_and_nothing_is_computed(two: RouterC
 async def test_a_worker_that_dies_while_it_hands_off_is_a_death_like_any(
     two: RouterCluster,
 ) -> None:
-    await drained_with(two, die_of_hand_off=True)
+    await drained_with(two, Die(Stage.HAND_OFF))
     assert attempts(two) == [1, 3]
 
 
 async def test_a_client_that_leaves_while_its_request_moves_ends_it(two: RouterCluster) -> None:
     drained = DrainedWorker(two)
     victim, other = await drained.begin()
-    other.faults.gate = asyncio.Event()
+    at_other = other.suffers(Hold(Stage.NEXT_TOKEN))
     drained.drain(victim, other)
-    await until(lambda: other.faults.happened["gate"] == 1)
+    await at_other.reached(1)
     for answer in drained.answers:
         answer.cancel()
     await two.until_free()

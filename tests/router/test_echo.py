@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from tests.router.cluster import RouterCluster, frames
+from tests.harness.router import RouterCluster, frames
 
 from ferryman_router.intake.body_intake import LARGE_BYTES
 

@@ -9,10 +9,28 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from tests.router.cluster import QUICK, SENTENCE, RouterCluster, cluster, frames
-from tests.router.fake_workers import PAGE_SIZE, FakeDecode, FakeRouterWorker, living
+from tests.harness.router import (
+    PAGE_SIZE,
+    QUICK,
+    SENTENCE,
+    Die,
+    FakeDecode,
+    GiveUp,
+    Hold,
+    LoseTokens,
+    Refuse,
+    RepeatTokens,
+    RouterCluster,
+    Stage,
+    cluster,
+    frames,
+    living,
+    no_room,
+    no_slots,
+)
+from tests.waiting import until
 
-from ferryman.errors import Cancelled
+from ferryman.errors import Cancelled, Unavailable
 from ferryman.schedule.request import FinishReason
 from ferryman.wire.grpc.status import failure_of
 from ferryman.wire.values import Ending, StreamFinished, Usage
@@ -20,11 +38,6 @@ from ferryman_router.intake import body_intake as intake
 from ferryman_router.request import attempt
 
 LONG = SENTENCE * 2
-
-
-def _happened(made: RouterCluster, fault: str) -> int:
-    workers: list[FakeRouterWorker] = [*made.prefills, *made.decodes]
-    return sum(worker.faults.happened[fault] for worker in workers)
 
 
 def _chosen(made: RouterCluster) -> tuple[int, int]:
@@ -39,15 +52,15 @@ async def test_a_decode_worker_that_dies_in_mid_stream_is_replaced(
 ) -> None:
     _, decode = _chosen(two_pairs)
     victim, headers = two_pairs.decodes[decode], {"x-request-id": "moved-1"}
-    gate = victim.faults.gate = asyncio.Event()
+    gate = victim.suffers(Hold(Stage.NEXT_TOKEN))
     body = {"prompt": LONG, "max_tokens": 12, "stream": True, "seed": 3}
     post = two_pairs.http.post("/v1/completions", json=body, headers=headers)
     reading = asyncio.ensure_future(post)
     await _until_told(two_pairs, 1)
-    assert victim.faults.happened["gate"] == 1
-    victim.die("in mid-stream")
+    assert gate.happened == 1
+    victim.die()
     *said, done = frames((await reading).text)
-    gate.set()
+    gate.release()
     assert done == "[DONE]"
     text = "".join(frame["choices"][0]["text"] for frame in said)
     assert text == two_pairs.expected(12)
@@ -63,21 +76,17 @@ async def test_a_decode_worker_that_dies_in_mid_stream_is_replaced(
 
 async def _until_told(made: RouterCluster, num_chunks: int) -> None:
     """Until readers of the requests under way have been told so much."""
-    async with asyncio.timeout(120):
-        while True:
-            requests = made.router.components.frontend.requests
-            if sum(len(one.output_log.chunks) for one in requests) == num_chunks:
-                return
-            await asyncio.sleep(0.002)
+    requests = made.router.components.frontend.requests
+    await until(lambda: sum(len(one.output_log.chunks) for one in requests) == num_chunks)
 
 
 async def test_a_prefill_worker_that_dies_before_the_commit_is_replaced(
     two_pairs: RouterCluster,
 ) -> None:
     prefill, _ = _chosen(two_pairs)
-    two_pairs.prefills[prefill].faults.die_before_commit = True
+    death = two_pairs.prefills[prefill].suffers(Die(Stage.COMMIT))
     response = await two_pairs.complete(LONG, max_tokens=8)
-    assert _happened(two_pairs, "die_before_commit") == 1
+    assert death.happened == 1
     assert response.json()["choices"][0]["text"] == two_pairs.expected(8)
     assert response.json()["usage"]["completion_tokens"] == 8
 
@@ -86,9 +95,9 @@ async def test_a_decode_worker_that_dies_at_the_commit_is_replaced(
     two_pairs: RouterCluster,
 ) -> None:
     _, decode = _chosen(two_pairs)
-    two_pairs.decodes[decode].faults.die_before_commit = True
+    death = two_pairs.decodes[decode].suffers(Die(Stage.COMMIT))
     response = await two_pairs.complete(LONG, max_tokens=8)
-    assert _happened(two_pairs, "die_before_commit") == 1
+    assert death.happened == 1
     assert response.json()["choices"][0]["text"] == two_pairs.expected(8)
 
 
@@ -96,13 +105,14 @@ async def test_a_request_that_ran_at_two_deaths_at_one_place_is_suspect(
     nats_url: str, folder: Path
 ) -> None:
     async with cluster(nats_url, folder, num_decodes=4) as made:
+        death = Die(Stage.TOKEN, offset=4)
         for decode in made.decodes:
-            decode.faults.die_after_tokens = 4
+            decode.suffers(death)
         headers = {"x-request-id": "suspect-1"}
         body = {"prompt": LONG, "max_tokens": 12, "stream": True}
         response = await made.http.post("/v1/completions", json=body, headers=headers)
         # The first may take tokens along that had not arrived: its death is then at another place.
-        assert _happened(made, "die_after_tokens") in (2, 3), "the fourth lives"
+        assert death.happened in (2, 3), "the fourth lives"
         life, whole = await made.life_of("suspect-1"), made.expected(4)
     *said, broken = frames(response.text)
     error = broken["error"]
@@ -119,10 +129,11 @@ async def test_a_request_that_deaths_hit_by_chance_ends_whole(
     size = len(places) + 1
     async with cluster(nats_url, folder, num_decodes=size) as made:
         workers = sorted(made.decodes, key=lambda one: one.worker_id)  # the policy's order
-        for decode, place in zip(workers, places, strict=False):
-            decode.faults.die_after_tokens = place
+        deaths = [Die(Stage.TOKEN, offset=place) for place in places]
+        for decode, death in zip(workers, deaths, strict=False):
+            decode.suffers(death)
         response = await made.complete(LONG, max_tokens=12)
-        assert _happened(made, "die_after_tokens") == len(places)
+        assert [death.happened for death in deaths] == [1] * len(places)
         assert response.json()["choices"][0]["text"] == made.expected(12)
 
 
@@ -138,12 +149,11 @@ async def test_a_request_that_decode_cancels_unasked_goes_on_elsewhere(
     two_pairs: RouterCluster, ending: Ending, offset: int
 ) -> None:
     _, decode = _chosen(two_pairs)
-    faults = two_pairs.decodes[decode].faults
-    faults.give_up_at, faults.give_up_as = offset, ending
+    given_up = two_pairs.decodes[decode].suffers(GiveUp(ending, offset=offset, times=1))
     headers = {"x-request-id": f"unasked-{offset}"}
     body = {"prompt": LONG, "max_tokens": 12, "stream": True}
     response = await two_pairs.http.post("/v1/completions", json=body, headers=headers)
-    assert _happened(two_pairs, "give_up") == 1
+    assert given_up.happened == 1
     *said, done = frames(response.text)
     assert done == "[DONE]"
     assert "".join(frame["choices"][0]["text"] for frame in said) == two_pairs.expected(12)
@@ -155,13 +165,12 @@ async def test_a_request_that_decode_cancels_unasked_goes_on_elsewhere(
 async def test_a_request_that_every_decode_worker_cancels_ends_with_a_typed_error(
     two_pairs: RouterCluster,
 ) -> None:
-    ending = StreamFinished(FinishReason.CANCELLED, Usage(0))
+    given_up = GiveUp(StreamFinished(FinishReason.CANCELLED, Usage(0)), offset=4)
     for decode in two_pairs.decodes:
-        decode.faults.give_up_at, decode.faults.give_up_as = 4, ending
-        decode.faults.gives_up_always = True
+        decode.suffers(given_up)
     body = {"prompt": LONG, "max_tokens": 12, "stream": True}
     response = await two_pairs.http.post("/v1/completions", json=body)
-    assert _happened(two_pairs, "give_up") == 3
+    assert given_up.happened == 3
     *said, broken = frames(response.text)
     assert (broken["error"]["reason"], broken["error"]["offset"]) == ("RetriesExhausted", 4)
     assert "".join(frame["choices"][0]["text"] for frame in said) == two_pairs.expected(4)
@@ -169,18 +178,18 @@ async def test_a_request_that_every_decode_worker_cancels_ends_with_a_typed_erro
 
 async def test_a_full_decode_worker_sends_the_request_elsewhere(two_pairs: RouterCluster) -> None:
     _, decode = _chosen(two_pairs)
-    two_pairs.decodes[decode].faults.refuse_reserve = 1
+    refusal = two_pairs.decodes[decode].suffers(no_slots())
     response = await two_pairs.complete(LONG, max_tokens=4)
-    assert _happened(two_pairs, "refuse_reserve") == 1
+    assert refusal.happened == 1
     assert response.json()["choices"][0]["text"] == two_pairs.expected(4)
     assert two_pairs.decodes[1 - decode].over
 
 
 async def test_a_full_prefill_worker_is_avoided_and_nobody_else(two_pairs: RouterCluster) -> None:
     chosen, _ = _chosen(two_pairs)
-    two_pairs.prefills[chosen].faults.refuse_prefill = 1
+    refusal = two_pairs.prefills[chosen].suffers(no_room())
     assert (await two_pairs.complete(LONG, max_tokens=4)).status_code == 200
-    assert _happened(two_pairs, "refuse_prefill") == 1
+    assert refusal.happened == 1
     assert two_pairs.prefills[1 - chosen].orders, "the other one took it"
     avoided = {one.beat.worker_id for one in two_pairs.fleet if one.avoid_until}
     assert avoided == {two_pairs.prefills[chosen].worker_id}
@@ -189,49 +198,49 @@ async def test_a_full_prefill_worker_is_avoided_and_nobody_else(two_pairs: Route
 async def test_with_nobody_else_a_refused_request_waits_and_tries_again(
     one_pair: RouterCluster,
 ) -> None:
-    one_pair.decodes[0].faults.refuse_reserve = 5
-    one_pair.prefills[0].faults.refuse_prefill = 2
+    by_decode = one_pair.decodes[0].suffers(no_slots(times=5))
+    by_prefill = one_pair.prefills[0].suffers(no_room(times=2))
     response = await one_pair.complete(LONG, max_tokens=4)
-    assert (_happened(one_pair, "refuse_reserve"), _happened(one_pair, "refuse_prefill")) == (5, 2)
+    assert (by_decode.happened, by_prefill.happened) == (5, 2)
     assert response.json()["choices"][0]["text"] == one_pair.expected(4)
 
 
 async def test_tokens_that_come_twice_are_shown_once(one_pair: RouterCluster) -> None:
-    one_pair.decodes[0].faults.duplicate = True
+    repeated = one_pair.decodes[0].suffers(RepeatTokens())
     response = await one_pair.complete(LONG, max_tokens=6)
-    assert _happened(one_pair, "duplicate") == 6
+    assert repeated.happened == 6
     assert response.json()["choices"][0]["text"] == one_pair.expected(6)
 
 
 async def test_tokens_that_are_lost_on_the_way_are_asked_for(one_pair: RouterCluster) -> None:
-    one_pair.decodes[0].faults.drop_offsets = {2, 5}
+    lost = one_pair.decodes[0].suffers(LoseTokens({2, 5}))
     response = await one_pair.complete(LONG, max_tokens=9)
-    assert _happened(one_pair, "drop") == 2
+    assert lost.happened == 2
     assert response.json()["choices"][0]["text"] == one_pair.expected(9)
     assert 2 in one_pair.decodes[0].resumed_offsets
 
 
 async def test_a_last_frame_that_is_lost_is_asked_for(one_pair: RouterCluster) -> None:
-    one_pair.decodes[0].faults.drop_offsets = {3}
+    lost = one_pair.decodes[0].suffers(LoseTokens({3}))
     response = await one_pair.complete(LONG, max_tokens=4)
-    assert _happened(one_pair, "drop") == 1
+    assert lost.happened == 1
     assert response.json()["choices"][0]["text"] == one_pair.expected(4)
     assert one_pair.decodes[0].resumed_offsets == [3]
 
 
 async def test_a_stream_that_breaks_is_taken_up_at_its_cursors(one_pair: RouterCluster) -> None:
-    one_pair.decodes[0].faults.break_stream_at = 3
+    broken = Refuse(Stage.STREAM, Unavailable("the fake breaks its stream"), offset=3, times=1)
+    one_pair.decodes[0].suffers(broken)
     response = await one_pair.complete(LONG, max_tokens=9)
-    assert _happened(one_pair, "break_stream") == 1
+    assert broken.happened == 1
     assert response.json()["choices"][0]["text"] == one_pair.expected(9)
     assert len(one_pair.prefills[0].orders) == 1
 
 
 async def test_a_client_that_disappears_frees_the_workers(one_pair: RouterCluster) -> None:
-    one_pair.decodes[0].faults.gate = asyncio.Event()
+    one_pair.decodes[0].suffers(Hold(Stage.NEXT_TOKEN))
     body = {"prompt": LONG, "max_tokens": 100, "stream": True}
     headers = {"x-request-id": "gone-1"}
-    one_pair.prefills[0].faults.gate = None
     call = one_pair.http.stream("POST", "/v1/completions", json=body, headers=headers)
     async with call as response:
         async for _ in response.aiter_bytes():
@@ -245,19 +254,17 @@ async def test_a_client_that_disappears_frees_the_workers(one_pair: RouterCluste
 async def test_a_client_that_disappears_while_prefill_runs_cancels_it(
     one_pair: RouterCluster,
 ) -> None:
-    gate = one_pair.prefills[0].faults.gate = asyncio.Event()
+    gate = one_pair.prefills[0].suffers(Hold(Stage.COMMIT))
     headers = {"x-request-id": "gone-2"}
     body = {"prompt": LONG, "max_tokens": 4}
     post = one_pair.http.post("/v1/completions", json=body, headers=headers)
     task = asyncio.ensure_future(post)
-    async with asyncio.timeout(120):
-        while not one_pair.prefills[0].faults.happened["gate"]:
-            await asyncio.wait({task}, timeout=0.005)
+    await gate.reached(1)
     task.cancel()
     assert await one_pair.decodes[0].until_aborted("gone-2") == "client_gone"
     await one_pair.until_free()
     assert await asyncio.wait_for(one_pair.prefills[0].ends.get(), 120) == "cancelled"
-    gate.set()
+    gate.release()
 
 
 async def test_an_answer_that_overtakes_its_hand_off_does_not_cancel_it(
@@ -265,13 +272,13 @@ async def test_an_answer_that_overtakes_its_hand_off_does_not_cancel_it(
 ) -> None:
     monkeypatch.setattr(attempt, "FAREWELL_SECONDS", 60.0)
     prefill = one_pair.prefills[0]
-    last_word = prefill.faults.last_word = asyncio.Event()
+    last_word = prefill.suffers(Hold(Stage.COMMITTED))
     response = await one_pair.complete(LONG, max_tokens=2)
     assert response.json()["choices"][0]["text"] == one_pair.expected(2)
-    assert prefill.faults.happened["last_word"] == 1
+    assert last_word.happened == 1
     await one_pair.until_free()
     assert prefill.ends.empty(), "the answer is complete, and prefill may still speak"
-    last_word.set()
+    last_word.release()
     assert await asyncio.wait_for(prefill.ends.get(), 120) == "handed_off"
 
 
@@ -279,17 +286,19 @@ async def test_a_prefill_that_fails_when_tokens_have_come_costs_no_second_attemp
     one_pair: RouterCluster,
 ) -> None:
     prefill, decode = one_pair.prefills[0], one_pair.decodes[0]
-    prefill.faults.last_word, prefill.faults.fail_behind_commit = asyncio.Event(), True
-    gate = decode.faults.gate = asyncio.Event()
+    last_word = prefill.suffers(Hold(Stage.COMMITTED))
+    unheard = Unavailable("the fake has not heard what became of its commit")
+    failure = prefill.suffers(Refuse(Stage.HANDED_OFF, unheard))
+    gate = decode.suffers(Hold(Stage.NEXT_TOKEN))
     body = {"prompt": LONG, "max_tokens": 6, "stream": True}
     async with one_pair.http.stream("POST", "/v1/completions", json=body) as response:
         parts = response.aiter_text()
         text = await anext(parts)
-        prefill.faults.last_word.set()
+        last_word.release()
         assert await asyncio.wait_for(prefill.ends.get(), 120) == "failed"
-        gate.set()
+        gate.release()
         text += "".join([part async for part in parts])
-    assert prefill.faults.happened["fail_behind_commit"] == 1
+    assert failure.happened == 1
     assert "".join(f["choices"][0]["text"] for f in frames(text)[:-1]) == one_pair.expected(6)
     assert len(prefill.orders) == 1
     assert not decode.aborted
@@ -298,8 +307,8 @@ async def test_a_prefill_that_fails_when_tokens_have_come_costs_no_second_attemp
 async def test_a_stop_that_overtakes_the_hand_off_knows_what_was_cached(
     one_pair: RouterCluster,
 ) -> None:
-    faults = one_pair.prefills[0].faults
-    faults.gate, faults.last_word = asyncio.Event(), asyncio.Event()
+    prefill = one_pair.prefills[0]
+    gate, last_word = prefill.suffers(Hold(Stage.COMMIT)), prefill.suffers(Hold(Stage.COMMITTED))
     headers, body = {"x-request-id": "stop-1"}, {"prompt": LONG, "max_tokens": 9, "stop": "ferry"}
     post = one_pair.http.post("/v1/completions", json=body, headers=headers)
     asking = asyncio.ensure_future(post)
@@ -307,12 +316,12 @@ async def test_a_stop_that_overtakes_the_hand_off_knows_what_was_cached(
         requests = one_pair.router.components.frontend.requests
         while (found := requests.find("stop-1")) is None or found.history.state != "prefilling":
             await asyncio.wait({asking}, timeout=0.005)
-    faults.gate.set()
+    gate.release()
     usage = (await asking).json()["usage"]
-    assert faults.happened["last_word"] == 1
+    assert last_word.happened == 1
     assert usage["prompt_tokens_details"]["cached_tokens"] == PAGE_SIZE
     assert sum(usage["ferryman"]["uncached_reasons"].values()) > 0
-    faults.last_word.set()
+    last_word.release()
 
 
 async def test_a_prefill_worker_that_never_speaks_again_is_cancelled_in_the_end(
@@ -320,16 +329,16 @@ async def test_a_prefill_worker_that_never_speaks_again_is_cancelled_in_the_end(
 ) -> None:
     monkeypatch.setattr(attempt, "FAREWELL_SECONDS", 0.05)
     prefill = one_pair.prefills[0]
-    prefill.faults.last_word = asyncio.Event()
+    last_word = prefill.suffers(Hold(Stage.COMMITTED))
     assert (await one_pair.complete(LONG, max_tokens=2)).status_code == 200
     assert await asyncio.wait_for(prefill.ends.get(), 120) == "cancelled"
-    assert prefill.faults.happened["last_word"] == 1
+    assert last_word.happened == 1
 
 
 async def test_a_deadline_in_mid_stream_is_a_typed_end(one_pair: RouterCluster) -> None:
     """A deadline that passes before the first token is another case: then it gets more time."""
     decode = one_pair.decodes[0]
-    decode.faults.gate = asyncio.Event()
+    gate = decode.suffers(Hold(Stage.NEXT_TOKEN))
     body = {"prompt": LONG, "max_tokens": 100, "stream": True}
     for deadline_ms in ("300", "1500", "6000", "18000"):
         name = f"late-{deadline_ms}"
@@ -337,7 +346,7 @@ async def test_a_deadline_in_mid_stream_is_a_typed_end(one_pair: RouterCluster) 
         response = await one_pair.http.post("/v1/completions", json=body, headers=headers)
         if response.status_code == 200:
             break
-    assert decode.faults.happened["gate"] > 0
+    assert gate.happened > 0
     error = frames(response.text)[-1]["error"]
     assert (error["reason"], error["type"]) == ("DeadlineExceeded", "timeout_error")
     assert error["offset"] == 1
@@ -353,16 +362,16 @@ async def test_what_is_under_way_is_counted_when_a_prompt_has_been_tokenized(
     )  # in a thread: both come in before either is done
     limits = QUICK.model_copy(update={"max_in_flight": 1})
     async with cluster(nats_url, folder, limits=limits) as made:
-        gate = made.decodes[0].faults.gate = asyncio.Event()
+        gate = made.decodes[0].suffers(Hold(Stage.NEXT_TOKEN))
         both = {asyncio.ensure_future(made.complete(LONG, max_tokens=3)) for _ in range(2)}
         done, waiting = await asyncio.wait(both, timeout=120, return_when=asyncio.FIRST_COMPLETED)
         assert [one.result().status_code for one in done] == [429]
-        gate.set()
+        gate.release()
         assert [(await one).status_code for one in waiting] == [200]
 
 
 async def test_draining_refuses_the_new_and_finishes_the_old(one_pair: RouterCluster) -> None:
-    gate = one_pair.decodes[0].faults.gate = asyncio.Event()
+    gate = one_pair.decodes[0].suffers(Hold(Stage.NEXT_TOKEN))
     body = {"prompt": LONG, "max_tokens": 5, "stream": True}
     async with one_pair.http.stream("POST", "/v1/completions", json=body) as response:
         parts = response.aiter_text()
@@ -371,7 +380,7 @@ async def test_draining_refuses_the_new_and_finishes_the_old(one_pair: RouterClu
         await asyncio.wait({draining}, timeout=0.05)
         assert (await one_pair.http.get("/ready")).status_code == 503
         assert (await one_pair.complete(max_tokens=2)).status_code == 503
-        gate.set()
+        gate.release()
         text += "".join([part async for part in parts])
     await draining
     said = "".join(f["choices"][0]["text"] for f in frames(text)[:-1])

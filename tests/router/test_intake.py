@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc.aio
 import pytest
-from tests.router.cluster import cluster, collect
+from tests.harness.router import cluster, collect
 
 from ferryman.errors import Cancelled, DeadlineExceeded, QueueFull
 from ferryman.schedule.request import FinishReason

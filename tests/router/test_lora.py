@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from tests.router.cluster import cluster, collect
+from tests.harness.router import cluster, collect
 
 from ferryman.errors import ConfigError
 from ferryman.model.weights.lora import adapter_names

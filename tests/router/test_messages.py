@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.router.cluster import SENTENCE, RouterCluster, cluster
-from tests.router.events import events
+from tests.harness.router import SENTENCE, GiveUp, RouterCluster, cluster, events
 from tests.router.tool_folders import (
     WEATHER_TOOL,
     prompt_text,
@@ -181,12 +180,11 @@ async def test_tokens_are_counted_as_they_would_be_served(calling: RouterCluster
 
 
 async def test_a_stream_that_breaks_off_ends_with_an_error(calling: RouterCluster) -> None:
-    faults = calling.decodes[0].faults
-    faults.give_up_at = 4
-    faults.give_up_as = StreamFinished(FinishReason.CANCELLED, Usage(0))
-    faults.gives_up_always = True
+    given_up = calling.decodes[0].suffers(
+        GiveUp(StreamFinished(FinishReason.CANCELLED, Usage(0)), offset=4)
+    )
     told = events((await _ask(calling, stream=True)).text)
-    assert faults.happened["give_up"] == 3
+    assert given_up.happened == 3
     assert told[-1]["type"] == "error"
     error = told[-1]["error"]
     assert (error["type"], error["reason"], error["offset"]) == (

@@ -10,7 +10,7 @@ from unittest.mock import ANY
 
 import grpc.aio
 import pytest
-from tests.router.cluster import SENTENCE, RouterCluster, cluster, collect, frames
+from tests.harness.router import SENTENCE, GiveUp, RouterCluster, cluster, collect, frames, in_use
 from tests.router.recorded_calls import recorded_call
 
 from ferryman.errors import RequestIdInUse
@@ -144,11 +144,11 @@ async def test_a_name_that_is_an_id_at_another_router_is_answered_under_another_
     one_pair: RouterCluster, more: dict[str, Any], ids: set[str]
 ) -> None:
     (prefill,), (decode,) = one_pair.prefills, one_pair.decodes
-    prefill.faults.attempts_in_use = frozenset(f"{one}.1" for one in ids)
+    other = prefill.suffers(in_use(*(f"{one}.1" for one in ids)))
     headers = {"x-request-id": "elsewhere"}
     answer = await one_pair.http.post(TEXT, json={**BODY, **more}, headers=headers)
     assert (answer.status_code, answer.headers["x-request-id"]) == (200, "elsewhere")
-    assert prefill.faults.happened["in_use"], "its name was tried"
+    assert other.happened, "its name was tried"
     if "stream" in more:
         text = "".join(each["choices"][0]["text"] for each in frames(answer.text)[:-1])
     else:
@@ -162,7 +162,7 @@ async def test_a_name_that_is_an_id_at_another_router_is_answered_under_another_
 async def test_an_id_of_another_router_is_a_typed_error_and_free_when_sent_again(
     one_pair: RouterCluster,
 ) -> None:
-    one_pair.prefills[0].faults.attempts_in_use = frozenset({"elsewhere.1"})
+    one_pair.prefills[0].suffers(in_use("elsewhere.1"))
     request = pb.GenerateRequest(request_id="elsewhere", prompt=pb.Prompt(text=SENTENCE))
     request.sampling.max_tokens = 2
     with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -177,11 +177,11 @@ async def test_an_answer_that_has_begun_keeps_its_id_and_is_tried_again(
     """Its worker gave it up, and at the next one its id is that of another router's request."""
     (prefill,), (decode,) = one_pair.prefills, one_pair.decodes
     unasked = StreamFinished(FinishReason.CANCELLED, Usage(0))
-    decode.faults.give_up_at, decode.faults.give_up_as = 4, unasked
-    prefill.faults.attempts_in_use = frozenset({"begun.2"})
+    given_up = decode.suffers(GiveUp(unasked, offset=4, times=1))
+    other = prefill.suffers(in_use("begun.2"))
     body, headers = {**BODY, "max_tokens": 12}, {"x-request-id": "begun"}
     answer = await one_pair.http.post(TEXT, json=body, headers=headers)
-    assert (decode.faults.happened["give_up"], prefill.faults.happened["in_use"]) == (1, 1)
+    assert (given_up.happened, other.happened) == (1, 1)
     assert answer.json()["choices"][0]["text"] == one_pair.expected(12)
     assert [order.context.attempt for order in prefill.orders] == [1, 2, 3]
 

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from tests.router.cluster import SENTENCE, RouterCluster, frames
+from tests.harness.router import SENTENCE, RouterCluster, frames
 
 from ferryman.handoff.chain_prints import decode_prints
 

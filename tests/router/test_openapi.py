@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 from openapi_spec_validator import validate
-from tests.router.cluster import RouterCluster
+from tests.harness.router import RouterCluster
 
 from ferryman.errors import InvalidRequest
 from ferryman_router.bodies.unread_fields import Api

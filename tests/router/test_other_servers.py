@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from tests.router.cluster import RouterCluster, frames
+from tests.harness.router import RouterCluster, frames
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 ASKED: dict[str, dict[str, Any]] = {

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import grpc.aio
 import pytest
-from tests.router.cluster import RouterCluster, cluster, collect
+from tests.harness.router import Hold, RouterCluster, Stage, cluster, collect
+from tests.waiting import until
 
 from ferryman.settings.router import LimitSettings
 from ferryman.wire.grpc.status import REASON, RETRY_AFTER
@@ -25,15 +26,16 @@ async def crowded(nats_url: str, folder: Path) -> AsyncIterator[RouterCluster]:
     patient = LimitSettings(beat_timeout_seconds=60.0, no_worker_seconds=60.0)
     async with cluster(nats_url, folder, api_keys="heavy, light", limits=patient) as made:
         made.decodes[0].max_running = ROWS
-        made.decodes[0].faults.gate = asyncio.Event()
+        made.decodes[0].suffers(Hold(Stage.NEXT_TOKEN))
         await until(lambda: any(one.beat.max_running == ROWS for one in made.fleet))
         yield made
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(120):
-        while not condition():  # noqa: ASYNC110 - beats come when they come
-            await asyncio.sleep(0.005)
+def gate_of(made: RouterCluster) -> Hold:
+    """That of its decode worker's tokens."""
+    (gate,) = made.decodes[0].faults
+    assert isinstance(gate, Hold)
+    return gate
 
 
 def _ask(made: RouterCluster, tenant: str, request_id: str, seconds: float = 120) -> Any:
@@ -56,9 +58,8 @@ async def test_a_light_tenant_waits_for_one_request_of_a_heavy_one(crowded: Rout
     assert len(_orders(crowded)) <= ROWS, "what cannot be begun stays where others can pass it"
     light = asyncio.ensure_future(collect(_ask(crowded, "light", "light")))
     await until(lambda: len(crowded.router.components.dispatcher) == CROWD - ROWS + 1)
-    gate = crowded.decodes[0].faults.gate
-    assert gate is not None
-    gate.set()
+    gate = gate_of(crowded)
+    gate.release()
     await light
     assert _orders(crowded).index("light") <= ROWS + 1
     await asyncio.gather(*heavy)
@@ -68,11 +69,10 @@ async def test_a_light_tenant_waits_for_one_request_of_a_heavy_one(crowded: Rout
 async def test_what_would_come_too_late_is_refused_with_a_time_to_come_back(
     crowded: RouterCluster,
 ) -> None:
-    gate = crowded.decodes[0].faults.gate
-    assert gate is not None
-    gate.set()
+    gate = gate_of(crowded)
+    gate.release()
     await asyncio.gather(*(collect(_ask(crowded, "heavy", f"w-{i}")) for i in range(20)))
-    gate.clear()  # its pace is known, and now it stands still
+    gate.hold_again()  # its pace is known, and now it stands still
     waiting = [asyncio.ensure_future(collect(_ask(crowded, "heavy", f"s-{i}"))) for i in range(6)]
     await until(lambda: len(crowded.router.components.dispatcher) == 6 - ROWS)
     status, number = grpc.StatusCode.DEADLINE_EXCEEDED, 0
@@ -98,7 +98,7 @@ async def test_what_would_come_too_late_is_refused_with_a_time_to_come_back(
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "overloaded")
         assert int(refused.headers["retry-after"]) >= 1
     assert {name[0] for name in _orders(crowded)} == {"w", "s"}, "nothing was computed for them"
-    gate.set()
+    gate.release()
     await asyncio.gather(*waiting)
     await until(lambda: len(crowded.router.components.dispatcher) == 0)
     again = await crowded.http.post("/v1/completions", json=body, headers=headers | _PATIENT)
@@ -111,8 +111,7 @@ _PATIENT = {"x-ferryman-deadline-ms": "20000"}
 async def test_whoever_leaves_while_it_is_placed_takes_no_room_with_it(
     crowded: RouterCluster,
 ) -> None:
-    gate = crowded.decodes[0].faults.gate
-    assert gate is not None
+    gate = gate_of(crowded)
     for i in range(10):
         calls = [_ask(crowded, "heavy", f"{i}{n}") for n in "abcdef"]
         asked = [asyncio.ensure_future(collect(call)) for call in calls]
@@ -122,5 +121,5 @@ async def test_whoever_leaves_while_it_is_placed_takes_no_room_with_it(
         assert await asyncio.gather(*asked, return_exceptions=True)
         await crowded.until_free()
     await until(lambda: not any(worker.claims for worker in crowded.fleet))
-    gate.set()
+    gate.release()
     await collect(_ask(crowded, "light", "last"))

@@ -9,9 +9,20 @@ from typing import Any
 import grpc.aio
 import pytest
 from tests.cluster_keys import KEY
-from tests.router.cluster import SENTENCE, RouterCluster, cluster
-from tests.router.fake_workers import STATE, FakeRouterWorker, living
+from tests.harness.router import (
+    SENTENCE,
+    STATE,
+    FakeRouterWorker,
+    Hold,
+    Moment,
+    Refuse,
+    RouterCluster,
+    Stage,
+    cluster,
+    living,
+)
 from tests.servers import redis_server
+from tests.waiting import until
 
 from ferryman.cache.keys import PageKey, page_keys, root_key
 from ferryman.cache.manifest import Kind
@@ -27,25 +38,20 @@ PROMPT = SENTENCE * 3  # three full pages
 
 
 class FakeHostCache(FakeRouterWorker, hostcache_pb2_grpc.HostCacheServiceServicer):
-    """Remembers what it was asked to prefetch; `gate` holds its answers back."""
+    """Remembers what it was asked to prefetch."""
 
     role = "hostcache"
 
     def __init__(self, script: tuple[int, ...]) -> None:
         super().__init__(script)
         self.asked: asyncio.Queue[pb.PrefetchRequest] = asyncio.Queue()
-        self.refuses = False
 
     def register(self, server: grpc.aio.Server) -> None:
         hostcache_pb2_grpc.add_HostCacheServiceServicer_to_server(self, server)
 
     async def Prefetch(self, request: Any, context: Any) -> pb.PrefetchResponse:
         self.asked.put_nowait(request)
-        if self.faults.gate is not None:
-            self.faults.happened["gate"] += 1
-            await self.faults.gate.wait()
-        if self.refuses:
-            raise Exhausted("too many are under way", 0.1)
+        await self.meet(Moment(Stage.PREFETCH))
         return pb.PrefetchResponse(asked_pages=2)
 
 
@@ -71,7 +77,6 @@ class HeldPrefetch:
         async with asyncio.timeout(120):
             metrics = ""
             while line not in metrics:
-                await asyncio.sleep(0.01)
                 metrics = (await self.made.http.get("/metrics")).text
 
 
@@ -123,28 +128,26 @@ async def test_a_host_cache_that_does_not_answer_keeps_nobody_waiting(
     held: HeldPrefetch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_client, "MAX_PREFETCHES", 2)
-    held.host.faults.gate = asyncio.Event()
+    gate = held.host.suffers(Hold(Stage.PREFETCH))
     assert [await held.ask(f"stuck-{i}") for i in range(4)] == [200] * 4
     await held.counted("too_many", 2)
     await asyncio.wait_for(held.host.asked.get(), 120)
-    assert held.host.faults.happened["gate"]
-    held.host.faults.gate.set()
+    assert gate.happened
+    gate.release()
     await held.counted("begun", 2)
 
 
 async def test_a_host_cache_that_refuses_is_counted_and_the_request_goes_on(
     held: HeldPrefetch,
 ) -> None:
-    held.host.refuses = True
+    held.host.suffers(Refuse(Stage.PREFETCH, Exhausted("too many are under way", 0.1)))
     assert await held.ask("refused-1") == 200
     await held.counted("failed", 1)
 
 
 async def test_nothing_is_fetched_where_computing_is_cheaper(held: HeldPrefetch) -> None:
     held.made.prefills[0].seconds_per_token = 1e-12
-    async with asyncio.timeout(120):
-        while not any(one.beat.seconds_per_token for one in held.made.fleet):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    await until(lambda: any(one.beat.seconds_per_token for one in held.made.fleet))
     assert await held.ask("computed-1") == 200
     assert held.cached_in("computed-1") == {"device": 0, "host": 0, "storage": 0, "peer": 0}
     assert held.host.asked.empty()

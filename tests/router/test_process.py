@@ -11,8 +11,7 @@ from pathlib import Path
 
 import httpx
 from tests.cluster_keys import KEY, key_file_in
-from tests.router.cluster import SENTENCE, cluster
-from tests.router.fake_workers import STATE
+from tests.harness.router import SENTENCE, STATE, cluster
 from tests.servers import redis_server, running_nats, running_redis
 
 from ferryman.cache.keys import page_keys, root_key

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from tests.router.cluster import RouterCluster, frames
+from tests.harness.router import RouterCluster, frames
 
 from ferryman.schedule.request import FinishReason
 from ferryman_router.answers.logprobs import echoed_logprobs

@@ -11,7 +11,18 @@ from typing import Any
 
 import grpc.aio
 import pytest
-from tests.router.cluster import SENTENCE, RouterCluster, collect
+from tests.harness.router import (
+    SENTENCE,
+    Die,
+    Fault,
+    Hold,
+    LateScores,
+    RouterCluster,
+    SpoilScores,
+    Stage,
+    collect,
+)
+from tests.waiting import until
 
 from ferryman.client import Client
 from ferryman.schedule.prompt_scores import PromptLogprob, PromptScores, joined
@@ -101,9 +112,9 @@ def _all_twice(pieces: list[PromptScores]) -> list[PromptScores]:
 
 @pytest.mark.parametrize("spoil", [_each_twice, _all_twice])
 async def test_pieces_that_come_twice_count_once(one_pair: RouterCluster, spoil: Spoil) -> None:
-    one_pair.prefills[0].faults.spoil_scores = spoil
+    spoilt = one_pair.prefills[0].suffers(SpoilScores(spoil))
     _check_answer(one_pair, await _events(one_pair, "s-2"))
-    assert one_pair.prefills[0].faults.happened["spoil_scores"] == 1
+    assert spoilt.happened == 1
 
 
 def _without_the_third(pieces: list[PromptScores]) -> list[PromptScores]:
@@ -124,13 +135,11 @@ async def test_an_attempt_without_all_scores_is_lost(
 ) -> None:
     """The last case is a worker that dies before its hand-off, in the middle of them."""
     victim = min(two_pairs.prefills, key=lambda prefill: prefill.worker_id)
-    fault = "spoil_scores"
-    victim.faults.spoil_scores = spoil
+    fault: Fault = victim.suffers(SpoilScores(spoil or _without_the_last))
     if spoil is None:
-        victim.faults.spoil_scores, fault = _without_the_last, "die_behind_scores"
-        victim.faults.die_behind_scores = True
+        fault = victim.suffers(Die(Stage.SCORES))
     _check_answer(two_pairs, await _events(two_pairs, "s-3"))
-    assert victim.faults.happened[fault] == 1
+    assert fault.happened == 1
     orders = [order for prefill in two_pairs.prefills for order in prefill.orders]
     assert [order.request.prompt_logprobs for order in orders] == [1, 1]
     life = await two_pairs.life_of("s-3")
@@ -138,32 +147,33 @@ async def test_an_attempt_without_all_scores_is_lost(
 
 
 async def test_tokens_that_overtake_the_scores_wait_for_them(one_pair: RouterCluster) -> None:
-    faults = one_pair.prefills[0].faults
-    faults.scores_behind_commit, faults.last_word = True, asyncio.Event()
+    last_word = one_pair.prefills[0].suffers(Hold(Stage.COMMITTED))
+    late = one_pair.prefills[0].suffers(LateScores())
     reading = asyncio.ensure_future(_events(one_pair, "s-4"))
     await _until_held(one_pair, "s-4", 5)
     assert one_pair.request("s-4").output_log.chunks == []
-    faults.last_word.set()
+    last_word.release()
     _check_answer(one_pair, await reading)
-    assert faults.happened["scores_behind_commit"] == 1
+    assert late.happened == 1
 
 
 async def _until_held(made: RouterCluster, request_id: str, num_frames: int) -> None:
-    async with asyncio.timeout(120):
-        held = -1
-        while held != num_frames:
-            await asyncio.sleep(0.002)
-            runner = made.router.components.frontend.requests.find(request_id)
-            held = len(runner._answer._held) if runner is not None else -1
+    requests = made.router.components.frontend.requests
+
+    def num_held() -> int:
+        runner = requests.find(request_id)
+        return len(runner._answer._held) if runner is not None else -1
+
+    await until(lambda: num_held() == num_frames)
 
 
 async def test_a_worker_that_dies_behind_the_scores_does_not_repeat_them(
     two_pairs: RouterCluster,
 ) -> None:
     victim = min(two_pairs.decodes, key=lambda decode: decode.worker_id)
-    victim.faults.die_after_tokens = 2
+    death = victim.suffers(Die(Stage.TOKEN, offset=2))
     _check_answer(two_pairs, await _events(two_pairs, "s-5"))
-    assert victim.faults.happened["die_after_tokens"] == 1
+    assert death.happened == 1
     orders = [order for prefill in two_pairs.prefills for order in prefill.orders]
     scored = sorted(order.request.prompt_logprobs is not None for order in orders)
     assert scored == [False, True]

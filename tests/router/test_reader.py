@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import grpc.aio
 import numpy as np
 import pytest
-from tests.router.cluster import RouterCluster, cluster, collect
+from tests.harness.router import RouterCluster, cluster, collect
 
 from ferryman.errors import (
     ContextLengthExceeded,

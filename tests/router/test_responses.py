@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.router.cluster import SENTENCE, RouterCluster
-from tests.router.events import events
+from tests.harness.router import SENTENCE, GiveUp, RouterCluster, events
 from tests.router.tool_folders import (
     WEATHER_TOOL,
     prompt_text,
@@ -190,12 +189,11 @@ async def test_a_body_of_any_size_comes_back_as_it_was(calling: RouterCluster, s
 
 
 async def test_a_stream_that_breaks_off_says_so(calling: RouterCluster) -> None:
-    faults = calling.decodes[0].faults
-    faults.give_up_at = 4
-    faults.give_up_as = StreamFinished(FinishReason.CANCELLED, Usage(0))
-    faults.gives_up_always = True
+    given_up = calling.decodes[0].suffers(
+        GiveUp(StreamFinished(FinishReason.CANCELLED, Usage(0)), offset=4)
+    )
     told = events((await _ask(calling, stream=True)).text)
-    assert faults.happened["give_up"] == 3
+    assert given_up.happened == 3
     assert told[-1]["type"] == "response.failed"
     failed = told[-1]["response"]
     assert (failed["status"], failed["error"]["code"]) == ("failed", "server_error")

@@ -17,8 +17,16 @@ import grpc.aio
 import httpx
 import pytest
 from tests.cluster_keys import key_file_in
-from tests.router.cluster import SENTENCE, frames
-from tests.router.fake_workers import STATE, FakeDecode, FakePrefill, living
+from tests.harness.router import (
+    SENTENCE,
+    STATE,
+    FakeDecode,
+    FakePrefill,
+    Hold,
+    Stage,
+    frames,
+    living,
+)
 from tests.router.recorded_calls import recorded_call
 
 from ferryman.client import Client, NotResumable, SamplingParams, TokenChunk
@@ -160,7 +168,8 @@ async def sse(router: Restartable, first: asyncio.Event) -> list[Any]:
 
 
 async def test_streams_that_outlast_the_drain_end_with_an_error(router: Restartable) -> None:
-    router.decode.faults.gate, first = asyncio.Event(), asyncio.Event()
+    router.decode.suffers(Hold(Stage.NEXT_TOKEN))
+    first = asyncio.Event()
     by_http = asyncio.create_task(sse(router, first))
     async with channel(router.grpc) as way:
         request = inference_pb2.GenerateRequest(
@@ -186,7 +195,7 @@ async def test_streams_that_outlast_the_drain_end_with_an_error(router: Restarta
 
 async def test_calls_of_the_sdk_survive_a_router_that_stands_still(router: Restartable) -> None:
     """Some wait for their first token, some are in mid-stream, some come while it stands."""
-    gate = router.decode.faults.gate = asyncio.Event()
+    gate = router.decode.suffers(Hold(Stage.NEXT_TOKEN))
     begun, late = [Reading() for _ in range(8)], [Reading() for _ in range(4)]
     async with Client(router.grpc) as client:
         reading = [asyncio.create_task(one.read(client)) for one in begun]
@@ -195,7 +204,7 @@ async def test_calls_of_the_sdk_survive_a_router_that_stands_still(router: Resta
         reading += [asyncio.create_task(one.read(client)) for one in late]
         await asyncio.wait(reading, timeout=STILL_SECONDS)  # the fault itself takes so long
         assert not any(task.done() for task in reading)
-        gate.set()
+        gate.release()
         router.process.send_signal(signal.SIGCONT)
         async with asyncio.timeout(120):
             answers = await asyncio.gather(*reading)
@@ -206,24 +215,21 @@ async def test_calls_of_the_sdk_survive_a_router_that_is_started_again(
     router: Restartable,
 ) -> None:
     """The tokens that were delivered are compared with those of the next router."""
-    gate = router.decode.faults.gate = asyncio.Event()
-    waiting = router.prefill.faults.gate = asyncio.Event()
+    gate = router.decode.suffers(Hold(Stage.NEXT_TOKEN))
+    waiting = router.prefill.suffers(Hold(Stage.COMMIT))
     begun, silent = [Reading() for _ in range(4)], [Reading() for _ in range(4)]
     async with Client(router.grpc) as client:
-        waiting.set()
+        waiting.release()
         reading = [asyncio.create_task(one.read(client)) for one in begun]
         await asyncio.gather(*(one.has_begun.wait() for one in begun))
-        waiting.clear()
+        waiting.hold_again()
         reading += [asyncio.create_task(one.read(client)) for one in silent]
-        num_held = len(begun) + len(silent)
-        async with asyncio.timeout(120):
-            while router.prefill.faults.happened["gate"] < num_held:  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
+        await waiting.reached(len(silent))
         router.process.send_signal(signal.SIGTERM)
         await router.process.wait()
         assert not any(one.has_begun.is_set() for one in silent)
-        gate.set()
-        waiting.set()
+        gate.release()
+        waiting.release()
         await router.start()
         async with asyncio.timeout(120):
             answers = await asyncio.gather(*reading)
@@ -233,14 +239,13 @@ async def test_calls_of_the_sdk_survive_a_router_that_is_started_again(
 async def test_a_call_that_outlives_its_router_is_one_request_of_two_routers(
     router: Restartable, nats_url: str
 ) -> None:
-    gate, one = asyncio.Event(), Reading()
-    router.decode.faults.gate = gate
+    gate, one = router.decode.suffers(Hold(Stage.NEXT_TOKEN)), Reading()
     async with Client(router.grpc) as client:
         reading = asyncio.create_task(one.read(client, request_id="outlives"))
         await one.has_begun.wait()
         router.process.kill()
         await router.process.wait()
-        gate.set()
+        gate.release()
         await router.start()
         async with asyncio.timeout(120):
             assert await reading == router.token_ids(40)
@@ -261,7 +266,7 @@ async def test_an_answer_that_another_model_gives_differently_ends_with_what_was
     router: Restartable,
 ) -> None:
     """Another model takes no request over: the answer is begun anew, and compared."""
-    gate = router.decode.faults.gate = asyncio.Event()
+    gate = router.decode.suffers(Hold(Stage.NEXT_TOKEN))
     one = Reading()
     async with Client(router.grpc) as client:
         reading = asyncio.create_task(one.read(client))
@@ -272,7 +277,7 @@ async def test_an_answer_that_another_model_gives_differently_ends_with_what_was
         router.decode.script = router.prefill.script = other
         router.decode.state = router.prefill.state = replace(STATE, digest="e" * 32)
         assert other[0] != router.script[0]
-        gate.set()
+        gate.release()
         await router.start()
         with pytest.raises(NotResumable) as caught:
             async with asyncio.timeout(120):

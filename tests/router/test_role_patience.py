@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pytest
-from tests.router.queueing import STATE
+from tests.harness.router.queueing import STATE
 
 from ferryman.errors import NoWorker
 from ferryman.wire.nats.heartbeat import Heartbeat, StartBeat, StartPhase

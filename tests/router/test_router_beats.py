@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.router.cluster import RouterCluster, cluster
+from tests.harness.router import RouterCluster, cluster
 
 from ferryman.errors import InvalidRequest, Stopping, Unavailable
 from ferryman.wire.nats.bus import Messages

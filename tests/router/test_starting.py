@@ -4,15 +4,22 @@ told what it is doing."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import grpc.aio
 import pytest
-from tests.router.cluster import QUICK, RouterCluster, cluster, collect
-from tests.router.fake_workers import FakeDecode, living
-from tests.router.queueing import QueueCluster
+from tests.harness.router import (
+    QUICK,
+    FakeDecode,
+    QueueCluster,
+    RouterCluster,
+    cluster,
+    collect,
+    living,
+)
+from tests.waiting import until
 
 from ferryman.ids import make_life_secret, worker_id_of
 from ferryman.wire.grpc.status import REASON, RETRY_AFTER
@@ -32,12 +39,6 @@ async def starting(nats_url: str, folder: Path) -> AsyncIterator[RouterCluster]:
     """Its prefill worker is ready, and no decode worker is there yet."""
     async with cluster(nats_url, folder, num_decodes=0, limits=LIMITS) as made:
         yield made
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(120):
-        while not condition():  # noqa: ASYNC110 - beats come when they come
-            await asyncio.sleep(0.005)
 
 
 async def tell_start(made: RouterCluster, done: int, seconds: float) -> str:

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from tests.router.cluster import RouterCluster
+from tests.harness.router import RouterCluster
 
 from ferryman.errors import InvalidRequest
 from ferryman.schedule.output_grammar import GrammarKind, OutputGrammar

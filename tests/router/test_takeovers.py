@@ -10,8 +10,15 @@ from typing import Any
 
 import grpc.aio
 import pytest
-from tests.router.cluster import SENTENCE, RouterCluster, another_router, cluster
-from tests.router.fake_workers import STATE
+from tests.harness.router import (
+    SENTENCE,
+    STATE,
+    Hold,
+    RouterCluster,
+    Stage,
+    another_router,
+    cluster,
+)
 
 from ferryman.cache.keys import as_token_ids
 from ferryman.errors import NotFound
@@ -70,9 +77,9 @@ async def read(call: Any) -> tuple[list[int], str]:
 @pytest.fixture
 async def begun(nats_url: str, folder: Path) -> AsyncIterator[Begun]:
     async with cluster(nats_url, folder, api_keys="one, two", num_decodes=2) as made:
-        gate = asyncio.Event()
+        gate = Hold(Stage.NEXT_TOKEN)
         for decode in made.decodes:
-            decode.faults.gate = gate
+            decode.suffers(gate)
         request = pb.GenerateRequest(
             request_id="mine",
             prompt=pb.Prompt(text=SENTENCE),
@@ -83,9 +90,9 @@ async def begun(nats_url: str, folder: Path) -> AsyncIterator[Begun]:
         token_ids = token_ids_from_bytes(first.token_ids).tolist()
         assert len(token_ids) == 1, "the others are held back"
         for decode in made.decodes:
-            decode.faults.gate = None
+            decode.faults.remove(gate)  # requests that come now are not held
         yield Begun(made, call, started.request_id, started.seed, token_ids)
-        gate.set()
+        gate.release()
         call.cancel()
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.router.cluster import RouterCluster, frames
+from tests.harness.router import RouterCluster, frames
 from tests.router.tool_folders import (
     WEATHER_TOOL,
     joined_message,

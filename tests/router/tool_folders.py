@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.router.cluster import RouterCluster, cluster, model_folder
+from tests.harness.router import RouterCluster, cluster, model_folder
 
 # As Hermes has it, with a thought that the template may begin.
 TOOL_TEMPLATE = (

@@ -74,7 +74,7 @@ class Checkout:
 
 async def router_seconds_per_token() -> float:
     """A router in its own process; 64 streams of 400 tokens, a step of all of them each 20 ms."""
-    from tests.router.fake_workers import FakePrefill, living
+    from tests.harness.router import FakePrefill, living
     from tests.servers import nats_server
 
     from ferryman.wire.nats.connection import NatsOptions
@@ -104,7 +104,7 @@ async def router_seconds_per_token() -> float:
 def _stepping_decode(script: tuple[int, ...]) -> Any:
     """A fake decode worker that steps as a real one: one frame for all requests, at a steady pace,
     once as many of them are here as are expected."""
-    from tests.router.fake_workers import FakeDecode
+    from tests.harness.router import FakeDecode
 
     from ferryman.handoff.offsets import EMPTY_HASH, TokenFrame, extend_hash
     from ferryman.schedule.request import FinishReason
@@ -181,7 +181,7 @@ async def _read_stream(port: int, num_tokens: int) -> None:
 
 
 async def _serve_router(nats_url: str) -> None:
-    from tests.router.cluster import QUICK, cluster, model_folder
+    from tests.harness.router import QUICK, cluster, model_folder
 
     # A busy machine is no lost worker.
     names = ("beat_timeout_seconds", "no_worker_seconds", "stream_patience_seconds")

@@ -13,8 +13,11 @@ from typing import Any
 import grpc.aio
 import httpx
 from tests.cluster_keys import key_file_in
-from tests.router.fake_workers import FakeDecode, FakePrefill, FakeRouterWorker, living
+from tests.harness.router.fake_decode import FakeDecode
+from tests.harness.router.fake_prefill import FakePrefill
+from tests.harness.router.fake_worker import FakeRouterWorker, living
 from tests.text.folders import write_folder
+from tests.waiting import until
 
 from ferryman.errors import Unavailable
 from ferryman.ids import make_epoch
@@ -78,43 +81,26 @@ class RouterCluster:
 
     async def until_joined(self, *workers: FakeRouterWorker) -> None:
         """Waits until the router believes in these workers."""
-        async with asyncio.timeout(120):
-            known: set[str] = set()
-            while not {worker.worker_id for worker in workers} <= known:
-                await asyncio.sleep(0.005)
-                known = {one.beat.worker_id for one in self.fleet}
+        joining = {worker.worker_id for worker in workers}
+        await until(lambda: joining <= {one.beat.worker_id for one in self.fleet})
 
     async def until_node(self, node: str) -> None:
         """Waits until a worker says that it is attached to this node."""
-        async with asyncio.timeout(120):
-            nodes: set[str] = set()
-            while node not in nodes:
-                await asyncio.sleep(0.005)
-                nodes = {one.beat.node for one in self.fleet}
+        await until(lambda: node in {one.beat.node for one in self.fleet})
 
     async def until_broker_away(self) -> None:
         """Waits until the router says that the broker is away."""
         async with asyncio.timeout(120):
-            has_broker = True
-            while has_broker:
-                await asyncio.sleep(0.02)
-                has_broker = (await self.http.get("/ready")).json()["broker"]
+            while (await self.http.get("/ready")).json()["broker"]:
+                pass
 
     async def until_queued(self, num_waiting: int) -> None:
         """Waits until so many requests wait for a worker."""
-        async with asyncio.timeout(120):
-            queued = -1
-            while queued != num_waiting:
-                await asyncio.sleep(0.002)
-                queued = len(self.router.components.dispatcher)
+        await until(lambda: len(self.router.components.dispatcher) == num_waiting)
 
     async def until_free(self) -> None:
         """Waits until no request is under way."""
-        async with asyncio.timeout(120):
-            under_way = -1
-            while under_way != 0:
-                await asyncio.sleep(0.002)
-                under_way = len(self.router.components.frontend.requests)
+        await until(lambda: not len(self.router.components.frontend.requests))
 
     async def life_of(self, request_id: str) -> list[str]:
         """The router's events of a request, in order, once its end was recorded."""
@@ -224,6 +210,17 @@ def frames(text: str) -> list[Any]:
     """The frames of an event stream; the end mark stays a string."""
     lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
     return [line if line == "[DONE]" else json.loads(line) for line in lines]
+
+
+def events(text: str) -> list[Any]:
+    """The data of a stream whose events have names; each has that name as its type."""
+    found = []
+    for frame in text.split("\n\n")[:-1]:
+        name, data = frame.split("\n")
+        event = json.loads(data.removeprefix("data: "))
+        assert event["type"] == name.removeprefix("event: ")
+        found.append(event)
+    return found
 
 
 async def collect(call: grpc.aio.UnaryStreamCall[Any, Any]) -> list[Any]:
