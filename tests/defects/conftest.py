@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.defects.hosts import worker_for
-from tests.defects.watch import ALL_KINDS
 from tests.harness.pair import StampedPair, stepped_pair
+from tests.harness.schedule import ALL_KINDS, worker_for
 
 
 @pytest.fixture

@@ -10,10 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.cache.manifests import small_manifest
-from tests.defects.hosts import host_of, worker_for
-from tests.defects.watch import ALL_KINDS, HYBRID, MANIFESTS, WatchedWorker, books
-from tests.schedule.cluster import ScheduledWorker, request
-from tests.schedule.random_drafts import RandomDrafts
+from tests.harness.schedule import (
+    ALL_KINDS,
+    HYBRID,
+    MANIFESTS,
+    RandomDrafts,
+    ScheduledWorker,
+    WatchedWorker,
+    books,
+    host_of,
+    request,
+    worker_for,
+)
 
 from ferryman.cache.capacity import CapacityPlan, Concurrency, plan_capacity, tracking_slots
 from ferryman.cache.keys import PageKey

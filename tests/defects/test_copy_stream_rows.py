@@ -13,12 +13,21 @@ from contextlib import contextmanager
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.defects.hosts import STEMS, Host, host_of
-from tests.defects.watch import HYBRID, MANIFESTS, PAGE, CountingPool, WatchedWorker, current
 from tests.doubles.fake_engine import WrongStamp
 from tests.doubles.sanitizer import Operation, Recorder
 from tests.doubles.step_recorder import SCHEDULER, StepRecorder
-from tests.schedule.cluster import request
+from tests.harness.schedule import (
+    HYBRID,
+    MANIFESTS,
+    PAGE,
+    STEMS,
+    CountingPool,
+    Host,
+    WatchedWorker,
+    current,
+    host_of,
+    request,
+)
 
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.slots import Demand, Holder, Role, SlotHandle
@@ -165,9 +174,7 @@ def test_rows_4_35_47_every_two_uses_of_a_slot_are_ordered_by_an_edge(
     """Loads begin when a step is submitted: by then no other operation uses their slots."""
     manifest = MANIFESTS[name]
     sizes = {Kind.FULL: full, Kind.WINDOW: 26, Kind.RECURRENT: 9}
-    worker = RecordedWorker(
-        manifest, {kind: sizes[kind] for kind in manifest.kinds}, overlap=overlap
-    )
+    worker = RecordedWorker(manifest, sizes, overlap=overlap)
     cancelled = play(worker, host_of(name), script)
     assert [str(finding) for finding in worker.recorder.findings()] == []
     for request_id in set(worker.requests) - cancelled:

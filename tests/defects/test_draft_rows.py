@@ -2,7 +2,7 @@
 
 Random schedules on a watched worker: requests that draft beside those that do not, right and wrong
 drafts, page ends anywhere within the runs, cancellations while runs are verified. After every step
-all that is cached is read against the prefix that its key names (`watch.py`).
+all that is cached is read against the prefix that its key names (`WatchedWorker`).
 """
 
 from __future__ import annotations
@@ -13,11 +13,16 @@ from random import Random
 
 import pytest
 import torch
-from tests.defects.watch import HYBRID, MANIFESTS, WatchedWorker, is_all_cached
 from tests.engine.plans import Guest, full_pages, prefill, verify
 from tests.engine.toy_model import SIZES, ToyModel
-from tests.schedule.cluster import request
-from tests.schedule.random_drafts import RandomDrafts
+from tests.harness.schedule import (
+    HYBRID,
+    MANIFESTS,
+    RandomDrafts,
+    WatchedWorker,
+    is_all_cached,
+    request,
+)
 from torch import Tensor
 
 from ferryman.cache.manifest import Kind
@@ -54,7 +59,7 @@ class Play:
         sizes = {Kind.FULL: rng.randint(14, 24), Kind.WINDOW: 30, Kind.RECURRENT: 26}
         self.worker = WatchedWorker(
             manifest,
-            {kind: sizes[kind] for kind in manifest.kinds},
+            sizes,
             overlap=rng.random() < 0.5,
             prefix_cache=rng.random() < 0.8,
             drafting=a_drafting(rng, seed),

@@ -5,19 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.defects.hosts import worker_for
-from tests.defects.watch import (
+from tests.doubles.stamps import fake_tokens
+from tests.harness.schedule import (
     ALL_KINDS,
     ATTENTION,
     HYBRID,
     MANIFESTS,
+    VOCAB,
+    ScheduledWorker,
     WatchedWorker,
     books,
     check_books,
     is_all_cached,
+    request,
+    worker_for,
 )
-from tests.doubles.stamps import fake_tokens
-from tests.schedule.cluster import VOCAB, ScheduledWorker, request
 
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.slots import Holder, Role

@@ -10,10 +10,9 @@ import asyncio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.defects.watch import ALL_KINDS, PAGE, books, is_all_cached
 from tests.doubles.stamps import fake_manifest
 from tests.harness.pair import StampedPair, unwrapped
-from tests.schedule.cluster import request
+from tests.harness.schedule import ALL_KINDS, PAGE, books, is_all_cached, request
 
 from ferryman.cache.manifest import Kind
 from ferryman.errors import CorruptState, FerrymanError

@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 
 import pytest
-from tests.defects.hosts import host_of
-from tests.defects.watch import ALL_KINDS, HYBRID, WatchedWorker, books
 from tests.harness.pair import StampedPair, engine_of
-from tests.schedule.cluster import request
+from tests.harness.schedule import ALL_KINDS, HYBRID, WatchedWorker, books, host_of, request
 
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind

@@ -6,21 +6,21 @@ from itertools import product
 
 import numpy as np
 import pytest
-from tests.defects.watch import HYBRID, MANIFESTS, PAGE, WatchedWorker, is_all_cached
-from tests.schedule.cluster import request
-from tests.schedule.random_drafts import RandomDrafts
+from tests.harness.schedule import (
+    HYBRID,
+    MANIFESTS,
+    PAGE,
+    RandomDrafts,
+    WatchedWorker,
+    is_all_cached,
+    request,
+)
 
 from ferryman.cache.manifest import Kind
 from ferryman.schedule.drafting import NO_DRAFTS
 from ferryman.schedule.rows import NO_SLOT
 
-SIZES = {Kind.FULL: 60, Kind.WINDOW: 40, Kind.RECURRENT: 24}
-
-
-def worker_for(name: str, **options: object) -> WatchedWorker:
-    manifest = MANIFESTS[name]
-    sizes = {kind: SIZES[kind] for kind in manifest.kinds}
-    return WatchedWorker(manifest, sizes, **options)  # type: ignore[arg-type]
+ROOM = {Kind.FULL: 60, Kind.WINDOW: 40, Kind.RECURRENT: 24}
 
 
 # Row 37: a page's key names all before it and its place, so whose slot it is does not matter.
@@ -32,7 +32,7 @@ def test_row_37_two_prompts_planned_before_either_is_cached_share_one_chain(
     name: str, chunk_tokens: int
 ) -> None:
     """Both compute the stem in pipelined steps; the later one goes on with the earlier's pages."""
-    worker = worker_for(name, chunk_tokens=chunk_tokens)
+    worker = WatchedWorker(MANIFESTS[name], ROOM, chunk_tokens=chunk_tokens)
     for index in range(3):
         worker.submit(request(worker.manifest, f"r{index}", [1] * 18 + [index], 9))
     worker.drain()
@@ -55,7 +55,7 @@ def test_row_40_a_request_freed_under_way_writes_to_nobodys_slot(name: str, draf
     """Cancelled with a step in flight; the next takes its row and its slots, slot 0 among them."""
     drafting = RandomDrafts(drafts) if drafts else NO_DRAFTS
     for steps, overlap in product(range(1, 8), (True, False)):
-        worker = worker_for(name, overlap=overlap, drafting=drafting)
+        worker = WatchedWorker(MANIFESTS[name], ROOM, overlap=overlap, drafting=drafting)
         worker.submit(request(worker.manifest, "goes", [1] * 6, 20))
         worker.submit(request(worker.manifest, "stays", [2] * 6, 20))
         for _ in range(steps):

@@ -11,9 +11,8 @@ from contextlib import suppress
 from dataclasses import replace
 
 import pytest
-from tests.defects.watch import ALL_KINDS, HYBRID, books, is_all_cached
 from tests.harness.pair import StampedPair, unwrapped, write_unit
-from tests.schedule.cluster import request
+from tests.harness.schedule import ALL_KINDS, HYBRID, books, is_all_cached, request
 
 from ferryman.cache.manifest import Kind
 from ferryman.cache.slots import Holder, Role

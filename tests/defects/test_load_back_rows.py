@@ -2,23 +2,51 @@
 
 from __future__ import annotations
 
-import pytest
-from tests.defects.schedules import play_many
-from tests.defects.watch import ALL_KINDS, HYBRID, PAGE, WatchedWorker
-from tests.schedule.cluster import request
+from random import Random
 
-from ferryman.cache.manifest import Kind
+import pytest
+from tests.harness.schedule import (
+    ALL_KINDS,
+    ATTENTION,
+    HYBRID,
+    PAGE,
+    ScheduleKind,
+    WatchedWorker,
+    play_many,
+    request,
+)
+
+from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.resume import Reason
+from ferryman.cache.window_budget import most_window_pages
 from ferryman.schedule.events import SequenceAdmitted
 
 SCHEDULES, PARTS = 150, 3
 
 
+def two_windows(rng: Random, manifest: StateManifest) -> WatchedWorker:
+    """Slots for about two windows, and for a few prompts."""
+    windows = most_window_pages(manifest, PAGE).most + rng.randint(0, 4)
+    return WatchedWorker(
+        manifest,
+        {Kind.FULL: rng.randint(12, 24), Kind.WINDOW: windows, Kind.RECURRENT: 12},
+        overlap=rng.random() < 0.5,
+        snapshot_grid=rng.choice([0, 4, 8]),
+    )
+
+
+SCARCE_WINDOWS = ScheduleKind(
+    draw_model=lambda rng: rng.choice([ALL_KINDS, ATTENTION]),
+    draw_worker=two_windows,
+    events={"arrive": 1, "advance": 2, "bury": 1, "offer_host": 2},
+)
+
+
 @pytest.mark.parametrize("part", range(PARTS))
 def test_rows_10_11_43_no_admitted_prefill_runs_out_of_slots(part: int) -> None:
     """Two windows of slots, prefixes partly on the host alone: 5,000 of these passed by hand."""
-    counts = play_many(part * SCHEDULES // PARTS, SCHEDULES // PARTS)
-    for what in ("admitted", "loaded windows", "loaded one kind", "reused and loaded", "declined"):
+    counts = play_many(SCARCE_WINDOWS, part * SCHEDULES // PARTS, SCHEDULES // PARTS)
+    for what in ("admitted", "loaded window", "loaded one kind", "reused and loaded", "declined"):
         assert counts[what], f"{what}: it was meant to happen"
 
 

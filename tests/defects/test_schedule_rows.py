@@ -7,15 +7,19 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.defects.hosts import STEMS, Host, host_of, worker_for
-from tests.defects.watch import (
+from tests.harness.schedule import (
     HYBRID,
     MANIFESTS,
     PAGE,
+    STEMS,
+    Host,
+    ScheduledWorker,
     WatchedWorker,
+    host_of,
     is_all_cached,
+    request,
+    worker_for,
 )
-from tests.schedule.cluster import ScheduledWorker, request
 
 from ferryman.cache.manifest import Kind
 from ferryman.cache.slots import Holder, Role
@@ -71,9 +75,7 @@ def test_rows_4_21_22_24_42_books_tree_and_initialisers_are_true_after_every_ste
     """The worker checks itself after each step; here is what must hold at the end."""
     manifest = MANIFESTS[name]
     sizes = {Kind.FULL: full, Kind.WINDOW: 26, Kind.RECURRENT: 9}
-    worker = WatchedWorker(
-        manifest, {kind: sizes[kind] for kind in manifest.kinds}, overlap=overlap
-    )
+    worker = WatchedWorker(manifest, sizes, overlap=overlap)
     cancelled = play(worker, host_of(name), script)
     for request_id in set(worker.requests) - cancelled:
         assert worker.tokens[request_id] == worker.expected(request_id)

@@ -12,11 +12,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.cache.test_tree import alone, full_branch, keys_of
-from tests.defects.hosts import worker_for
 from tests.defects.test_giving_back import fill_up
-from tests.defects.watch import ALL_KINDS, MANIFESTS, PAGE, WatchedWorker, books, is_all_cached
 from tests.doubles.stamps import fake_manifest
-from tests.schedule.cluster import ScheduledWorker, request
+from tests.harness.schedule import (
+    ALL_KINDS,
+    MANIFESTS,
+    PAGE,
+    ScheduledWorker,
+    WatchedWorker,
+    books,
+    is_all_cached,
+    request,
+    worker_for,
+)
 
 from ferryman.cache.manifest import Kind
 from ferryman.cache.slots import Holder, Role
@@ -54,7 +62,7 @@ def test_row_23_a_rejection_leaves_a_conversations_slots_alone(
     assert all(tree.node(key).holds == 0 for _, key in tree.units()), "a path stays locked"
 
 
-# Row 24: in `tests/schedule/random_schedules.py` each generation of each slot is freed once.
+# Row 24: in `tests/schedule/test_random_schedules.py` each generation of each slot is freed once.
 
 
 def test_row_24_a_page_behind_the_window_that_the_tree_has_too_is_freed_once() -> None:
@@ -150,7 +158,8 @@ def test_row_27_a_path_that_is_held_stays_whole_wherever_another_leaves_it(fork:
     assert len(tree) == 0
 
 
-# Row 43: no request is charged more than it will use, and none waits alone (see `schedules.py`).
+# Row 43: no request is charged more than it will use, and none waits alone (see also
+# `test_load_back_rows.py`).
 
 
 @pytest.mark.parametrize("kinds", [[Kind.FULL, Kind.WINDOW], list(Kind), [Kind.WINDOW]])
@@ -158,7 +167,7 @@ def test_row_43_a_short_request_is_not_charged_a_whole_window(kinds: list[Kind])
     """26 pages are a window here, and three a prompt of 5 with 7 tokens to come."""
     manifest = fake_manifest(PAGE, kinds=kinds, window_len=100)
     sizes = {Kind.FULL: 12, Kind.WINDOW: 3, Kind.RECURRENT: 4}
-    worker = WatchedWorker(manifest, {kind: sizes[kind] for kind in kinds})
+    worker = WatchedWorker(manifest, sizes)
     worker.submit(request(manifest, "r0", [1] * 5, 7))
     worker.drain()
     assert worker.tokens["r0"] == worker.expected("r0")

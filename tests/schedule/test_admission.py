@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.schedule.cluster import ScheduledWorker, request
-from tests.schedule.test_scheduler_machine import MANIFESTS
+from tests.harness.schedule import HYBRID, ScheduledWorker, request
 
 from ferryman.cache.manifest import Kind
 from ferryman.errors import OutOfSlots
@@ -13,7 +12,7 @@ from ferryman.schedule.events import Finished, Retracted, SequenceAdmitted
 
 def one_that_decodes(full: int) -> ScheduledWorker:
     """It has two pages of `full`, and will need a third."""
-    manifest = MANIFESTS["full and recurrent"]
+    manifest = HYBRID
     worker = ScheduledWorker(manifest, {Kind.FULL: full, Kind.RECURRENT: 40}, overlap=False)
     worker.submit(request(manifest, "r0", [1] * 5, 8))
     worker.plan()
@@ -47,7 +46,7 @@ def test_a_reservation_leaves_the_same_room() -> None:
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["one step at a time", "overlap"])
 def test_the_newest_is_retracted_first_and_the_oldest_never(overlap: bool) -> None:
-    manifest = MANIFESTS["full and recurrent"]
+    manifest = HYBRID
     room = {Kind.FULL: 9, Kind.RECURRENT: 40}
     worker = ScheduledWorker(manifest, room, overlap=overlap)
     for index in range(3):
@@ -61,18 +60,17 @@ def test_the_newest_is_retracted_first_and_the_oldest_never(overlap: bool) -> No
         assert worker.tokens[name] == worker.expected(name)
 
 
-MANIFEST = MANIFESTS["full and recurrent"]
 NUM_DECODING = 3
-NEW = request(MANIFEST, "new", [9] * 7, 2)
+NEW = request(HYBRID, "new", [9] * 7, 2)
 NEW_PAGES = 2
 
 
 def decoding_with_free(num_free: int) -> ScheduledWorker:
     """Three requests that decode within a page each, and `num_free` free pages."""
     sizes = {Kind.FULL: NUM_DECODING + num_free, Kind.RECURRENT: 40}
-    worker = ScheduledWorker(MANIFEST, sizes, overlap=False, max_running=8)
+    worker = ScheduledWorker(HYBRID, sizes, overlap=False, max_running=8)
     for index in range(NUM_DECODING):
-        worker.submit(request(MANIFEST, f"r{index}", [index] * 2, 3))
+        worker.submit(request(HYBRID, f"r{index}", [index] * 2, 3))
     while len(worker.seen(SequenceAdmitted)) < NUM_DECODING or worker.queued:
         worker.plan()
         worker.run_oldest()
@@ -113,9 +111,9 @@ def test_a_hand_off_is_reserved_when_everyone_who_decodes_could_still_take_a_pag
 @pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "one step at a time"])
 def test_requests_are_pushed_back_from_the_newest_on(overlap: bool) -> None:
     """The longest and the one with the most pages is the oldest here: neither is what counts."""
-    worker = ScheduledWorker(MANIFEST, {Kind.FULL: 11, Kind.RECURRENT: 40}, overlap=overlap)
+    worker = ScheduledWorker(HYBRID, {Kind.FULL: 11, Kind.RECURRENT: 40}, overlap=overlap)
     for index, length in enumerate((7, 6, 5, 4)):
-        worker.submit(request(MANIFEST, f"r{index}", [index] * length, 18))
+        worker.submit(request(HYBRID, f"r{index}", [index] * length, 18))
     running: list[str] = []
     num_heard, pushed_back = 0, []
     for _ in range(2000):

@@ -8,9 +8,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 from tests.doubles.stamps import fake_tokens
-from tests.schedule.cluster import ScheduledWorker, request
-from tests.schedule.random_drafts import RandomDrafts
-from tests.schedule.test_scheduler_machine import MANIFESTS
+from tests.harness.schedule import (
+    HYBRID,
+    MANIFESTS,
+    RandomDrafts,
+    ScheduledWorker,
+    request,
+)
 
 from ferryman.cache.keys import page_keys, root_key
 from ferryman.cache.manifest import Kind
@@ -52,7 +56,7 @@ def a_worker(
     name: str, drafting: Drafting, *, overlap: bool = True, full: int = 60
 ) -> ScheduledWorker:
     manifest = MANIFESTS[name]
-    sizes = {kind: SIZES[kind] for kind in manifest.kinds} | {Kind.FULL: full}
+    sizes = SIZES | {Kind.FULL: full}
     return ScheduledWorker(manifest, sizes, overlap=overlap, drafting=drafting, max_running=6)
 
 
@@ -118,7 +122,7 @@ def test_what_was_cut_off_in_the_middle_leaves_no_trace(name: str, right: tuple[
 
 @pytest.mark.parametrize("max_tokens", range(1, 14))
 def test_no_draft_lies_behind_the_last_token(max_tokens: int) -> None:
-    worker = a_worker("all three kinds", RandomDrafts(4, chance=1.0))
+    worker = a_worker("all kinds", RandomDrafts(4, chance=1.0))
     worker.submit(request(worker.manifest, "r0", [2] * 5, max_tokens))
     steps = decode_steps(worker)
     assert worker.tokens["r0"] == worker.expected("r0")
@@ -127,7 +131,7 @@ def test_no_draft_lies_behind_the_last_token(max_tokens: int) -> None:
 
 @pytest.mark.parametrize("at", range(1, 12))
 def test_a_stop_token_within_a_run_ends_the_request_there(at: int) -> None:
-    worker = a_worker("full and recurrent", RandomDrafts(4, chance=1.0))
+    worker = a_worker("hybrid", RandomDrafts(4, chance=1.0))
     asked = request(worker.manifest, "r0", [2] * 5, 20)
     expected = fake_tokens(asked.token_ids, 20, 50)
     stop = expected[at]
@@ -150,8 +154,8 @@ def test_the_tree_holds_the_snapshots_of_plain_decoding(
 ) -> None:
     found = []
     for worker in (
-        ScheduledWorker(MANIFESTS["full and recurrent"], SIZES, overlap=False),
-        a_worker("full and recurrent", drafting, overlap=False),
+        ScheduledWorker(HYBRID, SIZES, overlap=False),
+        a_worker("hybrid", drafting, overlap=False),
     ):
         worker.submit(request(worker.manifest, "r0", [3] * 6, max_tokens))
         worker.drain()
@@ -161,7 +165,7 @@ def test_the_tree_holds_the_snapshots_of_plain_decoding(
 
 def test_a_state_on_the_way_is_donated_without_a_copy() -> None:
     """The page ends within the run of drafts: its scratch slot becomes the tree's."""
-    worker = a_worker("full and recurrent", Runs(5, (5,)), overlap=False)
+    worker = a_worker("hybrid", Runs(5, (5,)), overlap=False)
     worker.submit(request(worker.manifest, "r0", [1] * 5, max_tokens=7))
     (step,) = decode_steps(worker)
     assert len(step.drafts) == 5
@@ -174,7 +178,7 @@ def test_a_state_on_the_way_is_donated_without_a_copy() -> None:
 
 
 def test_a_run_that_ends_on_a_pages_end_is_saved_by_the_next_step_once() -> None:
-    worker = a_worker("full and recurrent", Runs(2, (2, 0, 0, 0)), overlap=False)
+    worker = a_worker("hybrid", Runs(2, (2, 0, 0, 0)), overlap=False)
     worker.submit(request(worker.manifest, "r0", [1] * 5, max_tokens=6))
     first, second, *_ = decode_steps(worker)
     assert first.ops.saves == ()
@@ -187,7 +191,7 @@ def test_a_run_that_ends_on_a_pages_end_is_saved_by_the_next_step_once() -> None
 
 
 def test_a_request_that_ends_on_a_pages_end_gives_its_working_slot() -> None:
-    worker = a_worker("full and recurrent", Runs(2, (2,)), overlap=False)
+    worker = a_worker("hybrid", Runs(2, (2,)), overlap=False)
     worker.submit(request(worker.manifest, "r0", [1] * 5, max_tokens=4))
     (step,) = decode_steps(worker)
     known = [*[1] * 5, *worker.tokens["r0"]][:-1]
@@ -197,7 +201,7 @@ def test_a_request_that_ends_on_a_pages_end_gives_its_working_slot() -> None:
 
 def test_a_save_on_its_way_is_nobodys_yet_when_the_request_is_cancelled() -> None:
     """Defect 1, with drafts: the tree must not hold what a step in flight has yet to write."""
-    worker = a_worker("full and recurrent", Runs(2, (2, 0)), overlap=False)
+    worker = a_worker("hybrid", Runs(2, (2, 0)), overlap=False)
     worker.submit(request(worker.manifest, "r0", [1] * 5, max_tokens=9))
     while not (worker.queued and worker.queued[-1].ops.saves):
         worker.run_oldest()
@@ -231,7 +235,7 @@ def test_drafts_do_not_wait_for_who_has_none(name: str) -> None:
 
 
 def test_requests_that_draft_go_together_and_never_twice_at_once() -> None:
-    worker = a_worker("full and recurrent", RandomDrafts(3, seed=1), overlap=True)
+    worker = a_worker("hybrid", RandomDrafts(3, seed=1), overlap=True)
     for index in range(4):
         worker.submit(request(worker.manifest, f"r{index}", [index] * 5, 12))
     while worker.plan() or worker.queued:
@@ -251,7 +255,7 @@ class Some:
 
 
 def test_requests_that_do_not_draft_overlap_as_ever() -> None:
-    worker = a_worker("all three kinds", Some(), overlap=True)
+    worker = a_worker("all kinds", Some(), overlap=True)
     for index in range(4):
         worker.submit(request(worker.manifest, f"r{index}", [index] * 5, 12))
     most = 0
@@ -267,7 +271,7 @@ def test_requests_that_do_not_draft_overlap_as_ever() -> None:
 
 
 def test_a_request_with_one_token_to_draw_takes_no_scratch_slot() -> None:
-    worker = a_worker("full and recurrent", RandomDrafts(3, chance=1.0))
+    worker = a_worker("hybrid", RandomDrafts(3, chance=1.0))
     worker.submit(request(worker.manifest, "r0", [1] * 5, max_tokens=1))
     worker.plan()
     (sequence,) = worker.scheduler.sequences.by_id.values()
@@ -278,7 +282,7 @@ def test_a_request_with_one_token_to_draw_takes_no_scratch_slot() -> None:
 
 
 def test_a_prompt_to_hand_off_takes_no_scratch_slot() -> None:
-    worker = a_worker("full and recurrent", RandomDrafts(3))
+    worker = a_worker("hybrid", RandomDrafts(3))
     worker.submit(request(worker.manifest, "r0", [1] * 5, 9), goal=Goal.HAND_OFF)
     worker.drain()
     (sequence,) = worker.scheduler.sequences.by_id.values()
@@ -300,9 +304,7 @@ def test_scratch_slots_are_taken_with_all_others_or_nothing_is(name: str) -> Non
 
 def test_a_pool_that_could_never_hold_the_states_of_a_run_refuses_at_the_door() -> None:
     sizes = {Kind.FULL: 20, Kind.RECURRENT: 4}
-    worker = ScheduledWorker(
-        MANIFESTS["full and recurrent"], sizes, drafting=RandomDrafts(4, chance=1.0)
-    )
+    worker = ScheduledWorker(HYBRID, sizes, drafting=RandomDrafts(4, chance=1.0))
     with pytest.raises(InvalidRequest, match="needs 5 recurrent slots at once, there are 4"):
         worker.submit(request(worker.manifest, "r0", [1] * 5, max_tokens=9))
     worker.submit(request(worker.manifest, "r1", [1] * 5, max_tokens=4))
@@ -331,7 +333,7 @@ def test_a_request_that_drafts_is_retracted_and_comes_back(
 
 def test_a_row_of_a_finished_request_writes_nowhere() -> None:
     """Defect 40: a request freed while in flight was verified on slot 0 of another request."""
-    worker = a_worker("full and recurrent", RandomDrafts(3, chance=1.0), overlap=True)
+    worker = a_worker("hybrid", RandomDrafts(3, chance=1.0), overlap=True)
     for index in range(2):
         worker.submit(request(worker.manifest, f"r{index}", [index] * 5, 12))
     while not any(isinstance(step, DecodeStep) for step in worker.queued):

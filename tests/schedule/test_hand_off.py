@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.doubles.stamps import fake_manifest
-from tests.schedule.cluster import ScheduledWorker, request
+from tests.harness.schedule import ALL_KINDS, HYBRID, ScheduledWorker, request, worker_for
 
-from ferryman.cache.manifest import Kind, StateManifest
+from ferryman.cache.manifest import Kind
 from ferryman.cache.resume import CopyState, HostView, LoadState, resume_set
 from ferryman.cache.slots import Role
 from ferryman.cache.units import HostUnit
@@ -19,15 +18,7 @@ from ferryman.schedule.batch import Sampled
 from ferryman.schedule.events import Cached, LoadCorrupt, SequenceAdmitted, SequenceHeld
 from ferryman.schedule.sequence import Goal
 
-KINDS = {
-    "full and recurrent": fake_manifest(4),
-    "all three kinds": fake_manifest(4, kinds=list(Kind), window_len=6),
-}
-
-
-def worker_for(manifest: StateManifest, *, full: int = 40, recurrent: int = 24) -> ScheduledWorker:
-    sizes = {Kind.FULL: full, Kind.WINDOW: 40, Kind.RECURRENT: recurrent}
-    return ScheduledWorker(manifest, {kind: sizes[kind] for kind in manifest.kinds})
+KINDS = {"hybrid": HYBRID, "all kinds": ALL_KINDS}
 
 
 def hand_off(prefill: ScheduledWorker, decode: ScheduledWorker, request_id: str) -> int:
@@ -95,7 +86,7 @@ def test_a_handed_off_request_draws_the_tokens_of_one_process(
 def test_decode_wants_only_what_it_does_not_hold(prefix_cache: bool, moved: list[int]) -> None:
     """Five pages, two of the window and the state; then the last page of each and the state, of a
     prompt on the same stem; and of the first one's next turn the state alone."""
-    manifest = KINDS["all three kinds"]
+    manifest = ALL_KINDS
     prefill = worker_for(manifest)
     sizes = {Kind.FULL: 40, Kind.WINDOW: 40, Kind.RECURRENT: 24}
     decode = ScheduledWorker(manifest, sizes, prefix_cache=prefix_cache)
@@ -116,7 +107,7 @@ def test_decode_wants_only_what_it_does_not_hold(prefix_cache: bool, moved: list
 
 
 def test_slots_of_a_reservation_stay_leased_until_it_is_freed() -> None:
-    manifest = KINDS["full and recurrent"]
+    manifest = HYBRID
     decode = worker_for(manifest, full=6, recurrent=3)
     asked = request(manifest, "r0", [1] * 17, 4)
     decode.scheduler.reservations.reserve("res-1", asked, 1.0)
@@ -129,7 +120,7 @@ def test_slots_of_a_reservation_stay_leased_until_it_is_freed() -> None:
 
 
 def test_a_rejected_reservation_leaves_no_trace() -> None:
-    manifest = KINDS["full and recurrent"]
+    manifest = HYBRID
     decode = worker_for(manifest, full=4, recurrent=3)
     before = decode.scheduler.ledgers()
     with pytest.raises(InvalidRequest, match="exceed the 16 tokens that fit"):
@@ -138,7 +129,7 @@ def test_a_rejected_reservation_leaves_no_trace() -> None:
 
 
 def test_a_second_prompt_forks_off_the_snapshot_of_the_first() -> None:
-    worker = worker_for(KINDS["full and recurrent"])
+    worker = worker_for(HYBRID)
     worker.submit(request(worker.manifest, "r0", [1] * 14, 4))
     worker.drain()
     for index in (1, 2):
@@ -152,7 +143,7 @@ def test_a_second_prompt_forks_off_the_snapshot_of_the_first() -> None:
 
 
 def test_a_conversation_resumes_at_the_track_of_its_last_turn() -> None:
-    worker = worker_for(KINDS["full and recurrent"])
+    worker = worker_for(HYBRID)
     worker.submit(request(worker.manifest, "turn1", [1] * 5, 12))
     worker.drain()
     history = [1] * 5 + worker.tokens["turn1"]
@@ -193,7 +184,7 @@ def test_a_host_hit_on_another_worker_equals_recomputation(name: str) -> None:
 
 
 def test_corrupt_host_bytes_are_recomputed_not_answered() -> None:
-    first, second = (worker_for(KINDS["full and recurrent"]) for _ in range(2))
+    first, second = (worker_for(HYBRID) for _ in range(2))
     first.submit(request(first.manifest, "r0", [1] * 18, 3))
     first.drain()
     arena, units = store_on_host(first)
@@ -208,8 +199,8 @@ def test_corrupt_host_bytes_are_recomputed_not_answered() -> None:
 
 
 def test_a_first_token_that_ends_the_request_frees_it_at_once() -> None:
-    manifest = KINDS["full and recurrent"]
-    decode = worker_for(manifest)
+    manifest = HYBRID
+    decode = ScheduledWorker(manifest)  # nothing is handed over, so no slot holds its state
     asked = request(manifest, "r0", np.ones(6, dtype=int).tolist(), 1)
     decode.scheduler.reservations.reserve("res", asked, 1.0)
     decode.scheduler.adopt("res", Sampled(3, {}), 2.0)

@@ -6,9 +6,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-from tests.schedule.cluster import ScheduledWorker, request
-from tests.schedule.random_drafts import RandomDrafts
-from tests.schedule.test_scheduler_machine import MANIFESTS
+from tests.harness.schedule import (
+    HYBRID,
+    MANIFESTS,
+    RandomDrafts,
+    ScheduledWorker,
+    request,
+)
 
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind
@@ -126,7 +130,7 @@ def test_an_error_of_one_request_ends_that_request_alone(
 
 
 def hybrid(full: int = 40, overlap: bool = True) -> ScheduledWorker:
-    manifest = MANIFESTS["full and recurrent"]
+    manifest = HYBRID
     return ScheduledWorker(manifest, {Kind.FULL: full, Kind.RECURRENT: 60}, overlap=overlap)
 
 

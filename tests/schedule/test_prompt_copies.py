@@ -8,10 +8,18 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from tests.defects.watch import ALL_KINDS, ATTENTION, HYBRID, WatchedWorker
 from tests.doubles.stamps import fake_tokens
-from tests.schedule.cluster import request
-from tests.schedule.random_drafts import RandomDrafts
+from tests.harness.schedule import (
+    ALL_KINDS,
+    ATTENTION,
+    HYBRID,
+    MANIFESTS,
+    VOCAB,
+    RandomDrafts,
+    WatchedWorker,
+    request,
+    worker_for,
+)
 from tests.schedule.test_hand_off import hand_off
 
 from ferryman.cache.keys import as_token_ids
@@ -26,19 +34,11 @@ from ferryman.schedule.events import RequestFailed, Retracted
 from ferryman.schedule.request import Request
 from ferryman.schedule.sequence import Goal
 
-VOCAB = 50
-SIZES = {Kind.FULL: 40, Kind.WINDOW: 40, Kind.RECURRENT: 24}
-MODELS = {"full and recurrent": HYBRID, "all three kinds": ALL_KINDS, "attention": ATTENTION}
 PROMPT = [1] * 9 + [2] * 9
 
 
-def worker_of(manifest: StateManifest, **sizes: int) -> WatchedWorker:
-    asked = {kind: sizes.get(kind.value, SIZES[kind]) for kind in manifest.kinds}
-    return WatchedWorker(manifest, asked, drafting=NO_DRAFTS)
-
-
 def pair_of(manifest: StateManifest, **sizes: int) -> tuple[WatchedWorker, WatchedWorker]:
-    return worker_of(manifest), worker_of(manifest, **sizes)
+    return worker_for(manifest), worker_for(manifest, **sizes)
 
 
 def handed_off(
@@ -55,12 +55,12 @@ def roles(worker: WatchedWorker) -> set[str]:
     return {role for ledger in worker.scheduler.ledgers().values() for role in ledger.by_role}
 
 
-@pytest.mark.parametrize("model", sorted(MODELS))
+@pytest.mark.parametrize("model", sorted(MANIFESTS))
 @pytest.mark.parametrize("prompt_len", [3, 16, 18], ids=["no page", "whole pages", "a part more"])
 def test_siblings_share_pages_and_copy_the_rest_of_one_hand_off(
     model: str, prompt_len: int
 ) -> None:
-    manifest, prompt = MODELS[model], PROMPT[:prompt_len]
+    manifest, prompt = MANIFESTS[model], PROMPT[:prompt_len]
     pair = pair_of(manifest)
     decode, pages = pair[1], -(-prompt_len // 4)
     moved = [
@@ -200,19 +200,19 @@ class SiblingsMachine(RuleBasedStateMachine):
     """Siblings come to a small decode worker, are aborted, cancelled and retracted in any order."""
 
     @initialize(
-        model=st.sampled_from(sorted(MODELS)),
+        model=st.sampled_from(sorted(MANIFESTS)),
         overlap=st.booleans(),
         full=st.integers(14, 24),
         recurrent=st.integers(7, 12),
         drafts=st.sampled_from([0, 0, 2]),
     )
     def start(self, model: str, overlap: bool, full: int, recurrent: int, drafts: int) -> None:
-        manifest = MODELS[model]
+        manifest = MANIFESTS[model]
         sizes = {Kind.FULL: full, Kind.WINDOW: 26, Kind.RECURRENT: recurrent}
-        self.prefill = worker_of(manifest)
+        self.prefill = worker_for(manifest)
         self.decode = WatchedWorker(
             manifest,
-            {kind: sizes[kind] for kind in manifest.kinds},
+            sizes,
             overlap=overlap,
             drafting=RandomDrafts(drafts) if drafts else NO_DRAFTS,
         )

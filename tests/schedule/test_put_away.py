@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.doubles.stamps import fake_manifest
-from tests.schedule.cluster import ScheduledWorker, request
+from tests.harness.schedule import ATTENTION, HYBRID, MANIFESTS, SIZES, ScheduledWorker, request
 
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.node import Branch
@@ -19,18 +18,11 @@ from ferryman.schedule.events import Retracted, SequenceAdmitted
 from ferryman.schedule.retraction import resume_units
 
 PAGE = 4
-KINDS = {
-    "full and recurrent": fake_manifest(PAGE),
-    "all three kinds": fake_manifest(PAGE, kinds=list(Kind), window_len=6),
-    "attention": fake_manifest(PAGE, kinds=[Kind.FULL, Kind.WINDOW], window_len=6),
-}
 
 
 def worker_for(manifest: StateManifest, full: int, *, overlap: bool = True) -> ScheduledWorker:
     """Three requests grow to seven pages each."""
-    sizes = {Kind.FULL: full, Kind.WINDOW: 40, Kind.RECURRENT: 24}
-    sizes = {kind: sizes[kind] for kind in manifest.kinds}
-    worker = ScheduledWorker(manifest, sizes, overlap=overlap, max_running=3)
+    worker = ScheduledWorker(manifest, SIZES | {Kind.FULL: full}, overlap=overlap, max_running=3)
     worker.scheduler.retraction.pin_retracted()
     for name in range(3):
         worker.submit(request(manifest, f"r{name}", [name + 1] * 9, 18))
@@ -85,12 +77,12 @@ def drain(worker: ScheduledWorker, elsewhere: Elsewhere, patience: int = 0) -> N
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", MANIFESTS)
 @given(full=st.integers(14, 20), patience=st.integers(0, 6))
 def test_what_is_put_away_comes_back_exactly(
     name: str, overlap: bool, full: int, patience: int
 ) -> None:
-    worker = worker_for(KINDS[name], full, overlap=overlap)
+    worker = worker_for(MANIFESTS[name], full, overlap=overlap)
     drain(worker, elsewhere := Elsewhere(worker), patience)
     assert worker.seen(Retracted), "pages were to run out"
     for request_id in worker.requests:
@@ -102,9 +94,9 @@ def test_what_is_put_away_comes_back_exactly(
     assert elsewhere.arena
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", MANIFESTS)
 def test_what_the_tree_has_lost_is_loaded_from_elsewhere(name: str) -> None:
-    worker = worker_for(KINDS[name], 14)
+    worker = worker_for(MANIFESTS[name], 14)
     elsewhere = Elsewhere(worker)
     drain(worker, elsewhere)
     resumed = [event.plan for event in worker.seen(SequenceAdmitted) if event.is_resumed]
@@ -117,7 +109,7 @@ def test_what_the_tree_has_lost_is_loaded_from_elsewhere(name: str) -> None:
 
 def test_no_further_request_is_retracted_while_room_is_about_to_come() -> None:
     """Or every request would be pushed back while one is being copied."""
-    worker = worker_for(KINDS["full and recurrent"], 14)
+    worker = worker_for(HYBRID, 14)
     for _ in range(300):
         if not (worker.plan() | worker.run_oldest()):
             break
@@ -130,13 +122,13 @@ def test_no_further_request_is_retracted_while_room_is_about_to_come() -> None:
 
 
 def test_letting_go_of_what_was_never_kept_is_fine() -> None:
-    worker = worker_for(KINDS["attention"], 20)
+    worker = worker_for(ATTENTION, 20)
     worker.scheduler.retraction.release_retracted("nobody")
 
 
 def test_where_the_last_page_has_no_window_the_point_before_it_is_put_away() -> None:
     """Windows leave the tree without their pages; a repeat resumes where one is left."""
-    manifest = KINDS["attention"]
+    manifest = ATTENTION
     keys = request(manifest, "repeat", [7] * 25, 1).keys
     pages = {page: SlotHandle(Kind.FULL, page, 1) for page in range(6)}
     windows = {page: SlotHandle(Kind.WINDOW, page, 1) for page in (0, 1)}

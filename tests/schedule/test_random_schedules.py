@@ -1,4 +1,4 @@
-"""10,000 random schedules on tiny pools, or as many as there is time for: `random_schedules.py`.
+"""10,000 random schedules on tiny pools, or as many as there is time for: `tests/harness/schedule`.
 
 Windows of one to three pages, two to six snapshots, every combination of kinds. An admitted request
 never lacks a slot, an idle worker always admits the head of its queue, no slot is freed twice, and
@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable
 
 import pytest
-from tests.schedule.random_schedules import play_many
+from tests.harness.schedule import ScheduleKind, play_many
 
 SCHEDULES = int(os.environ.get("FERRYMAN_TEST_SCHEDULES", "200"))
 PARTS = 4
@@ -51,7 +51,7 @@ def test_no_schedule_runs_out_of_slots_stands_still_or_reads_a_wrong_state(
     part: int, record_property: Callable[[str, object], None]
 ) -> None:
     first, end = (SCHEDULES * number // PARTS for number in (part, part + 1))
-    counts = play_many(first, end - first)
+    counts = play_many(ScheduleKind(), first, end - first)
     record_property("counts", dict(sorted(counts.items())))
     for what in HAPPENED:
         assert counts[what], f"{what}: it was meant to happen"

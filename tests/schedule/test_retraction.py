@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.schedule.cluster import ScheduledWorker, request
-from tests.schedule.test_scheduler_machine import MANIFESTS
+from tests.harness.schedule import HYBRID, MANIFESTS, ScheduledWorker, request
 
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind
@@ -66,9 +65,7 @@ def run_until_retracted(worker: ScheduledWorker, stored: WrittenThrough, overlap
 @pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "one step at a time"])
 @pytest.mark.parametrize("name", sorted(MANIFESTS))
 def test_what_a_retraction_stores_resumes_within_the_last_page(name: str, overlap: bool) -> None:
-    worker = ScheduledWorker(
-        MANIFESTS[name], {kind: SCARCE[kind] for kind in MANIFESTS[name].kinds}, overlap=overlap
-    )
+    worker = ScheduledWorker(MANIFESTS[name], SCARCE, overlap=overlap)
     stored = WrittenThrough(worker)
     retracted = run_until_retracted(worker, stored, overlap)
     asked = worker.requests[retracted]
@@ -95,7 +92,7 @@ def test_what_a_retraction_stores_resumes_within_the_last_page(name: str, overla
 
 
 def test_a_request_that_waits_no_longer_is_not_offered_anything() -> None:
-    worker = ScheduledWorker(MANIFESTS["full and recurrent"], {Kind.FULL: 20, Kind.RECURRENT: 9})
+    worker = ScheduledWorker(HYBRID, {Kind.FULL: 20, Kind.RECURRENT: 9})
     assert not worker.scheduler.offer_host("nobody", HostView())
     worker.submit(request(worker.manifest, "r0", [1] * 9))
     assert worker.scheduler.offer_host("r0", HostView())

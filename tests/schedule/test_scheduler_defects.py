@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 from tests.doubles.stamps import fake_manifest
-from tests.schedule.cluster import ScheduledWorker, request
-from tests.schedule.test_hand_off import KINDS, worker_for
+from tests.harness.schedule import HYBRID, ScheduledWorker, request, worker_for
 
 from ferryman.cache.capacity import Concurrency, plan_capacity, tracking_slots
 from ferryman.cache.keys import page_keys, root_key
@@ -19,7 +18,7 @@ from ferryman.schedule.events import Retracted
 
 
 def test_pages_decoded_for_a_tenant_are_filed_under_its_own_root() -> None:
-    worker = worker_for(KINDS["full and recurrent"])
+    worker = worker_for(HYBRID)
     salt = b"another tenant"
     asked = replace(request(worker.manifest, "r0", [1] * 3, 14), tenant_salt=salt)
     worker.submit(asked)
@@ -32,7 +31,7 @@ def test_pages_decoded_for_a_tenant_are_filed_under_its_own_root() -> None:
 
 
 def test_a_reservation_does_not_overtake_what_was_retracted() -> None:
-    manifest = KINDS["full and recurrent"]
+    manifest = HYBRID
     worker = ScheduledWorker(manifest, {Kind.FULL: 9, Kind.RECURRENT: 12})
     for index in range(3):
         worker.submit(request(manifest, f"r{index}", [index] * 6, max_tokens=18))
@@ -72,7 +71,7 @@ def test_whatever_the_budget_an_idle_worker_admits_the_longest_prompt(
 
 def test_a_request_that_cannot_be_admitted_evicts_nothing() -> None:
     """Two run, the head of the line needs more than what they leave: the cache stays as it is."""
-    manifest = KINDS["full and recurrent"]
+    manifest = HYBRID
     worker = worker_for(manifest, full=20, recurrent=24)
     worker.submit(request(manifest, "cached", [5] * 14, 1))
     worker.drain()

@@ -17,20 +17,13 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
-from tests.doubles.stamps import fake_manifest
-from tests.schedule.cluster import ScheduledWorker, request
-from tests.schedule.random_drafts import RandomDrafts
+from tests.harness.schedule import HYBRID, MANIFESTS, RandomDrafts, ScheduledWorker, request
 
 from ferryman.cache.manifest import Kind
 from ferryman.schedule.drafting import NO_DRAFTS, Drafting, ModelDrafts
 from ferryman.schedule.events import Finished, Retracted
 from ferryman.schedule.limits import IN_TURNS, PREFILL_FIRST, StepOrder
 
-MANIFESTS = {
-    "full and recurrent": fake_manifest(4),
-    "all three kinds": fake_manifest(4, kinds=list(Kind), window_len=6),
-    "attention only": fake_manifest(4, kinds=[Kind.FULL, Kind.WINDOW], window_len=6),
-}
 DRAFTING: dict[str, Drafting] = {
     "plain": NO_DRAFTS,
     "one draft": RandomDrafts(1),
@@ -73,7 +66,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         sizes = {Kind.FULL: full, Kind.WINDOW: 26, Kind.RECURRENT: 9}
         self.worker = ScheduledWorker(
             manifest,
-            {kind: sizes[kind] for kind in manifest.kinds},
+            sizes,
             overlap=overlap,
             prefix_cache=prefix_cache,
             chunk_tokens=chunk_tokens,
@@ -144,7 +137,7 @@ TestSchedulerMachine.settings = settings(
 
 @pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "one step at a time"])
 def test_a_pool_that_is_too_small_for_all_retracts_the_newest(overlap: bool) -> None:
-    manifest = MANIFESTS["full and recurrent"]
+    manifest = HYBRID
     worker = ScheduledWorker(manifest, {Kind.FULL: 9, Kind.RECURRENT: 12}, overlap=overlap)
     for index in range(3):
         worker.submit(request(manifest, f"r{index}", [index] * 6, max_tokens=18))

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import pytest
-from tests.schedule.cluster import ScheduledWorker, request
-from tests.schedule.test_scheduler_machine import MANIFESTS
+from tests.harness.schedule import ALL_KINDS, HYBRID, ScheduledWorker, request
 
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.resume import resume_set
 from ferryman.schedule.events import SequenceAdmitted
 
-HYBRID = MANIFESTS["full and recurrent"]
-EVERYTHING = MANIFESTS["all three kinds"]
 ROOM = {Kind.FULL: 40, Kind.WINDOW: 60, Kind.RECURRENT: 24}
 
 
 def worker_for(
     manifest: StateManifest, *, overlap: bool = True, grid: int = 8, **sizes: int
 ) -> ScheduledWorker:
-    asked = {kind: sizes.get(kind.value, ROOM[kind]) for kind in manifest.kinds}
+    asked = ROOM | {Kind(name): sizes[name] for name in sizes}
     return ScheduledWorker(manifest, asked, overlap=overlap, chunk_tokens=12, snapshot_grid=grid)
 
 
 @pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "one step at a time"])
-@pytest.mark.parametrize("manifest", [HYBRID, EVERYTHING], ids=["hybrid", "all kinds"])
+@pytest.mark.parametrize("manifest", [HYBRID, ALL_KINDS], ids=["hybrid", "all kinds"])
 def test_every_snapshot_on_the_way_comes_with_its_window(
     manifest: StateManifest, overlap: bool
 ) -> None:
@@ -45,17 +42,17 @@ def test_every_snapshot_on_the_way_comes_with_its_window(
 
 @pytest.mark.parametrize("end", range(9, 36))
 def test_any_prompt_that_shares_a_stem_resumes_at_the_last_grid_point_of_it(end: int) -> None:
-    worker = worker_for(EVERYTHING)
-    worker.submit(request(EVERYTHING, "r0", [1] * 36, 1))
+    worker = worker_for(ALL_KINDS)
+    worker.submit(request(ALL_KINDS, "r0", [1] * 36, 1))
     worker.drain()
-    worker.submit(request(EVERYTHING, "r1", [*[1] * end, 2, 2, 2, 2], 3))
+    worker.submit(request(ALL_KINDS, "r1", [*[1] * end, 2, 2, 2, 2], 3))
     worker.drain()
     (plan,) = [event.plan for event in worker.seen(SequenceAdmitted) if event.request_id == "r1"]
     assert plan.position == (36 if end == 36 else end // 8 * 8)
     assert worker.tokens["r1"] == worker.expected("r1")
 
 
-@pytest.mark.parametrize("manifest", [HYBRID, EVERYTHING], ids=["hybrid", "all kinds"])
+@pytest.mark.parametrize("manifest", [HYBRID, ALL_KINDS], ids=["hybrid", "all kinds"])
 def test_a_prompt_that_ends_with_a_page_serves_its_repeat_and_the_next_turn(
     manifest: StateManifest,
 ) -> None:

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 from tests.doubles.stamps import fake_manifest
-from tests.schedule.cluster import ScheduledWorker, request
+from tests.harness.schedule import HYBRID, MANIFESTS, ScheduledWorker, request
 from tests.schedule.test_isolation import nothing_is_held
-from tests.schedule.test_scheduler_machine import MANIFESTS, SchedulerMachine
+from tests.schedule.test_scheduler_machine import SchedulerMachine
 
 from ferryman.cache.manifest import Kind
 from ferryman.errors import NonFiniteLogits, NonFiniteState
@@ -31,7 +31,7 @@ STEM = [1] * 17
 
 def worker_of(name: str, *, overlap: bool = False) -> ScheduledWorker:
     manifest = ALL_MANIFESTS[name]
-    return ScheduledWorker(manifest, {kind: ROOM[kind] for kind in manifest.kinds}, overlap=overlap)
+    return ScheduledWorker(manifest, ROOM, overlap=overlap)
 
 
 def ask(
@@ -154,7 +154,7 @@ def test_who_stands_on_dropped_state_goes_on_and_leaves_nothing(
 
 
 def test_a_second_row_from_state_that_was_dropped_is_no_news() -> None:
-    worker = worker_of("full and recurrent")
+    worker = worker_of("hybrid")
     ask(worker, "first", STEM)
     worker.drain()
     ask(worker, "guilty", [*STEM, 5], 9)
@@ -168,7 +168,7 @@ def test_a_second_row_from_state_that_was_dropped_is_no_news() -> None:
 
 
 def test_a_page_taken_from_another_while_both_ran_is_reused_state() -> None:
-    manifest = ALL_MANIFESTS["full and recurrent"]
+    manifest = HYBRID
     worker = ScheduledWorker(manifest, dict.fromkeys(manifest.kinds, 60), chunk_tokens=64)
     ask(worker, "first", STEM, 9)
     ask(worker, "twin", STEM, 9)

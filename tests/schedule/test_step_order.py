@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from tests.doubles.stamps import fake_manifest
-from tests.schedule.cluster import ScheduledWorker, request
+from tests.harness.schedule import HYBRID, PAGE, ScheduledWorker, request
 
 from ferryman.cache.manifest import Kind
 from ferryman.schedule.batch import PrefillStep
 from ferryman.schedule.limits import IN_TURNS, PREFILL_FIRST, StepOrder
 
-PAGE = 4
-MANIFEST = fake_manifest(PAGE)
 ROOM = {Kind.FULL: 60, Kind.RECURRENT: 40}
 CHUNK = 8
 LONG = [7] * 40
@@ -19,7 +16,7 @@ LONG = [7] * 40
 
 def worker_with(order: StepOrder, *, overlap: bool = True, max_running: int = 4) -> ScheduledWorker:
     return ScheduledWorker(
-        MANIFEST,
+        HYBRID,
         ROOM,
         overlap=overlap,
         max_running=max_running,
@@ -50,7 +47,7 @@ def waits_between_decode_steps(kinds: list[str]) -> list[int]:
 def started(worker: ScheduledWorker, count: int = 1) -> None:
     """Requests that decode."""
     for index in range(count):
-        worker.submit(request(MANIFEST, f"running-{index}", [index + 1] * 3, max_tokens=30))
+        worker.submit(request(HYBRID, f"running-{index}", [index + 1] * 3, max_tokens=30))
     while len(worker.scheduler.sequences.decoding) < count:
         worker.plan()
         worker.run_oldest()
@@ -60,7 +57,7 @@ def started(worker: ScheduledWorker, count: int = 1) -> None:
 def test_in_turns_a_running_request_waits_for_one_chunk_at_most(overlap: bool) -> None:
     worker = worker_with(IN_TURNS, overlap=overlap)
     started(worker)
-    worker.submit(request(MANIFEST, "long", LONG, max_tokens=3))
+    worker.submit(request(HYBRID, "long", LONG, max_tokens=3))
     assert max(waits_between_decode_steps(kinds_run(worker))) == 1
     for name in ("running-0", "long"):
         assert worker.tokens[name] == worker.expected(name)
@@ -69,7 +66,7 @@ def test_in_turns_a_running_request_waits_for_one_chunk_at_most(overlap: bool) -
 def test_with_prompts_first_a_running_request_waits_for_all_of_them() -> None:
     worker = worker_with(PREFILL_FIRST)
     started(worker)
-    worker.submit(request(MANIFEST, "long", LONG, max_tokens=3))
+    worker.submit(request(HYBRID, "long", LONG, max_tokens=3))
     kinds = kinds_run(worker)
     assert max(len(part) for part in "".join(k[0] for k in kinds).split("d")) == len(LONG) // CHUNK
     assert worker.tokens["running-0"] == worker.expected("running-0")
@@ -78,7 +75,7 @@ def test_with_prompts_first_a_running_request_waits_for_all_of_them() -> None:
 def test_both_steps_of_a_turn_share_one_budget_of_tokens() -> None:
     worker = worker_with(IN_TURNS)
     started(worker, count=3)
-    worker.submit(request(MANIFEST, "long", LONG, max_tokens=3))
+    worker.submit(request(HYBRID, "long", LONG, max_tokens=3))
     turns = []
     while worker.plan() or worker.queued:
         while worker.plan():
@@ -99,7 +96,7 @@ def test_many_running_requests_leave_a_prompt_the_least_chunk() -> None:
 def test_in_turns_prompts_advance_while_requests_decode() -> None:
     worker = worker_with(IN_TURNS, max_running=4)
     started(worker, count=2)
-    worker.submit(request(MANIFEST, "long", LONG, max_tokens=3))
+    worker.submit(request(HYBRID, "long", LONG, max_tokens=3))
     kinds = kinds_run(worker)
     said = "".join(kind[0] for kind in kinds).strip("d")
     assert max(len(part) for part in said.split("p")) == 1, "decode steps between chunks"
@@ -108,6 +105,6 @@ def test_in_turns_prompts_advance_while_requests_decode() -> None:
 
 def test_a_step_of_the_other_kind_runs_where_one_kind_has_nothing_to_do() -> None:
     worker = worker_with(IN_TURNS)
-    worker.submit(request(MANIFEST, "alone", LONG, max_tokens=4))
+    worker.submit(request(HYBRID, "alone", LONG, max_tokens=4))
     kinds = kinds_run(worker)
     assert kinds == ["prefill"] * (len(LONG) // CHUNK) + ["decode"] * 3

@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.schedule.cluster import ScheduledWorker, request
-from tests.schedule.test_scheduler_machine import MANIFESTS
+from tests.harness.schedule import MANIFESTS, ScheduledWorker, request
 
 from ferryman.cache.keys import as_token_ids, page_keys, root_key
 from ferryman.cache.manifest import Kind, StateManifest
@@ -29,7 +28,7 @@ def asked_by(tenant: str, manifest: StateManifest, name: str, prompt: Sequence[i
 
 
 def worker_of(manifest: StateManifest) -> ScheduledWorker:
-    return ScheduledWorker(manifest, {kind: ROOM[kind] for kind in manifest.kinds})
+    return ScheduledWorker(manifest, ROOM)
 
 
 def admitted(worker: ScheduledWorker, asked: Request) -> SequenceAdmitted:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.doubles.stamps import fake_manifest
-from tests.schedule.cluster import ScheduledWorker, request
+from tests.harness.schedule import ScheduledWorker, request
 
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.resume import Reason, resume_set
@@ -41,7 +41,7 @@ def worker_for(
     sizes = {FULL: 60, WINDOW: windows, RECURRENT: 40}
     return ScheduledWorker(
         manifest,
-        {kind: sizes[kind] for kind in manifest.kinds},
+        sizes,
         overlap=overlap,
         chunk_tokens=chunk_tokens,
         snapshot_grid=grid,

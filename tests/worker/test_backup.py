@@ -7,9 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from tests.defects.watch import ALL_KINDS, ATTENTION, HYBRID, WatchedWorker, books
 from tests.harness.pair import engine_of
-from tests.schedule.cluster import request
+from tests.harness.schedule import ALL_KINDS, ATTENTION, HYBRID, WatchedWorker, books, request
 from tests.worker.stored_host import StoredHost
 
 from ferryman.cache.keys import PageKey
@@ -74,7 +73,7 @@ def node(
     device: dict[Kind, int] = ROOMY,
     host: dict[Kind, int] = ROOMY,
 ) -> Iterator[Node]:
-    worker = WatchedWorker(manifest, {kind: device[kind] for kind in manifest.kinds})
+    worker = WatchedWorker(manifest, device)
     with engine_of(worker) as engine:
         room = StoredHost(manifest, {kind: host[kind] for kind in manifest.kinds})
         yield Node(worker, engine, room, policy)

@@ -24,6 +24,10 @@ stepped_pair        without sockets and loops: each step of both workers is the 
 Services that a test changes go in as `make_prefill` and `make_decode`.
 """
 
+# What tests import is listed once, below.
+# mypy: implicit-reexport
+# ruff: noqa: F401
+
 from tests.harness.pair.calls import (
     PairAnswer,
     WorkerPair,
@@ -35,7 +39,14 @@ from tests.harness.pair.calls import (
     request_of,
     stream_of,
 )
-from tests.harness.pair.fake_engine import MANIFEST, PAGE_SIZE, VOCAB, fake_engine, request
+from tests.harness.pair.fake_engine import (
+    MANIFEST,
+    PAGE_SIZE,
+    VOCAB,
+    engine_of,
+    fake_engine,
+    request,
+)
 from tests.harness.pair.pairs import (
     one_worker,
     one_worker_on,
@@ -45,39 +56,5 @@ from tests.harness.pair.pairs import (
     pair_with,
     worker_options,
 )
-from tests.harness.pair.stepped import StampedPair, engine_of, stepped_pair, unwrapped, write_unit
+from tests.harness.pair.stepped import StampedPair, stepped_pair, unwrapped, write_unit
 from tests.harness.pair.worker import PATIENT_SECONDS, PairWorker, parts_of, worker, worker_on
-
-__all__ = [
-    "MANIFEST",
-    "PAGE_SIZE",
-    "PATIENT_SECONDS",
-    "VOCAB",
-    "PairAnswer",
-    "PairWorker",
-    "StampedPair",
-    "WorkerPair",
-    "check",
-    "engine_of",
-    "expected",
-    "fake_engine",
-    "hand_off",
-    "one_worker",
-    "one_worker_on",
-    "pair_of_engines",
-    "pair_of_workers",
-    "pair_on",
-    "pair_with",
-    "paired",
-    "parts_of",
-    "read_to_the_end",
-    "request",
-    "request_of",
-    "stepped_pair",
-    "stream_of",
-    "unwrapped",
-    "worker",
-    "worker_on",
-    "worker_options",
-    "write_unit",
-]

@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
-from tests.doubles.fake_engine import FakeEngine, no_delay
-from tests.doubles.stamps import fake_manifest
+from tests.doubles.fake_engine import no_delay
+from tests.harness import schedule
+from tests.harness.schedule import ALL_KINDS, MAX_LEN, PAGE, ScheduledWorker
 
-from ferryman.cache.capacity import CapacityPlan, Concurrency, tracking_slots
-from ferryman.cache.keys import page_keys, root_key
-from ferryman.cache.manifest import Kind, StateManifest
+from ferryman.cache.capacity import CapacityPlan
+from ferryman.cache.manifest import StateManifest
 from ferryman.cache.rank_runs import RankShares
 from ferryman.cache.resume import FIRST_GUESS
 from ferryman.engine.engine import Engine
 from ferryman.engine.stream import ForwardStream, Pipeline
 from ferryman.grammar.compiler import GrammarCompiler
 from ferryman.schedule.batch import StepPlan
-from ferryman.schedule.limits import PREFILL_FIRST, SchedulerLimits, StepOrder
-from ferryman.schedule.request import Request, SamplingParams
-from ferryman.schedule.scheduler import Scheduler
+from ferryman.schedule.limits import PREFILL_FIRST, StepOrder
+from ferryman.schedule.request import Request
 
-PAGE_SIZE = 4
+PAGE_SIZE = PAGE
 VOCAB = 1000
-MANIFEST = fake_manifest(PAGE_SIZE, kinds=list(Kind), window_len=6)
+MANIFEST = ALL_KINDS
 
 
-def request(request_id: str, token_ids: list[int], max_tokens: int = 6) -> Request:
-    ids = np.array(token_ids, dtype="<u4")
-    keys = page_keys(root_key(MANIFEST), ids, PAGE_SIZE)
-    sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0)
-    return Request(request_id, ids, keys, sampling)
+def request(request_id: str, token_ids: Sequence[int], max_tokens: int = 6) -> Request:
+    """A request to the model of these engines."""
+    return schedule.request(MANIFEST, request_id, token_ids, max_tokens)
 
 
 @contextmanager
@@ -45,40 +41,39 @@ def fake_engine(
     order: StepOrder = PREFILL_FIRST,
 ) -> Iterator[Engine]:
     """An engine whose steps are stamps, with room for a few requests."""
-    tracking = tracking_slots(prefix_cache=True, overlap=True)
-    limits = SchedulerLimits(
-        concurrency=Concurrency(4, 4, tracking),
-        chunk_tokens=8,
-        max_len=64,
-        max_waiting=8,
-        steps_in_flight=2,
-        prefix_cache=True,
-        order=order,
-    )
-    slots = dict.fromkeys(manifest.kinds, num_slots)
-    fake = FakeEngine(
+    worker = ScheduledWorker(
         manifest,
-        slots,
-        max_rows=limits.concurrency.rows,
-        max_len=limits.max_len + 1,
+        dict.fromkeys(manifest.kinds, num_slots),
+        max_len=MAX_LEN,
+        max_waiting=8,
+        order=order,
+        costs=FIRST_GUESS,
         vocab_size=VOCAB,
         pace=pace,
     )
-    scheduler = Scheduler(manifest, slots, limits, FIRST_GUESS, root_key(manifest))
-    with stream_type(fake) as stream:
+    with engine_of(worker, stream_type) as engine:
+        yield engine
+
+
+@contextmanager
+def engine_of(
+    worker: ScheduledWorker, stream_type: type[ForwardStream] = ForwardStream
+) -> Iterator[Engine]:
+    """The worker's scheduler and stamped slots as the engine that services are given."""
+    with stream_type(worker.engine) as stream:
         yield Engine(
-            manifest=manifest,
-            capacity=CapacityPlan(slots, 0, "stamps", ()),
-            max_len=limits.max_len,
-            vocab_size=VOCAB,
+            manifest=worker.manifest,
+            capacity=CapacityPlan(worker.sizes, 0, "stamps", ()),
+            max_len=MAX_LEN,
+            vocab_size=worker.vocab_size,
             eos_token_ids=frozenset(),
-            scheduler=scheduler,
+            scheduler=worker.scheduler,
             stream=stream,
-            pipeline=Pipeline(scheduler, stream.submit),
-            transfer=fake.transfer,
-            host_tier=fake.host_tier,
+            pipeline=Pipeline(worker.scheduler, stream.submit),
+            transfer=worker.engine.transfer,
+            host_tier=worker.engine.host_tier,
             grammars=GrammarCompiler.for_folder(Path("no-model"), 1000),
-            shares=RankShares.undivided(manifest),
+            shares=RankShares.undivided(worker.manifest),
             prepare_ahead=lambda _: None,  # stamps take no memory
-            places=fake.slabs.places,
+            places=worker.engine.slabs.places,
         )

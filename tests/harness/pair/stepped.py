@@ -10,18 +10,13 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
-from tests.defects.watch import WatchedWorker
 from tests.doubles.memory_bus import MemoryBus
-from tests.schedule.cluster import MAX_LEN, VOCAB, ScheduledWorker
+from tests.harness.pair.fake_engine import engine_of
+from tests.harness.schedule import ScheduledWorker, WatchedWorker
 
-from ferryman.cache.capacity import CapacityPlan
-from ferryman.cache.rank_runs import RankShares
 from ferryman.engine.engine import Engine
 from ferryman.engine.memory.transfer import digest_of
-from ferryman.engine.stream import ForwardStream, Pipeline
-from ferryman.grammar.compiler import GrammarCompiler
 from ferryman.handoff.effects import WriteFence, WriterId, fence_of
 from ferryman.handoff.reservation import ReservationState
 from ferryman.handoff.values import Reservation, UnitDigest
@@ -58,27 +53,6 @@ DECODE = WorkerAddress("decode-00000001", "", EPOCH)
 
 def ignore(_: object) -> None:
     """Drops a report that no test here reads."""
-
-
-@contextmanager
-def engine_of(worker: ScheduledWorker) -> Iterator[Engine]:
-    """The worker's scheduler and stamped slots as the engine that services are given."""
-    with ForwardStream(worker.engine) as stream:
-        yield Engine(
-            manifest=worker.manifest,
-            capacity=CapacityPlan({}, 0, "", ()),
-            max_len=MAX_LEN,
-            vocab_size=VOCAB,
-            eos_token_ids=frozenset(),
-            scheduler=worker.scheduler,
-            stream=stream,
-            pipeline=Pipeline(worker.scheduler, stream.submit),
-            transfer=worker.engine.transfer,
-            host_tier=worker.engine.host_tier,
-            grammars=GrammarCompiler.for_folder(Path("no-model"), 1000),
-            shares=RankShares.undivided(worker.manifest),
-            prepare_ahead=ignore,
-        )
 
 
 class DirectDecode(DecodeClient):

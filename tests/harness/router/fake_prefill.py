@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc.aio
+from tests.doubles.fake_engine import fake_scores
 from tests.harness.router.fake_worker import PAGE_SIZE, FakeRouterWorker, reserve_order
 from tests.harness.router.faults import Moment, Stage
 

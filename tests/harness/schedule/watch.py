@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from typing import Unpack
 
 import numpy as np
-from tests.doubles.stamps import extended, fake_manifest
-from tests.schedule.cluster import ScheduledWorker
+from tests.doubles.stamps import extended
+from tests.harness.schedule.worker import PAGE, SIZES, ScheduledWorker, ScheduleOptions
 
 from ferryman.cache.keys import PageKey, page_keys, root_key
 from ferryman.cache.manifest import Kind, StateManifest
@@ -24,17 +25,9 @@ from ferryman.cache.resume import ReceiveState
 from ferryman.cache.slots import TREE, Demand, Holder, Role, SlotHandle, SlotPool
 from ferryman.engine.ops import advanced_slots_of, snapshots_of
 from ferryman.schedule.batch import DecodeStep, StepPlan
-from ferryman.schedule.drafting import NO_DRAFTS, Drafting
 from ferryman.schedule.events import Cached, Finished, LoadsDone
-from ferryman.schedule.limits import PREFILL_FIRST, StepOrder
 from ferryman.schedule.sequence import RunningSequence
 from ferryman.schedule.slot_allocator import slot_op_holder
-
-PAGE = 4
-HYBRID = fake_manifest(PAGE)
-ALL_KINDS = fake_manifest(PAGE, kinds=list(Kind), window_len=6)
-ATTENTION = fake_manifest(PAGE, kinds=[Kind.FULL, Kind.WINDOW], window_len=6)
-MANIFESTS = {"hybrid": HYBRID, "all kinds": ALL_KINDS, "attention": ATTENTION}
 
 Holders = dict[SlotHandle, list[Holder]]
 
@@ -59,29 +52,9 @@ class WatchedWorker(ScheduledWorker):
     """Fails at the first step after which something is not as it must be."""
 
     def __init__(
-        self,
-        manifest: StateManifest,
-        sizes: Demand,
-        *,
-        overlap: bool = True,
-        prefix_cache: bool = True,
-        max_running: int = 4,
-        chunk_tokens: int = 8,
-        snapshot_grid: int = 0,
-        drafting: Drafting = NO_DRAFTS,
-        order: StepOrder = PREFILL_FIRST,
+        self, manifest: StateManifest, sizes: Demand = SIZES, **options: Unpack[ScheduleOptions]
     ) -> None:
-        super().__init__(
-            manifest,
-            sizes,
-            overlap=overlap,
-            prefix_cache=prefix_cache,
-            max_running=max_running,
-            chunk_tokens=chunk_tokens,
-            snapshot_grid=snapshot_grid,
-            drafting=drafting,
-            order=order,
-        )
+        super().__init__(manifest, sizes, **options)
         pools = self.scheduler.allocator.pools.by_kind
         self.pools = {kind: CountingPool(kind, pools[kind].num_slots) for kind in pools}
         pools.update(self.pools)
@@ -165,9 +138,9 @@ class WatchedWorker(ScheduledWorker):
                 assert found[:PAGE] == hashes[-PAGE:], f"{kind} page of another prefix"
 
     def _name_prefixes(self) -> None:
-        root = root_key(self.manifest)
         for request_id, asked in self.requests.items():
             tokens = [*asked.token_ids.tolist(), *self.tokens[request_id]]
+            root = root_key(self.manifest, asked.tenant_salt)
             keys = page_keys(root, np.array(tokens, dtype="<u4"), PAGE)
             for page, key in enumerate(keys):
                 self.prefixes.setdefault(key, tuple(tokens[: (page + 1) * PAGE]))

@@ -1,15 +1,15 @@
-"""One worker without processes: a scheduler and a stamped engine, steps run when the test says."""
+"""A scheduler over stamped slots, whose steps run when the test says."""
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import TypedDict, TypeVar, Unpack
 
 import numpy as np
-from tests.doubles.fake_engine import FakeEngine
-from tests.doubles.stamps import fake_tokens
-from tests.schedule.random_drafts import lying_draft_model
+from tests.doubles.fake_engine import FakeEngine, no_delay
+from tests.doubles.stamps import fake_manifest, fake_tokens
+from tests.harness.schedule.drafts import VOCAB, lying_draft_model
 
 from ferryman.cache.capacity import Concurrency, tracking_slots
 from ferryman.cache.keys import page_keys, root_key
@@ -48,12 +48,31 @@ E = TypeVar(
     Retracted,
 )
 
-VOCAB = 50
+PAGE = 4
 MAX_LEN = 64
+HYBRID = fake_manifest(PAGE)
+ALL_KINDS = fake_manifest(PAGE, kinds=list(Kind), window_len=6)
+ATTENTION = fake_manifest(PAGE, kinds=[Kind.FULL, Kind.WINDOW], window_len=6)
+MANIFESTS = {"hybrid": HYBRID, "all kinds": ALL_KINDS, "attention": ATTENTION}
+SIZES = {Kind.FULL: 40, Kind.WINDOW: 40, Kind.RECURRENT: 24}
+"""Room for a few requests. Of any sizes a worker takes those of its kinds."""
 
 
-def sampling(max_tokens: int) -> SamplingParams:
-    return SamplingParams(max_tokens=max_tokens, temperature=0.0)
+class ScheduleOptions(TypedDict, total=False):
+    """The options of a worker beside its manifest and the sizes of its pools."""
+
+    overlap: bool
+    prefix_cache: bool
+    max_running: int
+    max_waiting: int
+    max_len: int
+    chunk_tokens: int
+    snapshot_grid: int
+    drafting: Drafting
+    order: StepOrder
+    costs: ResumeCosts
+    vocab_size: int
+    pace: Callable[[StepPlan], None]
 
 
 def request(
@@ -61,7 +80,26 @@ def request(
 ) -> Request:
     ids = np.array(token_ids, dtype="<u4")
     keys = page_keys(root_key(manifest), ids, manifest.page_size)
-    return Request(request_id, ids, keys, sampling(max_tokens))
+    return Request(request_id, ids, keys, SamplingParams(max_tokens=max_tokens, temperature=0.0))
+
+
+def limits_of(manifest: StateManifest, sizes: Demand, options: ScheduleOptions) -> SchedulerLimits:
+    overlap, prefix_cache = options.get("overlap", True), options.get("prefix_cache", True)
+    drafting = options.get("drafting", NO_DRAFTS)
+    tracking = tracking_slots(prefix_cache=prefix_cache, overlap=overlap)
+    num_rows = options.get("max_running", 4)
+    longest = min(MAX_LEN, sizes.get(Kind.FULL, MAX_LEN) * manifest.page_size)
+    return SchedulerLimits(
+        concurrency=Concurrency(num_rows, 4, tracking, drafting.num_tokens),
+        chunk_tokens=options.get("chunk_tokens", 8),
+        max_len=options.get("max_len", longest),
+        max_waiting=options.get("max_waiting", 100),
+        steps_in_flight=2 if overlap else 1,
+        prefix_cache=prefix_cache,
+        snapshot_grid=options.get("snapshot_grid", 0),
+        drafting=drafting,
+        order=options.get("order", PREFILL_FIRST),
+    )
 
 
 class ScheduledWorker:
@@ -70,39 +108,22 @@ class ScheduledWorker:
     def __init__(
         self,
         manifest: StateManifest,
-        sizes: Demand,
-        *,
-        overlap: bool = True,
-        prefix_cache: bool = True,
-        max_running: int = 4,
-        chunk_tokens: int = 8,
-        snapshot_grid: int = 0,
-        drafting: Drafting = NO_DRAFTS,
-        order: StepOrder = PREFILL_FIRST,
+        sizes: Demand = SIZES,
+        **options: Unpack[ScheduleOptions],
     ) -> None:
-        tracking = tracking_slots(prefix_cache=prefix_cache, overlap=overlap)
-        limits = SchedulerLimits(
-            concurrency=Concurrency(max_running, 4, tracking, drafting.num_tokens),
-            chunk_tokens=chunk_tokens,
-            max_len=min(MAX_LEN, sizes.get(Kind.FULL, MAX_LEN) * manifest.page_size),
-            max_waiting=100,
-            steps_in_flight=2 if overlap else 1,
-            prefix_cache=prefix_cache,
-            snapshot_grid=snapshot_grid,
-            drafting=drafting,
-            order=order,
-        )
         self.manifest = manifest
-        self.scheduler = Scheduler(
-            manifest, sizes, limits, ResumeCosts(1.0, 0.0), root_key(manifest)
-        )
-        rows = limits.concurrency.rows
+        self.sizes = {kind: sizes[kind] for kind in manifest.kinds}
+        limits = limits_of(manifest, self.sizes, options)
+        self.vocab_size = options.get("vocab_size", VOCAB)
+        costs = options.get("costs", ResumeCosts(1.0, 0.0))
+        self.scheduler = Scheduler(manifest, self.sizes, limits, costs, root_key(manifest))
         self.engine = FakeEngine(
             manifest,
-            sizes,
-            max_rows=rows,
+            self.sizes,
+            max_rows=limits.concurrency.rows,
             max_len=MAX_LEN + 4,
-            vocab_size=VOCAB,
+            vocab_size=self.vocab_size,
+            pace=options.get("pace", no_delay),
             proposer=lying_draft_model,
         )
         self.queued: deque[StepPlan] = deque()
@@ -156,7 +177,7 @@ class ScheduledWorker:
 
     def expected(self, request_id: str) -> list[int]:
         asked = self.requests[request_id]
-        return fake_tokens(asked.token_ids, asked.sampling.max_tokens, VOCAB)
+        return fake_tokens(asked.token_ids, asked.sampling.max_tokens, self.vocab_size)
 
     def seen(self, kind: type[E]) -> list[E]:
         """All events of one type so far, in order."""

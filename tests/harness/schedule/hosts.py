@@ -1,12 +1,12 @@
-"""Watched workers with room to spare, and what a host tier holds of the prompts they share."""
+"""A host tier that holds the prompts which workers share, and workers with room to spare."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
 
-from tests.defects.watch import MANIFESTS, WatchedWorker
-from tests.schedule.cluster import ScheduledWorker, request
+from tests.harness.schedule.watch import WatchedWorker
+from tests.harness.schedule.worker import MANIFESTS, SIZES, ScheduledWorker, request
 
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.resume import EMPTY_HOST, HostView
@@ -14,14 +14,13 @@ from ferryman.cache.units import HostUnit
 from ferryman.engine.memory.transfer import digest_of
 from ferryman.schedule.events import Cached
 
-SIZES = {Kind.FULL: 40, Kind.WINDOW: 40, Kind.RECURRENT: 24}
 STEMS = ([1] * 9, [1] * 17, [2] * 13)
 """Beginnings of prompts, so that prefixes are shared, forked and evicted."""
 
 
 def worker_for(manifest: StateManifest, **sizes: int) -> WatchedWorker:
-    asked = {kind: sizes.get(kind.value, SIZES[kind]) for kind in manifest.kinds}
-    return WatchedWorker(manifest, asked)
+    """A watched worker, with some pools of other sizes than SIZES by their kinds' names."""
+    return WatchedWorker(manifest, SIZES | {Kind(name): sizes[name] for name in sizes})
 
 
 class Host:
@@ -30,7 +29,7 @@ class Host:
     def __init__(self, manifest: StateManifest) -> None:
         self.arena = bytearray()
         self.units: dict[tuple[Kind, bytes], HostUnit] = {}
-        writer = ScheduledWorker(manifest, {kind: SIZES[kind] for kind in manifest.kinds})
+        writer = ScheduledWorker(manifest)
         for index, stem in enumerate(STEMS):
             writer.submit(request(manifest, f"w{index}", [*stem, 2, 2, 1], 2))
             writer.drain()

@@ -1,134 +1,47 @@
 """Random schedules over tiny pools: a prefill and a decode worker, checked after every step.
 
 Prompts arrive for both, are chunked, loaded, handed over, retracted, cancelled and aborted in any
-order, while pools have a few slots. A new kind of event is a method of `RandomSchedule` and its
-name in `EVENTS`; `Makeup` has the random options of a worker.
+order, while pools have a few slots. A new event is a method of `RandomSchedule` and its name in
+`EVENTS`; a new option of workers is one more draw of `tiny_worker` (`schedule_kind.py`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
-from functools import lru_cache
 from random import Random
 
-from tests.defects.hosts import STEMS, host_for
-from tests.defects.watch import PAGE, WatchedWorker, books, is_all_cached
-from tests.doubles.stamps import fake_manifest
-from tests.schedule.cluster import request
-from tests.schedule.random_drafts import RandomDrafts
+from tests.harness.schedule.counts import counts_of
+from tests.harness.schedule.hosts import STEMS, host_for
+from tests.harness.schedule.schedule_kind import ScheduleKind
+from tests.harness.schedule.watch import WatchedWorker, books, is_all_cached
+from tests.harness.schedule.worker import request
 
 from ferryman.cache.keys import PageKey
-from ferryman.cache.manifest import Kind, StateManifest
-from ferryman.cache.resume import ClearState, HostView, Reason, ResumeCosts, resume_set
+from ferryman.cache.manifest import Kind
+from ferryman.cache.resume import HostView, ResumeCosts, resume_set
 from ferryman.cache.slots import TREE
-from ferryman.cache.window_budget import most_window_pages
 from ferryman.engine.memory.loads import LoadedUnits
 from ferryman.errors import InvalidRequest, OutOfSlots
-from ferryman.schedule.drafting import NO_DRAFTS, Drafting
 from ferryman.schedule.events import (
-    Finished,
-    LoadCorrupt,
     Retracted,
-    SequenceAdmitted,
     SequenceHeld,
 )
-from ferryman.schedule.limits import IN_TURNS, PREFILL_FIRST, StepOrder
-from ferryman.schedule.request import FinishReason, Request
+from ferryman.schedule.request import Request
 from ferryman.schedule.sequence import Goal
 
 FULL, WINDOW, RECURRENT = Kind.FULL, Kind.WINDOW, Kind.RECURRENT
-MODELS = {
-    "full": (FULL,),
-    "recurrent": (RECURRENT,),
-    "window": (WINDOW,),
-    "full and recurrent": (FULL, RECURRENT),
-    "full and window": (FULL, WINDOW),
-    "window and recurrent": (WINDOW, RECURRENT),
-    "all kinds": (FULL, WINDOW, RECURRENT),
-}
-WINDOW_LENS = (1, 2, 4, 5, 6, 9, 12)
-EVENTS = {
-    "arrive": 5,
-    "reserve": 4,
-    "advance": 12,
-    "hand_over": 4,
-    "give_up": 1,
-    "cancel": 1,
-    "bury": 2,
-    "offer_host": 2,
-    "let_go": 2,
-    "flush": 0.3,
-    "measure": 0.5,
-}
-
-
-@lru_cache
-def model(name: str, window_len: int) -> StateManifest:
-    kinds = MODELS[name]
-    return fake_manifest(PAGE, kinds=kinds, window_len=window_len if WINDOW in kinds else 0)
-
-
-def _least_windows(manifest: StateManifest, num_drafts: int) -> int:
-    """With fewer the longest prompts cannot run, and with these nothing is kept of them."""
-    if not manifest.window_len:
-        return 0
-    return most_window_pages(manifest, manifest.scan_chunk, num_drafts=num_drafts).most
-
-
-@dataclass(frozen=True)
-class Makeup:
-    """The random options of a worker."""
-
-    sizes: dict[Kind, int]
-    overlap: bool
-    prefix_cache: bool
-    max_running: int
-    chunk_tokens: int
-    snapshot_grid: int
-    drafting: Drafting
-    order: StepOrder
-
-    @classmethod
-    def drawn(cls, rng: Random, manifest: StateManifest) -> Makeup:
-        sizes = {FULL: rng.randint(5, 16), RECURRENT: rng.randint(2, 6)}
-        drafts = rng.choice([0, 0, 0, rng.randint(1, min(5, sizes[RECURRENT] - 1))])
-        spare = rng.choice([-1, 0, 0, 0, 1, 2, 3, 6])
-        sizes[WINDOW] = max(1, _least_windows(manifest, drafts) + spare)
-        return cls(
-            {kind: sizes[kind] for kind in manifest.kinds},
-            overlap=rng.random() < 0.6,
-            prefix_cache=rng.random() < 0.8,
-            max_running=rng.randint(1, 4),
-            chunk_tokens=rng.choice([4, 6, 8, 8, 13, 64]),
-            snapshot_grid=rng.choice([0, 0, 4, 8]),
-            drafting=RandomDrafts(drafts, seed=rng.randrange(99)) if drafts else NO_DRAFTS,
-            order=rng.choice([PREFILL_FIRST, IN_TURNS]),
-        )
-
-    def worker(self, manifest: StateManifest) -> WatchedWorker:
-        return WatchedWorker(
-            manifest,
-            self.sizes,
-            overlap=self.overlap,
-            prefix_cache=self.prefix_cache,
-            max_running=self.max_running,
-            chunk_tokens=self.chunk_tokens,
-            snapshot_grid=self.snapshot_grid,
-            drafting=self.drafting,
-            order=self.order,
-        )
 
 
 class RandomSchedule:
     """One random schedule. `counts` says what happened on the way, so that a test can insist."""
 
-    def __init__(self, seed: int) -> None:
-        self.rng = rng = Random(seed)
-        self.manifest = model(rng.choice(sorted(MODELS)), rng.choice(WINDOW_LENS))
+    def __init__(self, kind: ScheduleKind, seed: int) -> None:
+        self.events, self.rng = kind.events, Random(seed)
+        rng = self.rng
+        self.manifest = kind.draw_model(rng)
         self.host = host_for(self.manifest)
-        self.prefill = Makeup.drawn(rng, self.manifest).worker(self.manifest)
-        self.decode = Makeup.drawn(rng, self.manifest).worker(self.manifest)
+        self.prefill = kind.draw_worker(rng, self.manifest)
+        self.decode = kind.draw_worker(rng, self.manifest)
         self.workers = (self.prefill, self.decode)
         for worker in self.workers:
             worker.engine.host_tier.attach(memoryview(bytes(self.host.arena)))
@@ -141,11 +54,12 @@ class RandomSchedule:
 
     def run(self) -> Counter[str]:
         """Fails at the first step at which something is not as it must be."""
-        names, weights = list(EVENTS), list(EVENTS.values())
+        names, weights = list(self.events), list(self.events.values())
         for _ in range(self.rng.randint(10, 60)):
             getattr(self, self.rng.choices(names, weights)[0])()
         self.finish()
-        self._count()
+        for worker in self.workers:
+            self.counts += counts_of(worker)
         return self.counts
 
     def finish(self) -> None:
@@ -344,41 +258,13 @@ class RandomSchedule:
         self._loaded[name] = self.decode.engine.host_tier.load(loads).result()
         return self._loaded[name]
 
-    def _count(self) -> None:
-        for worker in self.workers:
-            for event in worker.seen(SequenceAdmitted):
-                self._count_plan(worker, event)
-            self.counts["retracted"] += len(worker.seen(Retracted))
-            drafts = worker.scheduler.statistics().drafts
-            self.counts["drafts accepted"] += drafts.accepted
-            self.counts["drafts rejected"] += drafts.drafted - drafts.accepted
-            self.counts["corrupt"] += len(worker.seen(LoadCorrupt))
-            reasons = [event.reason for event in worker.seen(Finished)]
-            self.counts["answered"] += sum(r is not FinishReason.CANCELLED for r in reasons)
 
-    def _count_plan(self, worker: WatchedWorker, event: SequenceAdmitted) -> None:
-        plan = event.plan
-        self.counts["admitted"] += 1
-        self.counts["resumed"] += event.is_resumed
-        self.counts["hit"] += 0 < plan.position < plan.prompt_len
-        self.counts["copied"] += not isinstance(plan.initialiser, ClearState) and not plan.loads
-        self.counts["windows reused"] += bool(plan.window_pages)
-        for kind in {unit.kind for unit in plan.loads}:
-            self.counts[f"loaded {kind}"] += 1
-        self.counts["shorter chunks"] += (
-            plan.chunk_len < worker.scheduler.limits.chunk_tokens and plan.chunk_len > 0
-        )
-        reasons = {span.reason for span in plan.uncached}
-        self.counts["declined"] += Reason.NO_ROOM in reasons
-        self.counts["window lost"] += Reason.WINDOW_EVICTED in reasons
-
-
-def play_many(first: int, count: int) -> Counter[str]:
+def play_many(kind: ScheduleKind, first: int, count: int) -> Counter[str]:
     """Schedules `first`.. of `count`, and all that happened in them."""
     total: Counter[str] = Counter()
     for seed in range(first, first + count):
         try:
-            total += RandomSchedule(seed).run()
+            total += RandomSchedule(kind, seed).run()
         except BaseException as error:
             error.add_note(f"schedule {seed}")
             raise
