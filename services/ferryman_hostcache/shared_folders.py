@@ -27,6 +27,7 @@ from ferryman.tiers.folder_table import ExtentName, UnitPlace
 from ferryman.tiers.storage_values import UnitRead
 from ferryman.tiers.unit_group import by_kind
 from ferryman.tiers.values import StoredUnit, UnitName
+from ferryman.tiers.write_policy import UnitKey
 from ferryman.wire.redis.bucket_folders import BucketFolder, folders_beside
 from ferryman.wire.redis.index import NodeLife, NodePrefix, PrefixIndex
 from ferryman_hostcache.folder_headers import BucketHealth, FolderHeaders
@@ -38,8 +39,6 @@ from ferryman_hostcache.storage.threads import ReaderThreads
 log = logging.getLogger(__name__)
 
 MAX_FOLDERS, MAX_UNITS = 2, 8192  # asked, and looked up in each, for one prompt
-
-UnitKey = tuple[Kind, PageKey]
 
 
 @dataclass(frozen=True, slots=True)
