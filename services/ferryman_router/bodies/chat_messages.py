@@ -193,7 +193,7 @@ def tool_turn(call_id: str, output: str) -> ChatTurn:
     return ChatTurn("tool", output, json.dumps({"tool_call_id": call_id}))
 
 
-# What a template reads besides the messages.
+# The other fields of a chat that its template reads.
 
 MAX_VARIABLES_CHARS = 1 << 20
 MAX_DOCUMENTS = 1024

@@ -227,7 +227,7 @@ def _request(
 
 
 async def _shared_by(frontend: Frontend, first: RequestRunner) -> PromptSharing:
-    """What later answers share with the first one to their prompt, once there is something."""
+    """The state that later answers to a prompt share with the first one, once there is some."""
     if _has_state_to_share(frontend, first):
         await _until_begun(first)
     return PromptSharing(decode=first.decode_worker)

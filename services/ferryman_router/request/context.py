@@ -1,4 +1,4 @@
-"""What running requests share: the router's parts, a budget of retries, and turns of suspects."""
+"""The parts that running requests share, with the budget of retries and the turns of suspects."""
 
 from __future__ import annotations
 
