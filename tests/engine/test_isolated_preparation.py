@@ -65,7 +65,7 @@ class PlantedFault:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class PreparationStage:
     """Some work for one request: whose, with which parameters."""
 
     params: Mapping[str, Any]
@@ -80,37 +80,39 @@ def is_guilty_place(matcher: GrammarMatcher, *_: Any) -> bool:
 
 GUIDED = {"grammar": OutputGrammar.regex(f"({GUILTY}|[a-z ])*")}
 STAGES = {
-    "mask": Stage(GUIDED, GrammarMatcher, "fill", is_guilty_place),
-    "matcher": Stage(GUIDED, GrammarMatcher, "move_to", is_guilty_place),
-    "grammar": Stage(
+    "mask": PreparationStage(GUIDED, GrammarMatcher, "fill", is_guilty_place),
+    "matcher": PreparationStage(GUIDED, GrammarMatcher, "move_to", is_guilty_place),
+    "grammar": PreparationStage(
         GUIDED, GrammarCompiler, "compiled", lambda _, grammar: grammar == GUIDED["grammar"]
     ),
-    "sampling table": Stage({"seed": SEED}, draw_tensors, "uniform", lambda seed, _: seed == SEED),
-    "token rules": Stage(
+    "sampling table": PreparationStage(
+        {"seed": SEED}, draw_tensors, "uniform", lambda seed, _: seed == SEED
+    ),
+    "token rules": PreparationStage(
         {"rules": TokenRules(logit_bias=((7, BIAS),))},
         draw_tensors,
         "_biases",
         lambda ruled: any((7, BIAS) in draw.params.rules.logit_bias for _, draw in ruled),
     ),
-    "rules on the device": Stage(
+    "rules on the device": PreparationStage(
         {"rules": TokenRules(logit_bias=((7, BIAS),))},
         token_source,
         "apply_rules",
         lambda _, rules, __: bool((rules.biases.values == BIAS).any()),
     ),
-    "penalties": Stage(
+    "penalties": PreparationStage(
         {"presence_penalty": PRESENCE},
         token_source,
         "penalise",
         lambda _, __, penalties: bool((penalties.presence == PRESENCE).any()),
     ),
-    "logprobs": Stage(
+    "logprobs": PreparationStage(
         {"logprobs": NUM_BEST},
         token_source,
         "log_probabilities",
         lambda _, __, num_best: num_best == NUM_BEST,
     ),
-    "logprobs of an outcome": Stage(
+    "logprobs of an outcome": PreparationStage(
         {"logprobs": NUM_BEST}, runner, "_logprobs", lambda count, *_: count == NUM_BEST
     ),
 }
