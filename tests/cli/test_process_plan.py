@@ -213,7 +213,7 @@ class FullDisk:
         self.is_met = False
         for module, name in ((os, "mkdir"), (os, "open"), (io, "open"), (os, "link")):
             patch.setattr(module, name, partial(self._on_path, getattr(module, name)))
-        patch.setattr(os, "write", partial(self._operate, os.write))
+        patch.setattr(os, "fsync", partial(self._operate, os.fsync))
 
     def _on_path(self, operation: Callable[..., Any], path: Any, *more: Any, **named: Any) -> Any:
         is_read = more[:1] in ((os.O_RDONLY | os.O_CLOEXEC,), ("r",))

@@ -7,8 +7,6 @@
 from __future__ import annotations
 
 import json
-import os
-import secrets
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -17,7 +15,7 @@ from typing import Any
 from ferryman.errors import ConfigError
 from ferryman.security.cluster_key import ClusterKey
 from ferryman.security.credentials import ClusterRole, Login, RoleCredentials, credentials_of
-from ferryman.security.key_file import cannot_write, read_private_text
+from ferryman.security.key_file import cannot_write, private_draft, read_private_text
 
 MAX_FILE_BYTES = 16 << 10
 PRIVATE, PRIVATE_FOLDER = 0o600, 0o700
@@ -57,16 +55,9 @@ def private_folder(path: Path) -> Path:
 
 def write_private_text(path: Path, text: str, mode: int = PRIVATE) -> None:
     """Replaces a file as a whole by one with this text and mode. Raises ConfigError."""
-    draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     try:
-        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-        try:
-            with os.fdopen(fd, "w") as file:
-                file.write(text)
+        with private_draft(path, text, mode) as draft:
             draft.replace(path)
-        except OSError:
-            draft.unlink(missing_ok=True)
-            raise
     except OSError as error:
         raise cannot_write(str(path), error) from None
 

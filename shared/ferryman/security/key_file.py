@@ -7,7 +7,8 @@ import logging
 import os
 import secrets
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ferryman.errors import ConfigError
@@ -80,17 +81,31 @@ def take_key(path: Path, key: ClusterKey) -> None:
 
 
 def _keep(path: Path, key: ClusterKey) -> None:
-    draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     try:
-        # First write the whole file under another name: no reader ever sees half a key.
-        try:
-            _write(draft, key.text + "\n")
+        with private_draft(path, key.text + "\n", is_synced=True) as draft:
             with suppress(FileExistsError):
                 os.link(draft, path)
-        finally:
-            draft.unlink(missing_ok=True)
     except OSError as error:
         raise cannot_write(f"cluster key {path}", error) from None
+
+
+@contextmanager
+def private_draft(
+    path: Path, text: str, mode: int = 0o600, *, is_synced: bool = False
+) -> Iterator[Path]:
+    """A file with this text and mode beside `path`, to be put in its place within a block: so no
+    reader ever sees half of it. Nothing of it is left behind. Raises OSError."""
+    draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    try:
+        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        with os.fdopen(fd, "w") as file:
+            file.write(text)
+            file.flush()
+            if is_synced:
+                os.fsync(fd)
+        yield draft
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def cannot_write(what: str, error: OSError) -> ConfigError:
@@ -98,12 +113,3 @@ def cannot_write(what: str, error: OSError) -> ConfigError:
     do."""
     remedy = "; make room there, or choose another folder" if error.errno in FULL_DISK else ""
     return ConfigError(f"{what}: {error.strerror}{remedy}")
-
-
-def _write(path: Path, text: str) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(fd, text.encode())
-        os.fsync(fd)
-    finally:
-        os.close(fd)
