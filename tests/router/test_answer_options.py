@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.harness.router import SENTENCE, Hold, RouterCluster, Stage, cluster, frames
+from tests.harness.router import SENTENCE, FaultStage, Pause, RouterCluster, cluster, frames
 from tests.router.tool_folders import prompt_text, says, tool_cluster, tool_folder
 
 from ferryman.errors import ConfigError
@@ -48,7 +48,7 @@ async def test_several_answers_share_a_prompt_and_draw_with_seeds_of_their_own(
 
 
 async def test_further_answers_wait_until_the_prompt_is_computed(one_pair: RouterCluster) -> None:
-    gate = one_pair.prefills[0].suffers(Hold(Stage.COMMIT))
+    gate = one_pair.prefills[0].suffers(Pause(FaultStage.COMMIT))
     asked = asyncio.ensure_future(one_pair.complete(LONG, n=3, max_tokens=2))
     async with asyncio.timeout(120):
         while not gate.happened:

@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc.aio
 import pytest
-from tests.harness.router import QUICK, Hold, RouterCluster, Stage, cluster, collect
+from tests.harness.router import QUICK, FaultStage, Pause, RouterCluster, cluster, collect
 
 from ferryman.wire.v1 import inference_pb2 as pb
 from ferryman.wire.v1 import types_pb2
@@ -210,7 +210,7 @@ async def test_a_client_that_leaves_while_it_uploads_is_no_error(
 async def test_a_deadline_of_a_millisecond_is_a_timeout_that_frees_everything(
     one_pair: RouterCluster,
 ) -> None:
-    gate = one_pair.prefills[0].suffers(Hold(Stage.COMMIT))
+    gate = one_pair.prefills[0].suffers(Pause(FaultStage.COMMIT))
     headers = {"x-ferryman-deadline-ms": "1", "x-request-id": "quick-1"}
     response = await one_pair.http.post(TEXT, json=_text(), headers=headers)
     assert (response.status_code, response.json()["error"]["type"]) == (504, "timeout_error")

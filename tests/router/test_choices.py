@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from tests.harness.router import PAGE_SIZE, SENTENCE, Hold, RouterCluster, Stage
+from tests.harness.router import PAGE_SIZE, SENTENCE, FaultStage, Pause, RouterCluster
 
 from ferryman.handoff.usage import CachedTokens
 from ferryman.schedule.request import FinishReason
@@ -27,9 +27,9 @@ def orders_of(cluster: RouterCluster) -> list[PrefillOrder]:
 
 
 @asynccontextmanager
-async def held_before_their_tokens(cluster: RouterCluster) -> AsyncIterator[Hold]:
+async def held_before_their_tokens(cluster: RouterCluster) -> AsyncIterator[Pause]:
     """No request is given its first token within the block."""
-    held = Hold(Stage.COMMIT)
+    held = Pause(FaultStage.COMMIT)
     for prefill in cluster.prefills:
         prefill.suffers(held)
     try:

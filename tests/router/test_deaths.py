@@ -19,10 +19,10 @@ from tests.harness.router import (
     FakeDecode,
     FakePrefill,
     FakeRouterWorker,
-    Hold,
+    FaultStage,
+    Pause,
     Refuse,
     RouterCluster,
-    Stage,
     cluster,
     frames,
     living,
@@ -121,7 +121,7 @@ async def assert_whole(
 
 
 async def test_all_streams_of_a_dead_decode_worker_go_on_elsewhere(four: RouterCluster) -> None:
-    gate = Hold(Stage.NEXT_TOKEN)
+    gate = Pause(FaultStage.NEXT_TOKEN)
     for decode in four.decodes:
         decode.suffers(gate)
     answers = begin(four)
@@ -137,7 +137,7 @@ async def test_all_streams_of_a_dead_decode_worker_go_on_elsewhere(four: RouterC
 
 
 async def test_prompts_of_a_dead_prefill_worker_are_computed_elsewhere(four: RouterCluster) -> None:
-    gate = Hold(Stage.COMMIT)
+    gate = Pause(FaultStage.COMMIT)
     for prefill in four.prefills:
         prefill.suffers(gate)
     answers = begin(four)
@@ -154,7 +154,7 @@ async def test_hand_offs_to_a_dead_decode_worker_are_not_charged_to_prefill(
     four: RouterCluster,
 ) -> None:
     """Prefill hears first that decode is gone, and says so for each of its prompts."""
-    gate = Hold(Stage.COMMIT)
+    gate = Pause(FaultStage.COMMIT)
     for prefill in four.prefills:
         prefill.suffers(gate)
     answers = begin(four)
@@ -172,7 +172,7 @@ async def test_slots_promised_at_three_dead_decode_workers_make_no_suspect(
 ) -> None:
     """Prefill was at work on the request, and decode was not yet."""
     async with mean_cluster(nats_url, folder, 1) as made, AsyncExitStack() as stack:
-        gate = made.prefills[0].suffers(Hold(Stage.COMMIT))
+        gate = made.prefills[0].suffers(Pause(FaultStage.COMMIT))
         asking = asyncio.create_task(made.complete(LONG, max_tokens=4))
         decode = made.decodes[0]
         for nth in (1, 2, 3):
@@ -195,16 +195,16 @@ async def test_a_request_that_kills_its_workers_takes_no_other_along_twice(
     async with mean_cluster(nats_url, folder, 1) as made, AsyncExitStack() as stack:
         requests = made.router.components.frontend.requests
         (prefill,), (first,) = made.prefills, made.decodes
-        killer_tokens, gate = 7, first.suffers(Hold(Stage.NEXT_TOKEN))
-        death = first.suffers(Die(Stage.TOKEN, offset=1, max_tokens=killer_tokens))
+        killer_tokens, gate = 7, first.suffers(Pause(FaultStage.NEXT_TOKEN))
+        death = first.suffers(Die(FaultStage.TOKEN, offset=1, max_tokens=killer_tokens))
         killer = asyncio.create_task(made.complete(LONG, max_tokens=killer_tokens))
         await until(lambda: len(first.running) == 1)
         answers = begin(made)
         await until(lambda: len(first.running) == 1 + NUM_STREAMS)
         await until(lambda: num_chunks(made) == 1 + NUM_STREAMS)
-        again = prefill.suffers(Hold(Stage.COMMIT))
+        again = prefill.suffers(Pause(FaultStage.COMMIT))
         second, third = FakeDecode(made.script), FakeDecode(made.script)
-        next_death = second.suffers(Die(Stage.TOKEN, offset=1, max_tokens=killer_tokens))
+        next_death = second.suffers(Die(FaultStage.TOKEN, offset=1, max_tokens=killer_tokens))
         await stack.enter_async_context(living(second, made.bus, made.subjects))
         gate.release()
         await again.reached(1)
@@ -227,7 +227,7 @@ async def test_a_suspect_that_is_turned_away_has_another_turn(
 ) -> None:
     monkeypatch.setattr(components, "Probation", lambda: Probation(turn_seconds=1e6))
     async with mean_cluster(nats_url, folder, 1) as made, AsyncExitStack() as stack:
-        made.decodes[0].suffers(Die(Stage.TOKEN, offset=2))
+        made.decodes[0].suffers(Die(FaultStage.TOKEN, offset=2))
         second = FakeDecode(made.script)
         refusal = second.suffers(no_slots())
         asking = asyncio.create_task(made.complete(LONG, max_tokens=4))
@@ -242,7 +242,7 @@ async def test_a_worker_that_comes_back_has_not_died(nats_url: str, folder: Path
     """It is lost for its silence, again and again at one place, and beats on in the same life."""
     async with mean_cluster(nats_url, folder, 1) as made:
         (prefill,) = made.prefills
-        gate = prefill.suffers(Hold(Stage.COMMIT))
+        gate = prefill.suffers(Pause(FaultStage.COMMIT))
         asking = asyncio.create_task(made.complete(LONG, max_tokens=4))
         for nth in range(1, 7):
             await begun(made, nth)
@@ -257,7 +257,7 @@ async def test_a_worker_that_comes_back_has_not_died(nats_url: str, folder: Path
 async def test_a_full_queue_takes_back_what_a_dead_worker_had(nats_url: str, folder: Path) -> None:
     limits = MEAN.model_copy(update={"max_queued": 2})
     async with mean_cluster(nats_url, folder, 1, limits) as made:
-        gate = made.decodes[0].suffers(Hold(Stage.NEXT_TOKEN))
+        gate = made.decodes[0].suffers(Pause(FaultStage.NEXT_TOKEN))
         answers = begin(made)
         await until(lambda: len(made.decodes[0].running) == NUM_STREAMS)
         made.decodes[0].die()
@@ -317,7 +317,7 @@ async def test_connections_that_break_are_no_death(nats_url: str, folder: Path) 
     """As when the router stood still: all calls break at once, and everybody lives."""
     async with mean_cluster(nats_url, folder, 1, DEATHLESS) as made:
         (prefill,) = made.prefills
-        gate = prefill.suffers(Hold(Stage.COMMIT))
+        gate = prefill.suffers(Pause(FaultStage.COMMIT))
         async with way_to(made, prefill) as way:
             answers = begin(made)
             for nth in (1, 2):  # two deaths would be too many
@@ -333,7 +333,7 @@ async def test_connections_that_break_are_no_death(nats_url: str, folder: Path) 
 async def test_a_request_that_is_cut_off_three_times_fails(nats_url: str, folder: Path) -> None:
     async with mean_cluster(nats_url, folder, 1, DEATHLESS) as made:
         (prefill,) = made.prefills
-        prefill.suffers(Hold(Stage.COMMIT))
+        prefill.suffers(Pause(FaultStage.COMMIT))
         async with way_to(made, prefill) as way:
             asking = asyncio.create_task(made.complete(LONG, max_tokens=4))
             for nth in (1, 2, 3):
@@ -364,7 +364,7 @@ async def test_a_worker_that_beats_out_of_reach_is_not_believed(
     limits = MEAN.model_copy(update={"no_worker_seconds": 1.0})
     async with mean_cluster(nats_url, folder, 1, limits) as made:
         (decode,) = made.decodes
-        gate = decode.suffers(Hold(Stage.NEXT_TOKEN))
+        gate = decode.suffers(Pause(FaultStage.NEXT_TOKEN))
         async with way_to(made, decode) as way:
             body = {"prompt": LONG, "max_tokens": 9, "stream": True}
             reading = asyncio.create_task(made.http.post("/v1/completions", json=body))
@@ -390,7 +390,7 @@ async def test_with_the_last_decode_worker_gone_a_stream_ends_with_its_offset(
 ) -> None:
     async with cluster(nats_url, folder) as made:  # patience: 0.3 s
         decode = made.decodes[0]
-        decode.suffers(Hold(Stage.NEXT_TOKEN))
+        decode.suffers(Pause(FaultStage.NEXT_TOKEN))
         body = {"prompt": LONG, "max_tokens": 9, "stream": True}
         reading = asyncio.create_task(made.http.post("/v1/completions", json=body))
         await until(lambda: num_chunks(made) == 1)
@@ -409,7 +409,7 @@ async def test_with_the_last_prefill_worker_gone_those_who_wait_are_told(
     nats_url: str, folder: Path
 ) -> None:
     async with cluster(nats_url, folder) as made:
-        death = made.prefills[0].suffers(Die(Stage.COMMIT))
+        death = made.prefills[0].suffers(Die(FaultStage.COMMIT))
         async with asyncio.timeout(120):
             response = await made.complete(LONG, max_tokens=9)
         assert death.happened == 1
@@ -418,7 +418,7 @@ async def test_with_the_last_prefill_worker_gone_those_who_wait_are_told(
 
 async def test_a_worker_that_comes_in_time_takes_the_stream_up(nats_url: str, folder: Path) -> None:
     async with mean_cluster(nats_url, folder, 1) as made:
-        made.decodes[0].suffers(Die(Stage.TOKEN, offset=3))
+        made.decodes[0].suffers(Die(FaultStage.TOKEN, offset=3))
         asking = asyncio.create_task(made.complete(LONG, max_tokens=9))
         await made.until_queued(1)
         async with living(FakeDecode(made.script), made.bus, made.subjects):
@@ -431,7 +431,7 @@ async def test_a_worker_whose_call_runs_out_of_time_does_not_end_the_request(
     """Its own call to another worker did: the caller's deadline is minutes away."""
     prefill: FakePrefill = one_pair.prefills[0]
     too_slow = DeadlineExceeded("a call of the fake took too long")
-    fault = prefill.suffers(Refuse(Stage.RESERVED, too_slow, times=1))
+    fault = prefill.suffers(Refuse(FaultStage.RESERVED, too_slow, times=1))
     response = await one_pair.complete(LONG, max_tokens=4)
     assert fault.happened == 1
     assert response.json()["choices"][0]["text"] == one_pair.expected(4)

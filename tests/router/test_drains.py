@@ -15,10 +15,10 @@ from tests.harness.router import (
     Die,
     FakeDecode,
     Fault,
-    Hold,
+    FaultStage,
+    Pause,
     Refuse,
     RouterCluster,
-    Stage,
     cluster,
 )
 from tests.waiting import until
@@ -50,7 +50,7 @@ class DrainedWorker:
 
     def __init__(self, made: RouterCluster, num_requests: int = 1) -> None:
         self.made, self.num_requests = made, num_requests
-        self.gate = Hold(Stage.NEXT_TOKEN)
+        self.gate = Pause(FaultStage.NEXT_TOKEN)
         self.answers: list[asyncio.Task[str]] = []
 
     async def begin(self) -> tuple[FakeDecode, FakeDecode]:
@@ -140,7 +140,7 @@ async def drained_with(made: RouterCluster, fault: Fault) -> FakeDecode:
 
 
 async def test_a_worker_that_cannot_let_go_yet_is_asked_again(two: RouterCluster) -> None:
-    victim = await drained_with(two, Refuse(Stage.DETACH, NOT_FOUND, times=1))
+    victim = await drained_with(two, Refuse(FaultStage.DETACH, NOT_FOUND, times=1))
     assert len(victim.moved) == 1
 
 
@@ -157,13 +157,13 @@ async def test_a_worker_that_cannot_let_go_yet_is_asked_again(two: RouterCluster
 async def test_a_request_that_cannot_be_moved_is_computed_again(
     two: RouterCluster, error: Exception
 ) -> None:
-    await drained_with(two, Refuse(Stage.HAND_OFF, error, times=1))
+    await drained_with(two, Refuse(FaultStage.HAND_OFF, error, times=1))
     assert attempts(two) == [1, 3]
 
 
 async def test_a_full_worker_is_tried_again_and_nothing_is_computed(two: RouterCluster) -> None:
     victim = await drained_with(
-        two, Refuse(Stage.HAND_OFF, OutOfSlots("no room there", 0.05), times=1)
+        two, Refuse(FaultStage.HAND_OFF, OutOfSlots("no room there", 0.05), times=1)
     )
     assert [order.context.attempt for order in victim.moved] == [2, 3]
     assert attempts(two) == [1]
@@ -172,14 +172,14 @@ async def test_a_full_worker_is_tried_again_and_nothing_is_computed(two: RouterC
 async def test_a_worker_that_dies_while_it_hands_off_is_a_death_like_any(
     two: RouterCluster,
 ) -> None:
-    await drained_with(two, Die(Stage.HAND_OFF))
+    await drained_with(two, Die(FaultStage.HAND_OFF))
     assert attempts(two) == [1, 3]
 
 
 async def test_a_client_that_leaves_while_its_request_moves_ends_it(two: RouterCluster) -> None:
     drained = DrainedWorker(two)
     victim, other = await drained.begin()
-    at_other = other.suffers(Hold(Stage.NEXT_TOKEN))
+    at_other = other.suffers(Pause(FaultStage.NEXT_TOKEN))
     drained.drain(victim, other)
     await at_other.reached(1)
     for answer in drained.answers:

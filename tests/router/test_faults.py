@@ -15,13 +15,13 @@ from tests.harness.router import (
     SENTENCE,
     Die,
     FakeDecode,
+    FaultStage,
     GiveUp,
-    Hold,
     LoseTokens,
+    Pause,
     Refuse,
     RepeatTokens,
     RouterCluster,
-    Stage,
     cluster,
     frames,
     living,
@@ -52,7 +52,7 @@ async def test_a_decode_worker_that_dies_in_mid_stream_is_replaced(
 ) -> None:
     _, decode = _chosen(two_pairs)
     victim, headers = two_pairs.decodes[decode], {"x-request-id": "moved-1"}
-    gate = victim.suffers(Hold(Stage.NEXT_TOKEN))
+    gate = victim.suffers(Pause(FaultStage.NEXT_TOKEN))
     body = {"prompt": LONG, "max_tokens": 12, "stream": True, "seed": 3}
     post = two_pairs.http.post("/v1/completions", json=body, headers=headers)
     reading = asyncio.ensure_future(post)
@@ -84,7 +84,7 @@ async def test_a_prefill_worker_that_dies_before_the_commit_is_replaced(
     two_pairs: RouterCluster,
 ) -> None:
     prefill, _ = _chosen(two_pairs)
-    death = two_pairs.prefills[prefill].suffers(Die(Stage.COMMIT))
+    death = two_pairs.prefills[prefill].suffers(Die(FaultStage.COMMIT))
     response = await two_pairs.complete(LONG, max_tokens=8)
     assert death.happened == 1
     assert response.json()["choices"][0]["text"] == two_pairs.expected(8)
@@ -95,7 +95,7 @@ async def test_a_decode_worker_that_dies_at_the_commit_is_replaced(
     two_pairs: RouterCluster,
 ) -> None:
     _, decode = _chosen(two_pairs)
-    death = two_pairs.decodes[decode].suffers(Die(Stage.COMMIT))
+    death = two_pairs.decodes[decode].suffers(Die(FaultStage.COMMIT))
     response = await two_pairs.complete(LONG, max_tokens=8)
     assert death.happened == 1
     assert response.json()["choices"][0]["text"] == two_pairs.expected(8)
@@ -105,7 +105,7 @@ async def test_a_request_that_ran_at_two_deaths_at_one_place_is_suspect(
     nats_url: str, folder: Path
 ) -> None:
     async with cluster(nats_url, folder, num_decodes=4) as made:
-        death = Die(Stage.TOKEN, offset=4)
+        death = Die(FaultStage.TOKEN, offset=4)
         for decode in made.decodes:
             decode.suffers(death)
         headers = {"x-request-id": "suspect-1"}
@@ -129,7 +129,7 @@ async def test_a_request_that_deaths_hit_by_chance_ends_whole(
     size = len(places) + 1
     async with cluster(nats_url, folder, num_decodes=size) as made:
         workers = sorted(made.decodes, key=lambda one: one.worker_id)  # the policy's order
-        deaths = [Die(Stage.TOKEN, offset=place) for place in places]
+        deaths = [Die(FaultStage.TOKEN, offset=place) for place in places]
         for decode, death in zip(workers, deaths, strict=False):
             decode.suffers(death)
         response = await made.complete(LONG, max_tokens=12)
@@ -229,7 +229,7 @@ async def test_a_last_frame_that_is_lost_is_asked_for(one_pair: RouterCluster) -
 
 
 async def test_a_stream_that_breaks_is_taken_up_at_its_cursors(one_pair: RouterCluster) -> None:
-    broken = Refuse(Stage.STREAM, Unavailable("the fake breaks its stream"), offset=3, times=1)
+    broken = Refuse(FaultStage.STREAM, Unavailable("the fake breaks its stream"), offset=3, times=1)
     one_pair.decodes[0].suffers(broken)
     response = await one_pair.complete(LONG, max_tokens=9)
     assert broken.happened == 1
@@ -238,7 +238,7 @@ async def test_a_stream_that_breaks_is_taken_up_at_its_cursors(one_pair: RouterC
 
 
 async def test_a_client_that_disappears_frees_the_workers(one_pair: RouterCluster) -> None:
-    one_pair.decodes[0].suffers(Hold(Stage.NEXT_TOKEN))
+    one_pair.decodes[0].suffers(Pause(FaultStage.NEXT_TOKEN))
     body = {"prompt": LONG, "max_tokens": 100, "stream": True}
     headers = {"x-request-id": "gone-1"}
     call = one_pair.http.stream("POST", "/v1/completions", json=body, headers=headers)
@@ -254,7 +254,7 @@ async def test_a_client_that_disappears_frees_the_workers(one_pair: RouterCluste
 async def test_a_client_that_disappears_while_prefill_runs_cancels_it(
     one_pair: RouterCluster,
 ) -> None:
-    gate = one_pair.prefills[0].suffers(Hold(Stage.COMMIT))
+    gate = one_pair.prefills[0].suffers(Pause(FaultStage.COMMIT))
     headers = {"x-request-id": "gone-2"}
     body = {"prompt": LONG, "max_tokens": 4}
     post = one_pair.http.post("/v1/completions", json=body, headers=headers)
@@ -272,7 +272,7 @@ async def test_an_answer_that_overtakes_its_hand_off_does_not_cancel_it(
 ) -> None:
     monkeypatch.setattr(attempt, "FAREWELL_SECONDS", 60.0)
     prefill = one_pair.prefills[0]
-    last_word = prefill.suffers(Hold(Stage.COMMITTED))
+    last_word = prefill.suffers(Pause(FaultStage.COMMITTED))
     response = await one_pair.complete(LONG, max_tokens=2)
     assert response.json()["choices"][0]["text"] == one_pair.expected(2)
     assert last_word.happened == 1
@@ -286,10 +286,10 @@ async def test_a_prefill_that_fails_when_tokens_have_come_costs_no_second_attemp
     one_pair: RouterCluster,
 ) -> None:
     prefill, decode = one_pair.prefills[0], one_pair.decodes[0]
-    last_word = prefill.suffers(Hold(Stage.COMMITTED))
+    last_word = prefill.suffers(Pause(FaultStage.COMMITTED))
     unheard = Unavailable("the fake has not heard what became of its commit")
-    failure = prefill.suffers(Refuse(Stage.HANDED_OFF, unheard))
-    gate = decode.suffers(Hold(Stage.NEXT_TOKEN))
+    failure = prefill.suffers(Refuse(FaultStage.HANDED_OFF, unheard))
+    gate = decode.suffers(Pause(FaultStage.NEXT_TOKEN))
     body = {"prompt": LONG, "max_tokens": 6, "stream": True}
     async with one_pair.http.stream("POST", "/v1/completions", json=body) as response:
         parts = response.aiter_text()
@@ -308,7 +308,10 @@ async def test_a_stop_that_overtakes_the_hand_off_knows_what_was_cached(
     one_pair: RouterCluster,
 ) -> None:
     prefill = one_pair.prefills[0]
-    gate, last_word = prefill.suffers(Hold(Stage.COMMIT)), prefill.suffers(Hold(Stage.COMMITTED))
+    gate, last_word = (
+        prefill.suffers(Pause(FaultStage.COMMIT)),
+        prefill.suffers(Pause(FaultStage.COMMITTED)),
+    )
     headers, body = {"x-request-id": "stop-1"}, {"prompt": LONG, "max_tokens": 9, "stop": "ferry"}
     post = one_pair.http.post("/v1/completions", json=body, headers=headers)
     asking = asyncio.ensure_future(post)
@@ -329,7 +332,7 @@ async def test_a_prefill_worker_that_never_speaks_again_is_cancelled_in_the_end(
 ) -> None:
     monkeypatch.setattr(attempt, "FAREWELL_SECONDS", 0.05)
     prefill = one_pair.prefills[0]
-    last_word = prefill.suffers(Hold(Stage.COMMITTED))
+    last_word = prefill.suffers(Pause(FaultStage.COMMITTED))
     assert (await one_pair.complete(LONG, max_tokens=2)).status_code == 200
     assert await asyncio.wait_for(prefill.ends.get(), 120) == "cancelled"
     assert last_word.happened == 1
@@ -338,7 +341,7 @@ async def test_a_prefill_worker_that_never_speaks_again_is_cancelled_in_the_end(
 async def test_a_deadline_in_mid_stream_is_a_typed_end(one_pair: RouterCluster) -> None:
     """A deadline that passes before the first token is another case: then it gets more time."""
     decode = one_pair.decodes[0]
-    gate = decode.suffers(Hold(Stage.NEXT_TOKEN))
+    gate = decode.suffers(Pause(FaultStage.NEXT_TOKEN))
     body = {"prompt": LONG, "max_tokens": 100, "stream": True}
     for deadline_ms in ("300", "1500", "6000", "18000"):
         name = f"late-{deadline_ms}"
@@ -362,7 +365,7 @@ async def test_what_is_under_way_is_counted_when_a_prompt_has_been_tokenized(
     )  # in a thread: both come in before either is done
     limits = QUICK.model_copy(update={"max_in_flight": 1})
     async with cluster(nats_url, folder, limits=limits) as made:
-        gate = made.decodes[0].suffers(Hold(Stage.NEXT_TOKEN))
+        gate = made.decodes[0].suffers(Pause(FaultStage.NEXT_TOKEN))
         both = {asyncio.ensure_future(made.complete(LONG, max_tokens=3)) for _ in range(2)}
         done, waiting = await asyncio.wait(both, timeout=120, return_when=asyncio.FIRST_COMPLETED)
         assert [one.result().status_code for one in done] == [429]
@@ -371,7 +374,7 @@ async def test_what_is_under_way_is_counted_when_a_prompt_has_been_tokenized(
 
 
 async def test_draining_refuses_the_new_and_finishes_the_old(one_pair: RouterCluster) -> None:
-    gate = one_pair.decodes[0].suffers(Hold(Stage.NEXT_TOKEN))
+    gate = one_pair.decodes[0].suffers(Pause(FaultStage.NEXT_TOKEN))
     body = {"prompt": LONG, "max_tokens": 5, "stream": True}
     async with one_pair.http.stream("POST", "/v1/completions", json=body) as response:
         parts = response.aiter_text()

@@ -8,7 +8,16 @@ from typing import Any
 
 import grpc.aio
 import pytest
-from tests.harness.router import QUICK, SENTENCE, Die, Hold, RouterCluster, Stage, cluster, collect
+from tests.harness.router import (
+    QUICK,
+    SENTENCE,
+    Die,
+    FaultStage,
+    Pause,
+    RouterCluster,
+    cluster,
+    collect,
+)
 from tests.skipped_time import skipped_time
 
 from ferryman.handoff.lifecycle import check
@@ -57,7 +66,7 @@ async def test_a_finished_request_can_be_heard_again_from_any_offset(
 
 async def test_a_broken_connection_resumes_without_a_gap(nats_url: str, folder: Path) -> None:
     async with cluster(nats_url, folder, limits=LINGERING) as one_pair:
-        gate = one_pair.decodes[0].suffers(Hold(Stage.NEXT_TOKEN))
+        gate = one_pair.decodes[0].suffers(Pause(FaultStage.NEXT_TOKEN))
         address = f"127.0.0.1:{one_pair.router.grpc_port}"
         async with channel(address) as first_channel:
             call = InferenceServiceStub(first_channel).Generate(_request("g-3"))
@@ -70,7 +79,7 @@ async def test_a_broken_connection_resumes_without_a_gap(nats_url: str, folder: 
 
 
 async def test_a_client_that_does_not_come_back_ends_its_request(one_pair: RouterCluster) -> None:
-    one_pair.decodes[0].suffers(Hold(Stage.NEXT_TOKEN))
+    one_pair.decodes[0].suffers(Pause(FaultStage.NEXT_TOKEN))
     call = one_pair.stub.Generate(_request("g-4"))
     await call.read()
     await call.read()
@@ -87,7 +96,7 @@ async def test_a_reader_who_is_being_checked_is_back_already(
 ) -> None:
     async with cluster(nats_url, folder, limits=LINGERING) as one_pair:
         time, frontend = skipped_time(monkeypatch), one_pair.router.components.frontend
-        gate = one_pair.decodes[0].suffers(Hold(Stage.NEXT_TOKEN))
+        gate = one_pair.decodes[0].suffers(Pause(FaultStage.NEXT_TOKEN))
         call = one_pair.stub.Generate(_request("g-8"))
         await call.read()
         await call.read()
@@ -139,7 +148,7 @@ async def test_a_route_is_explained_with_its_runner_up(two_pairs: RouterCluster)
 
 
 async def test_the_lifecycle_is_read_from_the_log_and_legal(two_pairs: RouterCluster) -> None:
-    two_pairs.decodes[0].suffers(Die(Stage.TOKEN, offset=3))
+    two_pairs.decodes[0].suffers(Die(FaultStage.TOKEN, offset=3))
     await collect(two_pairs.stub.Generate(_request("g-7")))
     await two_pairs.life_of("g-7")
     trace = await two_pairs.stub.Trace(pb.TraceRequest(request_id="g-7"))

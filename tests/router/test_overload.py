@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc.aio
 import pytest
-from tests.harness.router import Hold, RouterCluster, Stage, cluster, collect
+from tests.harness.router import FaultStage, Pause, RouterCluster, cluster, collect
 from tests.waiting import until
 
 from ferryman.settings.router import LimitSettings
@@ -26,15 +26,15 @@ async def crowded(nats_url: str, folder: Path) -> AsyncIterator[RouterCluster]:
     patient = LimitSettings(beat_timeout_seconds=60.0, no_worker_seconds=60.0)
     async with cluster(nats_url, folder, api_keys="heavy, light", limits=patient) as made:
         made.decodes[0].max_running = ROWS
-        made.decodes[0].suffers(Hold(Stage.NEXT_TOKEN))
+        made.decodes[0].suffers(Pause(FaultStage.NEXT_TOKEN))
         await until(lambda: any(one.beat.max_running == ROWS for one in made.fleet))
         yield made
 
 
-def gate_of(made: RouterCluster) -> Hold:
+def gate_of(made: RouterCluster) -> Pause:
     """That of its decode worker's tokens."""
     (gate,) = made.decodes[0].faults
-    assert isinstance(gate, Hold)
+    assert isinstance(gate, Pause)
     return gate
 
 
@@ -72,7 +72,7 @@ async def test_what_would_come_too_late_is_refused_with_a_time_to_come_back(
     gate = gate_of(crowded)
     gate.release()
     await asyncio.gather(*(collect(_ask(crowded, "heavy", f"w-{i}")) for i in range(20)))
-    gate.hold_again()  # its pace is known, and now it stands still
+    gate.pause_again()  # its pace is known, and now it stands still
     waiting = [asyncio.ensure_future(collect(_ask(crowded, "heavy", f"s-{i}"))) for i in range(6)]
     await until(lambda: len(crowded.router.components.dispatcher) == 6 - ROWS)
     status, number = grpc.StatusCode.DEADLINE_EXCEEDED, 0

@@ -13,11 +13,11 @@ from tests.harness.router import (
     SENTENCE,
     STATE,
     FakeRouterWorker,
-    Hold,
+    FaultStage,
     Moment,
+    Pause,
     Refuse,
     RouterCluster,
-    Stage,
     cluster,
     living,
 )
@@ -51,7 +51,7 @@ class FakeHostCache(FakeRouterWorker, hostcache_pb2_grpc.HostCacheServiceService
 
     async def Prefetch(self, request: Any, context: Any) -> pb.PrefetchResponse:
         self.asked.put_nowait(request)
-        await self.meet(Moment(Stage.PREFETCH))
+        await self.meet(Moment(FaultStage.PREFETCH))
         return pb.PrefetchResponse(asked_pages=2)
 
 
@@ -128,7 +128,7 @@ async def test_a_host_cache_that_does_not_answer_keeps_nobody_waiting(
     held: HeldPrefetch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_client, "MAX_PREFETCHES", 2)
-    gate = held.host.suffers(Hold(Stage.PREFETCH))
+    gate = held.host.suffers(Pause(FaultStage.PREFETCH))
     assert [await held.ask(f"stuck-{i}") for i in range(4)] == [200] * 4
     await held.counted("too_many", 2)
     await asyncio.wait_for(held.host.asked.get(), 120)
@@ -140,7 +140,7 @@ async def test_a_host_cache_that_does_not_answer_keeps_nobody_waiting(
 async def test_a_host_cache_that_refuses_is_counted_and_the_request_goes_on(
     held: HeldPrefetch,
 ) -> None:
-    held.host.suffers(Refuse(Stage.PREFETCH, Exhausted("too many are under way", 0.1)))
+    held.host.suffers(Refuse(FaultStage.PREFETCH, Exhausted("too many are under way", 0.1)))
     assert await held.ask("refused-1") == 200
     await held.counted("failed", 1)
 

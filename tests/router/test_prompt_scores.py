@@ -15,11 +15,11 @@ from tests.harness.router import (
     SENTENCE,
     Die,
     Fault,
-    Hold,
+    FaultStage,
     LateScores,
+    Pause,
     RouterCluster,
     SpoilScores,
-    Stage,
     collect,
 )
 from tests.waiting import until
@@ -137,7 +137,7 @@ async def test_an_attempt_without_all_scores_is_lost(
     victim = min(two_pairs.prefills, key=lambda prefill: prefill.worker_id)
     fault: Fault = victim.suffers(SpoilScores(spoil or _without_the_last))
     if spoil is None:
-        fault = victim.suffers(Die(Stage.SCORES))
+        fault = victim.suffers(Die(FaultStage.SCORES))
     _check_answer(two_pairs, await _events(two_pairs, "s-3"))
     assert fault.happened == 1
     orders = [order for prefill in two_pairs.prefills for order in prefill.orders]
@@ -147,7 +147,7 @@ async def test_an_attempt_without_all_scores_is_lost(
 
 
 async def test_tokens_that_overtake_the_scores_wait_for_them(one_pair: RouterCluster) -> None:
-    last_word = one_pair.prefills[0].suffers(Hold(Stage.COMMITTED))
+    last_word = one_pair.prefills[0].suffers(Pause(FaultStage.COMMITTED))
     late = one_pair.prefills[0].suffers(LateScores())
     reading = asyncio.ensure_future(_events(one_pair, "s-4"))
     await _until_held(one_pair, "s-4", 5)
@@ -171,7 +171,7 @@ async def test_a_worker_that_dies_behind_the_scores_does_not_repeat_them(
     two_pairs: RouterCluster,
 ) -> None:
     victim = min(two_pairs.decodes, key=lambda decode: decode.worker_id)
-    death = victim.suffers(Die(Stage.TOKEN, offset=2))
+    death = victim.suffers(Die(FaultStage.TOKEN, offset=2))
     _check_answer(two_pairs, await _events(two_pairs, "s-5"))
     assert death.happened == 1
     orders = [order for prefill in two_pairs.prefills for order in prefill.orders]

@@ -22,8 +22,8 @@ from tests.harness.router import (
     STATE,
     FakeDecode,
     FakePrefill,
-    Hold,
-    Stage,
+    FaultStage,
+    Pause,
     frames,
     living,
 )
@@ -168,7 +168,7 @@ async def sse(router: Restartable, first: asyncio.Event) -> list[Any]:
 
 
 async def test_streams_that_outlast_the_drain_end_with_an_error(router: Restartable) -> None:
-    router.decode.suffers(Hold(Stage.NEXT_TOKEN))
+    router.decode.suffers(Pause(FaultStage.NEXT_TOKEN))
     first = asyncio.Event()
     by_http = asyncio.create_task(sse(router, first))
     async with channel(router.grpc) as way:
@@ -195,7 +195,7 @@ async def test_streams_that_outlast_the_drain_end_with_an_error(router: Restarta
 
 async def test_calls_of_the_sdk_survive_a_router_that_stands_still(router: Restartable) -> None:
     """Some wait for their first token, some are in mid-stream, some come while it stands."""
-    gate = router.decode.suffers(Hold(Stage.NEXT_TOKEN))
+    gate = router.decode.suffers(Pause(FaultStage.NEXT_TOKEN))
     begun, late = [Reading() for _ in range(8)], [Reading() for _ in range(4)]
     async with Client(router.grpc) as client:
         reading = [asyncio.create_task(one.read(client)) for one in begun]
@@ -215,14 +215,14 @@ async def test_calls_of_the_sdk_survive_a_router_that_is_started_again(
     router: Restartable,
 ) -> None:
     """The tokens that were delivered are compared with those of the next router."""
-    gate = router.decode.suffers(Hold(Stage.NEXT_TOKEN))
-    waiting = router.prefill.suffers(Hold(Stage.COMMIT))
+    gate = router.decode.suffers(Pause(FaultStage.NEXT_TOKEN))
+    waiting = router.prefill.suffers(Pause(FaultStage.COMMIT))
     begun, silent = [Reading() for _ in range(4)], [Reading() for _ in range(4)]
     async with Client(router.grpc) as client:
         waiting.release()
         reading = [asyncio.create_task(one.read(client)) for one in begun]
         await asyncio.gather(*(one.has_begun.wait() for one in begun))
-        waiting.hold_again()
+        waiting.pause_again()
         reading += [asyncio.create_task(one.read(client)) for one in silent]
         await waiting.reached(len(silent))
         router.process.send_signal(signal.SIGTERM)
@@ -239,7 +239,7 @@ async def test_calls_of_the_sdk_survive_a_router_that_is_started_again(
 async def test_a_call_that_outlives_its_router_is_one_request_of_two_routers(
     router: Restartable, nats_url: str
 ) -> None:
-    gate, one = router.decode.suffers(Hold(Stage.NEXT_TOKEN)), Reading()
+    gate, one = router.decode.suffers(Pause(FaultStage.NEXT_TOKEN)), Reading()
     async with Client(router.grpc) as client:
         reading = asyncio.create_task(one.read(client, request_id="outlives"))
         await one.has_begun.wait()
@@ -266,7 +266,7 @@ async def test_an_answer_that_another_model_gives_differently_ends_with_what_was
     router: Restartable,
 ) -> None:
     """Another model takes no request over: the answer is begun anew, and compared."""
-    gate = router.decode.suffers(Hold(Stage.NEXT_TOKEN))
+    gate = router.decode.suffers(Pause(FaultStage.NEXT_TOKEN))
     one = Reading()
     async with Client(router.grpc) as client:
         reading = asyncio.create_task(one.read(client))

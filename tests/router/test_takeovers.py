@@ -13,9 +13,9 @@ import pytest
 from tests.harness.router import (
     SENTENCE,
     STATE,
-    Hold,
+    FaultStage,
+    Pause,
     RouterCluster,
-    Stage,
     another_router,
     cluster,
 )
@@ -77,7 +77,7 @@ async def read(call: Any) -> tuple[list[int], str]:
 @pytest.fixture
 async def begun(nats_url: str, folder: Path) -> AsyncIterator[Begun]:
     async with cluster(nats_url, folder, api_keys="one, two", num_decodes=2) as made:
-        gate = Hold(Stage.NEXT_TOKEN)
+        gate = Pause(FaultStage.NEXT_TOKEN)
         for decode in made.decodes:
             decode.suffers(gate)
         request = pb.GenerateRequest(

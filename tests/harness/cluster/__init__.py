@@ -13,8 +13,9 @@ and compares with the oracle, the same model in this process:
         cluster.assert_ledgers_balance()
 
 Processes come and go while it runs: `cluster.start(role)` and `Service.kill`, `stop`, `ledger` and
-`metrics`. `cluster.await_…` waits until the cluster has seen something. Services are forked from a
-process that has imported what they share (`tests/harness/forked_services.py`).
+`metrics`. `cluster.await_…` waits until the cluster has seen something, `events_until` until it has
+logged something. Services are forked from a process that has imported what they share
+(`tests/harness/forked_services.py`).
 
 `up(state_dir)` is the other way in: the command as people call it, with the demo model. `starting`
 yields before it is ready.
@@ -27,6 +28,10 @@ answers    answers through the SDK, and their oracle
 up         `ferryman up`
 """
 
+# What tests import is listed once, below.
+# mypy: implicit-reexport
+# ruff: noqa: F401
+
 from tests.harness.cluster.answers import (
     Generated,
     assert_same,
@@ -34,7 +39,12 @@ from tests.harness.cluster.answers import (
     generate_all,
     one_process,
 )
-from tests.harness.cluster.running import Cluster, running_cluster, started_cluster
+from tests.harness.cluster.running import (
+    Cluster,
+    events_until,
+    running_cluster,
+    started_cluster,
+)
 from tests.harness.cluster.service import Service
 from tests.harness.cluster.shape import (
     FAST_PLANE,
@@ -44,27 +54,3 @@ from tests.harness.cluster.shape import (
     save_served_model,
 )
 from tests.harness.cluster.up import API_KEY, SMALL, Up, name_of, starting, up, up_command
-
-__all__ = [
-    "API_KEY",
-    "FAST_PLANE",
-    "PAGE_SIZE",
-    "SMALL",
-    "Cluster",
-    "ClusterShape",
-    "Generated",
-    "Service",
-    "Up",
-    "assert_same",
-    "generate",
-    "generate_all",
-    "name_of",
-    "on_plane",
-    "one_process",
-    "running_cluster",
-    "save_served_model",
-    "started_cluster",
-    "starting",
-    "up",
-    "up_command",
-]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -12,13 +12,17 @@ from tests.cluster_keys import token_of
 from tests.harness.cluster.processes import ServiceProcesses
 from tests.harness.cluster.shape import PAGE_SIZE, ClusterShape
 from tests.servers import TESTS, locked_nats_server, redis_server
+from tests.waiting import LOOK_SECONDS
 
 from ferryman.cache.keys import PageKey, as_token_ids, page_keys, root_key
 from ferryman.cache.units import Tier
+from ferryman.errors import Unavailable
+from ferryman.handoff.lifecycle import LifecycleEntry
 from ferryman.llm import LLM
 from ferryman.runtime.lifecycle import decode_event
 from ferryman.security.credentials import ClusterRole
 from ferryman.wire.grpc.rpc import channel
+from ferryman.wire.nats.bus import Bus
 from ferryman.wire.nats.connection import NatsOptions
 from ferryman.wire.nats.nats_bus import NatsBus, nats_bus
 from ferryman.wire.nats.subjects import Subjects
@@ -38,11 +42,9 @@ class Cluster(ServiceProcesses):
     async def plane_of(self, request_id: str) -> str:
         """On which plane a request was handed off, as its events say."""
         handed_off = f"{Subjects().root}.life.prefill.*.{request_id}.handed_off"
-        async with self.bus() as bus, asyncio.timeout(120):
-            # Another process says it; what was said is only asked for.
-            while not (said := await bus.history(handed_off, max_events=1)):  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-        return str(decode_event(said[0].payload).facts["path"])
+        async with self.bus() as bus:
+            (event, *_) = await events_until(bus, handed_off, bool)
+        return str(event.facts["path"])
 
     async def flush_device(self, role: str) -> None:
         """Drops the unused cached units from the devices of the workers of a role."""
@@ -78,7 +80,7 @@ class Cluster(ServiceProcesses):
         async with self._lookups(keys, node) as look, asyncio.timeout(120):
             # Another process stores; there is no event here.
             while not _has_all(await look(), len(keys), tier):  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(LOOK_SECONDS)
 
     @asynccontextmanager
     async def _lookups(
@@ -100,6 +102,23 @@ class Cluster(ServiceProcesses):
             stats = HostCacheServiceStub(way).Stats
             found: hostcache_pb2.StatsResponse = await stats(hostcache_pb2.StatsRequest())
             return found
+
+
+async def events_until(
+    bus: Bus, pattern: str, is_enough: Callable[[list[LifecycleEntry]], bool]
+) -> list[LifecycleEntry]:
+    """The lifecycle events on some subjects, as soon as they are enough.
+
+    Other processes say them, each at its own time; what was said is only asked for.
+    """
+    async with asyncio.timeout(120):
+        while True:
+            with suppress(Unavailable):  # the broker of a busy machine takes longer than a call may
+                entries = await bus.history(pattern, max_events=999)
+                events = [decode_event(entry.payload) for entry in entries]
+                if is_enough(events):
+                    return events
+            await asyncio.sleep(LOOK_SECONDS)
 
 
 def _has_all(found: hostcache_pb2.LookupResponse, num_pages: int, tier: Tier) -> bool:

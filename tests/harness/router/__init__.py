@@ -1,7 +1,7 @@
 """A router with unruly fake workers: real broker, real gRPC, real HTTP, in one loop.
 
     async with cluster(nats_url, folder, num_decodes=2) as made:
-        death = made.decodes[0].suffers(Die(Stage.TOKEN, offset=4))
+        death = made.decodes[0].suffers(Die(FaultStage.TOKEN, offset=4))
         response = await made.complete("the ferry", max_tokens=12)
         assert death.happened == 1
         assert response.json()["choices"][0]["text"] == made.expected(12)
@@ -9,7 +9,7 @@
 The i-th token of every request is `SCRIPT[i % len(SCRIPT)]`, whichever attempt and worker it comes
 from, as with a real model and one seed; so `made.expected` knows every answer.
 
-A fault is a value of `faults`: `Refuse`, `Die` and `Hold` at any stage of a request's way, and a
+A fault is a value of `faults`: `Refuse`, `Die` and `Pause` at any stage of a request's way, and a
 few that spoil what is sent. A worker `suffers` it; it says itself how often it `happened`, and
 `await hold.reached(n)` waits for that. `until_…` of the cluster waits for what the router knows.
 
@@ -21,6 +21,10 @@ fake_worker   what all workers have; fake_prefill, fake_decode
 faults        the faults
 queueing      a queueing model under the dispatcher
 """
+
+# What tests import is listed once, below.
+# mypy: implicit-reexport
+# ruff: noqa: F401
 
 from tests.harness.router.cluster import (
     QUICK,
@@ -39,52 +43,17 @@ from tests.harness.router.fake_worker import PAGE_SIZE, STATE, FakeRouterWorker,
 from tests.harness.router.faults import (
     Die,
     Fault,
+    FaultStage,
     GiveUp,
-    Hold,
     LateScores,
     LoseTokens,
     Moment,
+    Pause,
     Refuse,
     RepeatTokens,
     SpoilScores,
-    Stage,
     in_use,
     no_room,
     no_slots,
 )
 from tests.harness.router.queueing import PROMPT, QueueCaller, QueueCluster
-
-__all__ = [
-    "PAGE_SIZE",
-    "PROMPT",
-    "QUICK",
-    "SENTENCE",
-    "STATE",
-    "Die",
-    "FakeDecode",
-    "FakePrefill",
-    "FakeRouterWorker",
-    "Fault",
-    "GiveUp",
-    "Hold",
-    "LateScores",
-    "LoseTokens",
-    "Moment",
-    "QueueCaller",
-    "QueueCluster",
-    "Refuse",
-    "RepeatTokens",
-    "RouterCluster",
-    "SpoilScores",
-    "Stage",
-    "another_router",
-    "cluster",
-    "collect",
-    "events",
-    "frames",
-    "in_use",
-    "living",
-    "model_folder",
-    "no_room",
-    "no_slots",
-]

@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc.aio
 from tests.harness.router.fake_worker import PAGE_SIZE, FakeRouterWorker, reserve_order
-from tests.harness.router.faults import GivenUp, Moment, Stage
+from tests.harness.router.faults import FaultStage, GivenUp, Moment
 
 from ferryman.errors import LeaseLost, RequestDetached, Stale
 from ferryman.handoff.offsets import EMPTY_HASH, TokenFrame, extend_hash
@@ -79,14 +79,14 @@ class FakeDecode(FakeRouterWorker, decode_pb2_grpc.DecodeServiceServicer):
 
     async def Reserve(self, request: Any, context: Any) -> decode_pb2.ReserveResponse:
         order = reserve_order_from_wire(request)
-        await self.meet(Moment(Stage.RESERVE))
+        await self.meet(Moment(FaultStage.RESERVE))
         reservation_id = f"res-{order.context.request_id}-{order.context.attempt}"
         self.reserved[reservation_id] = order
         return decode_pb2.ReserveResponse(reservation_id=reservation_id, epoch=self.epoch)
 
     async def Commit(self, request: Any, context: Any) -> decode_pb2.CommitResponse:
         commit = commit_order_from_wire(request)
-        await self.meet(Moment(Stage.COMMIT))
+        await self.meet(Moment(FaultStage.COMMIT))
         order = self.reserved.pop(commit.reservation_id, None)
         if order is None:
             raise Stale("no such reservation")
@@ -110,7 +110,7 @@ class FakeDecode(FakeRouterWorker, decode_pb2_grpc.DecodeServiceServicer):
         return decode_pb2.AbortResponse(was_known=was_known)
 
     async def Detach(self, request: Any, context: Any) -> decode_pb2.DetachResponse:
-        await self.meet(Moment(Stage.DETACH))
+        await self.meet(Moment(FaultStage.DETACH))
         running = self.running.pop(request.request_id)
         assert (running.attempt, running.router_id) == (request.attempt, request.router_id)
         self.over[request.request_id] = self.kept[request.request_id] = running
@@ -123,7 +123,7 @@ class FakeDecode(FakeRouterWorker, decode_pb2_grpc.DecodeServiceServicer):
     async def HandOff(self, request: Any, context: Any) -> AsyncIterator[Any]:
         order = hand_off_order_from_wire(request)
         self.moved.append(order)
-        await self.meet(Moment(Stage.HAND_OFF))
+        await self.meet(Moment(FaultStage.HAND_OFF))
         kept = self.kept.get(order.context.request_id)
         if kept is None:
             raise LeaseLost("the fake keeps nothing of it")
@@ -181,7 +181,7 @@ class FakeDecode(FakeRouterWorker, decode_pb2_grpc.DecodeServiceServicer):
         while True:
             entries = await queue.get()
             for entry in entries:
-                await self.meet(Moment(Stage.STREAM, offset=entry.frame.offset))
+                await self.meet(Moment(FaultStage.STREAM, offset=entry.frame.offset))
             sequence += 1
             yield decode_pb2.TokensResponse(
                 epoch=self.epoch, sequence=sequence, requests=map(request_tokens_to_wire, entries)
@@ -194,13 +194,13 @@ class FakeDecode(FakeRouterWorker, decode_pb2_grpc.DecodeServiceServicer):
         request_id, base = running.request.request_id, running.request.num_generated
         while self.running.get(request_id) is running and not self.dead.is_set():
             if running.made:
-                await self.meet(Moment(Stage.NEXT_TOKEN))
+                await self.meet(Moment(FaultStage.NEXT_TOKEN))
                 if self.running.get(request_id) is not running:
                     return
             offset = base + len(running.made)
             max_tokens = running.request.sampling.max_tokens
             try:
-                await self.meet(Moment(Stage.TOKEN, offset=offset, max_tokens=max_tokens))
+                await self.meet(Moment(FaultStage.TOKEN, offset=offset, max_tokens=max_tokens))
             except GivenUp as given_up:
                 self._give_up(running, offset, given_up.ending)
                 return

@@ -9,7 +9,7 @@ from typing import Any
 import grpc.aio
 from tests.doubles.fake_engine import fake_scores
 from tests.harness.router.fake_worker import PAGE_SIZE, FakeRouterWorker, reserve_order
-from tests.harness.router.faults import Moment, Stage
+from tests.harness.router.faults import FaultStage, Moment
 
 from ferryman.errors import Unavailable, WrongEpoch
 from ferryman.handoff.usage import CachedTokens
@@ -54,7 +54,7 @@ class FakePrefill(FakeRouterWorker, prefill_pb2_grpc.PrefillServiceServicer):
             self.num_wrong_epochs += 1
             raise WrongEpoch("another life of this fake was meant")
         attempt = f"{order.context.request_id}.{order.context.attempt}"
-        await self.meet(Moment(Stage.ORDER, attempt))
+        await self.meet(Moment(FaultStage.ORDER, attempt))
         try:
             async for progress in self._progress(order):
                 yield progress_to_wire(progress)
@@ -67,7 +67,7 @@ class FakePrefill(FakeRouterWorker, prefill_pb2_grpc.PrefillServiceServicer):
         self.ends.put_nowait("handed_off")
 
     async def _progress(self, order: PrefillOrder) -> AsyncIterator[Any]:
-        await self.meet(Moment(Stage.PREFILL))
+        await self.meet(Moment(FaultStage.PREFILL))
         yield PrefillQueued()
         usage = _usage(order)
         async with channel(order.decode.address) as to_decode:
@@ -75,12 +75,12 @@ class FakePrefill(FakeRouterWorker, prefill_pb2_grpc.PrefillServiceServicer):
             with typed_errors():
                 reserve = reserve_order(order, self)
                 reserved = await stub.Reserve(reserve_order_to_wire(reserve), timeout=120)
-            await self.meet(Moment(Stage.RESERVED))
+            await self.meet(Moment(FaultStage.RESERVED))
             yield PrefillAdmitted(usage)
-            for piece in self._told(Stage.SCORES, self._scores(order)):
+            for piece in self._told(FaultStage.SCORES, self._scores(order)):
                 yield piece
-            await self.meet(Moment(Stage.SCORES))
-            await self.meet(Moment(Stage.COMMIT))
+            await self.meet(Moment(FaultStage.SCORES))
+            await self.meet(Moment(FaultStage.COMMIT))
             yield PrefillChunkDone(len(order.request.token_ids))
             first = Sampled(self.script[order.request.num_generated % len(self.script)], {})
             with typed_errors():
@@ -88,10 +88,10 @@ class FakePrefill(FakeRouterWorker, prefill_pb2_grpc.PrefillServiceServicer):
                     order.context, reserved.reservation_id, reserved.epoch, (), (), first, usage
                 )
                 await stub.Commit(commit_order_to_wire(commit), timeout=120)
-        await self.meet(Moment(Stage.COMMITTED))
-        for piece in self._told(Stage.COMMITTED, []):
+        await self.meet(Moment(FaultStage.COMMITTED))
+        for piece in self._told(FaultStage.COMMITTED, []):
             yield piece
-        await self.meet(Moment(Stage.HANDED_OFF))
+        await self.meet(Moment(FaultStage.HANDED_OFF))
         yield PrefillHandedOff(usage, 1024, 0.001)
 
     def _scores(self, order: PrefillOrder) -> list[PromptScores]:
@@ -102,7 +102,7 @@ class FakePrefill(FakeRouterWorker, prefill_pb2_grpc.PrefillServiceServicer):
         wanted = ScoreRequest(1, order.request.token_ids[1:], num_best)
         return list(fake_scores(wanted).pieces(4 * (1 + num_best)))
 
-    def _told(self, stage: Stage, scores: list[PromptScores]) -> list[PromptScores]:
+    def _told(self, stage: FaultStage, scores: list[PromptScores]) -> list[PromptScores]:
         """What it tells of the prompt's scores at a stage."""
         for fault in self.faults:
             scores = fault.told(self, stage, scores)

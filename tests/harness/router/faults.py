@@ -1,6 +1,6 @@
 """Faults of fake workers: each is a value that does one thing at one stage, and counts it.
 
-    death = decode.suffers(Die(Stage.TOKEN, offset=4))
+    death = decode.suffers(Die(FaultStage.TOKEN, offset=4))
     ...
     assert death.happened == 1
 
@@ -25,7 +25,7 @@ ANY = -1
 ALWAYS = 1 << 30
 
 
-class Stage(Enum):
+class FaultStage(Enum):
     """The stages of a request's way through fake workers, in order."""
 
     ORDER = auto()
@@ -62,7 +62,7 @@ class Stage(Enum):
 class Moment:
     """A worker at a stage of one request; `attempt` is `ID.NUMBER`."""
 
-    stage: Stage
+    stage: FaultStage
     attempt: str = ""
     offset: int = 0
     max_tokens: int = 0
@@ -88,7 +88,7 @@ class GivenUp(Exception):
 class Fault:
     """The base of all: where it strikes, and how often it did."""
 
-    stage: Stage
+    stage: FaultStage
     offset: int = field(default=ANY, kw_only=True)
     """Only at the token of this offset."""
     max_tokens: int = field(default=ANY, kw_only=True)
@@ -128,7 +128,7 @@ class Fault:
         """The frames that decode sends instead of one."""
         return [entry]
 
-    def told(self, worker: Mortal, stage: Stage, scores: Scores) -> Scores:
+    def told(self, worker: Mortal, stage: FaultStage, scores: Scores) -> Scores:
         """The scores that prefill tells at a stage instead of these."""
         return scores
 
@@ -159,7 +159,7 @@ class Die(Fault):
 
 
 @dataclass(eq=False)
-class Hold(Fault):
+class Pause(Fault):
     """The worker stands still until the test releases it."""
 
     _gate: asyncio.Event = field(default_factory=asyncio.Event, init=False, repr=False)
@@ -173,7 +173,7 @@ class Hold(Fault):
         """Those that are held go on, and no more are held."""
         self._gate.set()
 
-    def hold_again(self) -> None:
+    def pause_again(self) -> None:
         self._gate.clear()
 
 
@@ -181,7 +181,7 @@ class Hold(Fault):
 class GiveUp(Fault):
     """Decode ends a request unasked, with this ending, before the token at an offset."""
 
-    stage: Stage = field(default=Stage.TOKEN, init=False)
+    stage: FaultStage = field(default=FaultStage.TOKEN, init=False)
     ending: Ending
 
     async def strike(self, worker: Mortal) -> None:
@@ -193,7 +193,7 @@ class GiveUp(Fault):
 class LoseTokens(Fault):
     """The tokens at these offsets do not arrive, the first time."""
 
-    stage: Stage = field(default=Stage.STREAM, init=False)
+    stage: FaultStage = field(default=FaultStage.STREAM, init=False)
     offsets: set[int]
 
     def sent(self, worker: Mortal, entry: RequestTokens) -> list[RequestTokens]:
@@ -208,7 +208,7 @@ class LoseTokens(Fault):
 class RepeatTokens(Fault):
     """Every token arrives twice."""
 
-    stage: Stage = field(default=Stage.STREAM, init=False)
+    stage: FaultStage = field(default=FaultStage.STREAM, init=False)
 
     def sent(self, worker: Mortal, entry: RequestTokens) -> list[RequestTokens]:
         self.note(worker)
@@ -219,10 +219,10 @@ class RepeatTokens(Fault):
 class SpoilScores(Fault):
     """Prefill tells other scores of a prompt than it should."""
 
-    stage: Stage = field(default=Stage.SCORES, init=False)
+    stage: FaultStage = field(default=FaultStage.SCORES, init=False)
     spoil: Callable[[Scores], Scores]
 
-    def told(self, worker: Mortal, stage: Stage, scores: Scores) -> Scores:
+    def told(self, worker: Mortal, stage: FaultStage, scores: Scores) -> Scores:
         if stage is not self.stage or not scores:
             return scores
         self.note(worker)
@@ -233,10 +233,10 @@ class SpoilScores(Fault):
 class LateScores(Fault):
     """Prefill tells the scores of a prompt after its commit."""
 
-    stage: Stage = field(default=Stage.COMMITTED, init=False)
+    stage: FaultStage = field(default=FaultStage.COMMITTED, init=False)
     _kept: Scores = field(default_factory=list, init=False, repr=False)
 
-    def told(self, worker: Mortal, stage: Stage, scores: Scores) -> Scores:
+    def told(self, worker: Mortal, stage: FaultStage, scores: Scores) -> Scores:
         if stage is not self.stage:
             self._kept = scores
             return []
@@ -246,15 +246,15 @@ class LateScores(Fault):
 
 def no_slots(times: int = 1) -> Refuse:
     """Decode has no slots for so many requests."""
-    return Refuse(Stage.RESERVE, OutOfSlots("no slots in the fake", 0.05), times=times)
+    return Refuse(FaultStage.RESERVE, OutOfSlots("no slots in the fake", 0.05), times=times)
 
 
 def no_room(times: int = 1) -> Refuse:
     """Prefill has no room for so many requests."""
-    return Refuse(Stage.PREFILL, Exhausted("no room in the fake", 0.05), times=times)
+    return Refuse(FaultStage.PREFILL, Exhausted("no room in the fake", 0.05), times=times)
 
 
 def in_use(*attempts: str) -> Refuse:
     """Prefill runs attempts of another router under these names, as `ID.NUMBER`."""
     error = RequestIdInUse("the fake has one of another router")
-    return Refuse(Stage.ORDER, error, attempts=frozenset(attempts))
+    return Refuse(FaultStage.ORDER, error, attempts=frozenset(attempts))
