@@ -11,6 +11,7 @@ from functools import partial
 import numpy as np
 import xxhash
 from tests.tiers.state_shapes import PAGE_SIZE
+from tests.waiting import until
 
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, StateManifest
@@ -134,6 +135,5 @@ async def until_flushed(service: RunningHostCache, prompt: StoredPrompt) -> None
 
 async def until_stored(service: RunningHostCache, prompt: StoredPrompt) -> None:
     """Waits until storage has all of a prompt; the writer sends no event."""
-    async with asyncio.timeout(120):
-        while service.host.storage.lookup(prompt.keys).usable_pages < len(prompt.keys):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    storage = service.host.storage
+    await until(lambda: storage.lookup(prompt.keys).usable_pages >= len(prompt.keys))

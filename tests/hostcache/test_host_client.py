@@ -9,6 +9,7 @@ import pytest
 from tests.hostcache.attached import load, prompt_of, read_all, source_of, worker_at
 from tests.hostcache.conftest import StartHostCache
 from tests.tiers.state_shapes import chain, manifest_of
+from tests.waiting import until
 
 from ferryman.cache.manifest import Kind
 from ferryman.errors import ManifestMismatch, Unavailable
@@ -217,10 +218,8 @@ async def test_a_device_that_takes_no_arena_is_told_and_fails_nobody(
     options = HostCacheOptions(host_cache.address, "prefill-00000001", 7)
     prompt = prompt_of(MANIFEST, chain(1, 2))
     async with host_cache_client(options, MANIFEST, refuse) as client:
-        async with asyncio.timeout(120):
-            await failed.wait()
-            while "cannot register host memory" not in caplog.text:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await asyncio.wait_for(failed.wait(), 120)
+        await until(lambda: "cannot register host memory" in caplog.text)
         assert await client.acquire(prompt.keys, prompt.prompt_len, 0) == MISS
 
 

@@ -13,6 +13,7 @@ from tests.hostcache.conftest import StartHostCache
 from tests.hostcache.heard import hearing
 from tests.servers import running_redis
 from tests.tiers.state_shapes import chain, manifest_of
+from tests.waiting import until
 
 from ferryman.cache.manifest import Kind, ResumeShape
 from ferryman.handoff.lifecycle import check
@@ -144,9 +145,7 @@ async def test_an_index_that_hung_is_told_what_it_missed(
             try:
                 assert await worker.client.store(PROMPT.keys, PROMPT.sources) == 5
                 assert (await load(worker, PROMPT)).usable_pages == 3
-                async with asyncio.timeout(120):
-                    while not host_cache.publisher.is_away:  # noqa: ASYNC110
-                        await asyncio.sleep(0.01)
+                await until(lambda: host_cache.publisher.is_away)
             finally:
                 redis.process.send_signal(signal.SIGCONT)
             await until_known(index, {"test-node": 3})

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from pathlib import Path
 
 from tests.hostcache.attached import load, prompt_of, until_stored
@@ -18,6 +16,7 @@ from tests.hostcache.test_prefetch_runner import (
     prefetch,
 )
 from tests.tiers.state_shapes import chain
+from tests.waiting import until
 
 from ferryman.cache.manifest import Kind
 from ferryman.handoff.lifecycle import check
@@ -25,13 +24,6 @@ from ferryman.runtime.lifecycle import decode_event
 from ferryman.tiers.prefetch_values import PrefetchShortfall
 from ferryman.wire.nats.subjects import Subjects
 from ferryman_hostcache.service import RunningHostCache
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Polls, because the writer sends no event when it has written."""
-    async with asyncio.timeout(120):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 def num_stored(service: RunningHostCache) -> int:

@@ -24,6 +24,7 @@ from tests.harness.cluster import (
     Cluster,
     ClusterShape,
     Service,
+    events_until,
     on_plane,
     one_process,
     running_cluster,
@@ -35,7 +36,6 @@ from tests.wire.proxy import Connection, HoldingProxy, holding_proxy
 from ferryman.client import Client
 from ferryman.handoff.lifecycle import LifecycleEntry, check
 from ferryman.runtime.embedded import free_port
-from ferryman.runtime.lifecycle import decode_event
 from ferryman.schedule.request import FinishReason, SamplingParams
 from ferryman.wire.nats.subjects import Subjects
 from ferryman.wire.public import GenerateFinished, TokenChunk
@@ -124,14 +124,13 @@ async def lifecycle_of(cluster: Cluster, request_id: str) -> list[LifecycleEntry
     """The log once prefill has said what it calls the end, and the router and decode theirs."""
     ends = ({"handed_off", "failed", "cancelled"}, {"finished", "aborted"})
     roles = ("prefill", "decode")
-    async with cluster.bus() as bus, asyncio.timeout(120):
-        while True:
-            entries = await bus.history(Subjects().all_life_of(request_id), max_events=500)
-            logged = [decode_event(entry.payload) for entry in entries]
-            said = [{event.name for event in logged if event.role == role} for role in roles]
-            if all(one & end for one, end in zip(said, ends, strict=True)):
-                return logged
-            await asyncio.sleep(0.05)
+
+    def is_enough(logged: list[LifecycleEntry]) -> bool:
+        said = [{event.name for event in logged if event.role == role} for role in roles]
+        return all(names & end for names, end in zip(said, ends, strict=True))
+
+    async with cluster.bus() as bus:
+        return await events_until(bus, Subjects().all_life_of(request_id), is_enough)
 
 
 def names_of(events: list[LifecycleEntry], role: str) -> list[str]:

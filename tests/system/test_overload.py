@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
 
 import pytest
 from tests.harness.cluster import (
     Cluster,
     ClusterShape,
+    events_until,
     generate,
     generate_all,
     running_cluster,
@@ -19,10 +19,10 @@ from tests.harness.cluster import (
 
 from ferryman.client import Client
 from ferryman.client.retries import Retries
-from ferryman.errors import DeadlineExceeded, Exhausted, Unavailable
-from ferryman.runtime.lifecycle import decode_event
+from ferryman.errors import DeadlineExceeded, Exhausted
+from ferryman.handoff.lifecycle import LifecycleEntry
 from ferryman.schedule.request import SamplingParams
-from ferryman.wire.nats.bus import Bus, RecordedMessage
+from ferryman.wire.nats.bus import Bus
 from ferryman.wire.nats.subjects import Subjects
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
@@ -65,16 +65,13 @@ async def asked(client: Client, number: int) -> tuple[str, float]:
 
 async def told(bus: Bus, request_id: str) -> set[tuple[str, str]]:
     """The (role, event) pairs of a request, once its end is in the log."""
-    async with asyncio.timeout(120):
-        while True:
-            entries: tuple[RecordedMessage, ...] = ()
-            with suppress(Unavailable):  # the broker of a busy machine takes longer than a call may
-                entries = await bus.history(Subjects().all_life_of(request_id), max_events=100)
-            events = [decode_event(entry.payload) for entry in entries]
-            said = {(event.role, event.name) for event in events}
-            if {name for role, name in said if role == "router"} & {"rejected", "finished"}:
-                return said
-            await asyncio.sleep(0.05)
+
+    def is_over(events: list[LifecycleEntry]) -> bool:
+        by_router = {event.name for event in events if event.role == "router"}
+        return bool(by_router & {"rejected", "finished"})
+
+    events = await events_until(bus, Subjects().all_life_of(request_id), is_over)
+    return {(event.role, event.name) for event in events}
 
 
 async def test_what_is_refused_was_never_computed_and_afterwards_all_is_as_before(

@@ -12,6 +12,7 @@ import pytest
 from tests.harness.cluster import (
     Cluster,
     ClusterShape,
+    events_until,
     one_process,
     running_cluster,
     save_served_model,
@@ -21,7 +22,6 @@ from tests.system.many_streams import Frames, Streams, sampling_of, undisturbed
 from ferryman.client import Client
 from ferryman.handoff.lifecycle import LifecycleEntry, check, is_over
 from ferryman.ids import make_request_id
-from ferryman.runtime.lifecycle import decode_event
 from ferryman.schedule.request import SamplingParams
 from ferryman.wire.nats.subjects import Subjects
 
@@ -94,15 +94,8 @@ async def life_until(
     is_enough: Callable[[Sequence[LifecycleEntry]], bool] = is_over,
 ) -> list[LifecycleEntry]:
     """The events of a request, as soon as they are enough."""
-    pattern = Subjects().all_life_of(request_id)
-    async with cluster.bus() as bus, asyncio.timeout(120):
-        # Other processes say it; what was said is only asked for.
-        while True:
-            found = await bus.history(pattern, max_events=999)
-            events = [decode_event(one.payload) for one in found]
-            if is_enough(events):
-                return events
-            await asyncio.sleep(0.05)
+    async with cluster.bus() as bus:
+        return await events_until(bus, Subjects().all_life_of(request_id), is_enough)
 
 
 async def test_the_stream_of_a_paused_router_goes_on_and_its_late_words_change_nothing(

@@ -15,6 +15,7 @@ from tests.harness.cluster import (
     Cluster,
     ClusterShape,
     Service,
+    events_until,
     generate,
     generate_all,
     one_process,
@@ -91,13 +92,8 @@ async def events_until_over(
 
 async def logged_with(bus: Bus, request_id: str, names: Set[str]) -> list[LifecycleEntry]:
     """A request's log once it has these events: each publisher sends at its own time."""
-    async with asyncio.timeout(120):
-        while True:
-            entries = await bus.history(Subjects().all_life_of(request_id), max_events=500)
-            logged = [decode_event(entry.payload) for entry in entries]
-            if names <= {event.name for event in logged}:
-                return logged
-            await asyncio.sleep(0.05)
+    pattern = Subjects().all_life_of(request_id)
+    return await events_until(bus, pattern, lambda logged: names <= {each.name for each in logged})
 
 
 async def test_a_hundred_requests_publish_their_events_in_legal_order(cluster: Cluster) -> None:

@@ -16,6 +16,7 @@ from tests.harness.cluster import (
     ClusterShape,
     Generated,
     assert_same,
+    events_until,
     generate,
     generate_all,
     one_process,
@@ -154,13 +155,11 @@ async def test_a_killed_worker_costs_no_answer_and_no_token(cluster: Cluster, or
 
 async def _when_both_decode(cluster: Cluster, busy: asyncio.Event) -> None:
     """Until each worker decodes a request."""
-    async with cluster.bus() as bus, asyncio.timeout(120):
-        while True:
-            said = await bus.history(
-                f"{Subjects().root}.life.decode.*.*.first_token", max_events=99
-            )
-            events = [decode_event(each.payload) for each in said]
-            workers = {e.worker_id for e in events if e.request_id.startswith("killed")}
-            if len(workers) == 2:
-                return busy.set()
-            await asyncio.sleep(0.005)
+
+    def is_enough(events: list[LifecycleEntry]) -> bool:
+        killed = [event for event in events if event.request_id.startswith("killed")]
+        return len({event.worker_id for event in killed}) == 2
+
+    async with cluster.bus() as bus:
+        await events_until(bus, f"{Subjects().root}.life.decode.*.*.first_token", is_enough)
+    busy.set()
