@@ -275,7 +275,7 @@ async def test_an_answer_that_overtakes_its_hand_off_does_not_cancel_it(
     last_word = prefill.suffers(Pause(FaultStage.COMMITTED))
     response = await one_pair.complete(LONG, max_tokens=2)
     assert response.json()["choices"][0]["text"] == one_pair.expected(2)
-    assert last_word.happened == 1
+    await last_word.reached(1)
     await one_pair.until_free()
     assert prefill.ends.empty(), "the answer is complete, and prefill may still speak"
     last_word.release()
