@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.kernels.oracles import assert_close, convolution, ragged, strided_states
 from torch import Tensor
 
 from ferryman_kernels.recurrence.causal_conv import (
@@ -28,32 +29,9 @@ SNAPSHOTS = ((1, 32, 1), (1, 48, 3), (4, 9, 6))
 
 
 def _states(dtype: torch.dtype) -> Tensor:
-    """A strided view into wider rows, like a section of a slot."""
-    rows = torch.randn(NUM_SLOTS, CONV_DIM * (WIDTH - 1) + 11).to(dtype)
-    states = rows[:, : CONV_DIM * (WIDTH - 1)].view(NUM_SLOTS, CONV_DIM, WIDTH - 1)
+    states = strided_states(NUM_SLOTS, (CONV_DIM, WIDTH - 1), dtype, gap=11)
     states[[4, 2]] = 0  # the spans that begin at 0 find cleared slots
     return states
-
-
-def _naive(
-    x: Tensor, states: Tensor, weight: Tensor, bias: Tensor | None, activates: bool
-) -> tuple[Tensor, dict[tuple[int, int], Tensor]]:
-    """Outputs, and the state of every request after every position."""
-    seen, out, token = {}, torch.zeros(x.shape, dtype=torch.float64), 0
-    for index, (start, end) in enumerate(SPANS):
-        state = states[SLOTS[index]].double()
-        for position in range(start, end):
-            window = torch.cat((state, x[token].double()[:, None]), dim=1)
-            total = (window * weight.double()).sum(1) + (0 if bias is None else bias.double())
-            out[token] = total / (1 + (-total).exp()) if activates else total
-            state, token = window[:, 1:], token + 1
-            seen[index, position + 1] = state
-    return out, seen
-
-
-def _close(got: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
-    tolerance = TOLERANCE[dtype]
-    torch.testing.assert_close(got.cpu().double(), expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize(
@@ -77,12 +55,8 @@ def test_a_ragged_prefill_goes_on_from_each_slot_and_leaks_nothing(
     x, weight = torch.randn(tokens, CONV_DIM).to(dtype), torch.randn(CONV_DIM, WIDTH).to(dtype)
     bias = torch.randn(CONV_DIM).to(dtype) if has_bias else None
     states = _states(dtype)
-    expected, seen = _naive(x, states, weight, bias, activates)
-    expected_states = states.clone()
-    for index, slot in enumerate(SLOTS):
-        expected_states[slot] = seen[index, SPANS[index][1]].to(dtype)
-    for index, position, slot in SNAPSHOTS:
-        expected_states[slot] = seen[index, position].to(dtype)
+    oracle = convolution(x, weight, bias, activates)
+    expected, expected_states = ragged(oracle, states, SPANS, SLOTS, SNAPSHOTS)
     moved = states.to(place, copy=True)
     y = run(
         x.to(place),
@@ -94,8 +68,8 @@ def test_a_ragged_prefill_goes_on_from_each_slot_and_leaks_nothing(
         SNAPSHOTS,
         activates,
     )
-    _close(y, expected, dtype)
-    assert torch.equal(moved.cpu(), expected_states)
+    assert_close(y, expected, TOLERANCE[dtype])
+    assert torch.equal(moved.cpu(), expected_states.to(dtype))
 
 
 @pytest.mark.parametrize("activates", [True, False], ids=["silu", "no activation"])
@@ -118,7 +92,7 @@ def test_decode_shifts_the_states_of_its_slots_only(
     slots_there = torch.tensor(slots, device=place)
     given = x.to(place), weight.to(place), bias.to(place)
     y = run(given[0], moved, *given[1:], slots_there, slots_there, activates)
-    _close(y, total / (1 + (-total).exp()) if activates else total, dtype)
+    assert_close(y, total / (1 + (-total).exp()) if activates else total, TOLERANCE[dtype])
     assert torch.equal(moved.cpu(), expected_states)
 
     elsewhere = states.to(place, copy=True)
@@ -141,7 +115,7 @@ def test_decode_has_any_number_of_taps(width: int, has_bias: bool) -> None:
     slots, into, expected = torch.tensor([4, -1, 2]), torch.tensor([4, 1, -1]), states.clone()
     right = causal_conv_decode_reference(x, expected, weight, bias, slots, into)
     found = causal_conv_decode(x, states, weight, bias, slots, into)
-    _close(found, right, torch.float64)
+    assert_close(found, right, TOLERANCE[torch.float64])
     assert torch.equal(states, expected)
 
 

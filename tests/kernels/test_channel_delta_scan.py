@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.kernels.oracles import assert_close, delta_rule, in_runs, ragged, strided_states, wide
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -27,41 +28,17 @@ SNAPSHOTS = ((1, 48, 3), (1, 32, 1), (0, 5, 6))
 every_dtype = pytest.mark.parametrize("dtype", list(TOLERANCE))
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype is torch.float64 else torch.float32
-
-
 def _inputs(tokens: int, dtype: torch.dtype) -> DeltaInputs:
-    q, k = F.normalize(torch.randn(2, tokens, HEADS, KEY_DIM), dim=-1).to(_wide(dtype))
-    g = -torch.rand(tokens, HEADS, KEY_DIM).to(_wide(dtype)) * 2
+    q, k = F.normalize(torch.randn(2, tokens, HEADS, KEY_DIM), dim=-1).to(wide(dtype))
+    g = -torch.rand(tokens, HEADS, KEY_DIM).to(wide(dtype)) * 2
     v = torch.randn(tokens, HEADS, VALUE_DIM).to(dtype)
-    return q, k, v, g, torch.rand(tokens, HEADS).to(_wide(dtype))
+    return q, k, v, g, torch.rand(tokens, HEADS).to(wide(dtype))
 
 
 def _states(dtype: torch.dtype) -> Tensor:
-    """A strided view into wider rows, like a section of a slot."""
-    size = HEADS * KEY_DIM * VALUE_DIM
-    rows = torch.randn(NUM_SLOTS, size + 11).to(_wide(dtype))
-    states = rows[:, :size].view(NUM_SLOTS, HEADS, KEY_DIM, VALUE_DIM)
+    states = strided_states(NUM_SLOTS, (HEADS, KEY_DIM, VALUE_DIM), wide(dtype), gap=11)
     states[[4, 2]] = 0  # the spans that begin at 0 find cleared slots
     return states
-
-
-def _naive(given: DeltaInputs, token: int, state: Tensor) -> tuple[Tensor, Tensor]:
-    """The state after a token, and its output, one head after the other."""
-    q, k, v, g, beta = (tensor[token].double() for tensor in given)
-    state, y = state.clone(), torch.zeros(HEADS, VALUE_DIM).double()
-    for head in range(HEADS):
-        decayed = torch.diag(g[head].exp()) @ state[head]
-        fed = beta[head] * (v[head] - k[head] @ decayed)
-        state[head] = decayed + torch.outer(k[head], fed)
-        y[head] = q[head] @ state[head]
-    return state, y
-
-
-def _close(got: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
-    tolerance = TOLERANCE[dtype]
-    torch.testing.assert_close(got.double(), expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize(
@@ -74,39 +51,22 @@ def test_runs_of_the_delta_rule_write_no_other_slot(
 ) -> None:
     """One run begins cleared, one ends in another slot, one keeps only the copy."""
     given, states = _inputs(12, dtype), _states(dtype)
-    expected_states = states.to(torch.float64, copy=True)
     runs = torch.tensor([[0, 4, -1, 1, 3], [4, 6, 0, 5, -1], [10, 2, 7, -1, 7]])
     y = torch.full((12, HEADS, VALUE_DIM), torch.nan, dtype=states.dtype)
-    expected = torch.zeros_like(y, dtype=torch.float64)
-    for first, count, src, dst, copy in runs.tolist():
-        state = states[src].double() * (src >= 0)
-        for token in range(first, first + count):
-            state, expected[token] = _naive(given, token, state)
-        for slot in {dst, copy} - {-1}:
-            expected_states[slot] = state
+    expected, expected_states = in_runs(delta_rule(given), states, runs, y)
     backend(given, states, runs, y)
-    _close(y, expected, dtype)
-    _close(states, expected_states, dtype)
+    assert_close(y, expected, TOLERANCE[dtype])
+    assert_close(states, expected_states, TOLERANCE[dtype])
 
 
 @every_dtype
 def test_a_ragged_scan_leaves_snapshots_at_their_positions(dtype: torch.dtype) -> None:
     tokens = sum(end - start for start, end in SPANS)
     given, states = _inputs(tokens, dtype), _states(dtype)
-    expected = torch.zeros(tokens, HEADS, VALUE_DIM).double()
-    expected_states, token = states.to(torch.float64, copy=True), 0
-    wanted = {(index, position): slot for index, position, slot in SNAPSHOTS}
-    for index, (start, end) in enumerate(SPANS):
-        state = states[SLOTS[index]].double()
-        for position in range(start, end):
-            state, expected[token] = _naive(given, token, state)
-            token += 1
-            if (index, position + 1) in wanted:
-                expected_states[wanted[index, position + 1]] = state
-        expected_states[SLOTS[index]] = state
+    expected, expected_states = ragged(delta_rule(given), states, SPANS, SLOTS, SNAPSHOTS)
     y = channel_delta_scan(*given, states, SPANS, torch.tensor(SLOTS), SNAPSHOTS)
-    _close(y, expected, dtype)
-    _close(states, expected_states, dtype)
+    assert_close(y, expected, TOLERANCE[dtype])
+    assert_close(states, expected_states, TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("cut", [1, 7, 16, 33])

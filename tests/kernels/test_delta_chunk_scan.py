@@ -13,9 +13,9 @@ from tests.kernels.delta_rule import (
     random_inputs,
     random_states,
     recurrence,
-    wide,
 )
 from tests.kernels.loop_versions import check_that_threads_leave_the_bits_of_a_scan
+from tests.kernels.oracles import assert_close, delta_rule, ragged, wide
 from torch import Tensor
 
 from ferryman_kernels.recurrence._delta_chunk_scan_compiled import _scan_loop
@@ -57,21 +57,13 @@ def test_a_ragged_scan_equals_the_recurrence_of_each_request(
     place = _place(run, dtype, device)
     inputs = random_inputs(sum(end - start for start, end in SPANS), dtype, HEADS)
     states = random_states(11, dtype, HEADS)
-    expected_states, parts, first = states.double().clone(), [], 0
-    for index, (start, end) in enumerate(SPANS):
-        out, seen = recurrence(inputs.part(first, first + end - start), states[SLOTS[index]])
-        parts.append(out)
-        expected_states[SLOTS[index]] = seen[-1]
-        for request, position, slot in SNAPSHOTS:
-            if request == index:
-                expected_states[slot] = seen[position - start]
-        first += end - start
+    oracle = delta_rule(inputs.tensors())
+    expected, expected_states = ragged(oracle, states, SPANS, SLOTS, SNAPSHOTS)
     moved, slots = states.to(place, copy=True), torch.tensor(SLOTS, device=place)
     y = run(*inputs.tensors(place), moved, SPANS, slots, SNAPSHOTS, 16)
     assert y.dtype == dtype
-    close = TOLERANCE[dtype]
-    torch.testing.assert_close(y.cpu().double(), torch.cat(parts), rtol=close, atol=close)
-    torch.testing.assert_close(moved.cpu().double(), expected_states, rtol=close, atol=close)
+    assert_close(y, expected, TOLERANCE[dtype])
+    assert_close(moved, expected_states, TOLERANCE[dtype])
     assert torch.equal(moved[10].cpu(), states[10])
 
 
@@ -143,8 +135,8 @@ def test_cutting_anywhere_is_the_same_recurrence(run: Run, device: torch.device)
             run(*inputs.part(low, high).tensors(place), states, ((low, high),), slot, (), 16)
             for low, high in ((0, cut), (cut, 41))
         ]
-        torch.testing.assert_close(torch.cat(parts).cpu().double(), expected, rtol=2e-5, atol=2e-5)
-        torch.testing.assert_close(states[0].cpu().double(), seen[-1], rtol=2e-5, atol=2e-5)
+        assert_close(torch.cat(parts), expected, 2e-5)
+        assert_close(states[0], seen[-1], 2e-5)
 
 
 @every_run
@@ -176,8 +168,8 @@ def test_a_flood_of_decay_neither_overflows_nor_drowns_the_small_steps(
     y = run(*inputs.tensors(place), states, ((0, 64),), slot, (), 64)
     expected, seen = recurrence(inputs, torch.zeros(*FEW.state_shape))
     assert bool(y.isfinite().all())
-    torch.testing.assert_close(y.cpu().double(), expected, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(states[0].cpu().double(), seen[-1], rtol=1e-4, atol=1e-4)
+    assert_close(y, expected, 1e-4)
+    assert_close(states[0], seen[-1], 1e-4)
 
 
 @every_run
@@ -191,8 +183,8 @@ def test_any_chunk_length_and_odd_heads_scan_the_same(
     slot, moved = torch.tensor([0], device=place), states.to(place, copy=True)
     y = run(*inputs.tensors(place), moved, ((7, 7 + tokens),), slot, (), chunk_len)
     expected, seen = recurrence(inputs, states[0])
-    torch.testing.assert_close(y.cpu().double(), expected, rtol=2e-5, atol=2e-5)
-    torch.testing.assert_close(moved[0].cpu().double(), seen[-1], rtol=2e-5, atol=2e-5)
+    assert_close(y, expected, 2e-5)
+    assert_close(moved[0], seen[-1], 2e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -223,9 +215,9 @@ def test_heads_of_odd_sizes_are_padded_and_nothing_else_is_read() -> None:
     untouched = states[2].clone()
     expected, seen = recurrence(inputs, states[1])
     y = SCAN(*inputs.tensors(), states, ((0, tokens),), torch.tensor([1]), ((0, 64, 0),), 64)
-    torch.testing.assert_close(y.double(), expected, rtol=2e-5, atol=2e-5)
-    torch.testing.assert_close(states[1].double(), seen[-1], rtol=2e-5, atol=2e-5)
-    torch.testing.assert_close(states[0].double(), seen[64], rtol=2e-5, atol=2e-5)
+    assert_close(y, expected, 2e-5)
+    assert_close(states[1], seen[-1], 2e-5)
+    assert_close(states[0], seen[64], 2e-5)
     assert torch.equal(states[2], untouched)
 
 
@@ -254,5 +246,5 @@ def test_decoding_goes_on_from_a_scan() -> None:
         *(step(states, *inputs.part(at, at + 1).tensors(), slot, slot) for at in range(30, 40)),
     ]
     expected, seen = recurrence(inputs, torch.zeros(*HEADS.state_shape))
-    torch.testing.assert_close(torch.cat(parts), expected, rtol=1e-11, atol=1e-11)
-    torch.testing.assert_close(states[0], seen[-1], rtol=1e-11, atol=1e-11)
+    assert_close(torch.cat(parts), expected, 1e-11)
+    assert_close(states[0], seen[-1], 1e-11)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from tests.kernels.delta_rule import CPU, Heads, random_inputs, random_states, recurrence
+from tests.kernels.oracles import assert_close
 from torch import Tensor
 
 from ferryman_kernels.recurrence._delta_decode_compiled import delta_decode_compiled
@@ -60,12 +61,8 @@ def test_states_go_from_their_slots_into_others_or_stay_where_they_are(
     moved = states.to(place, copy=True)
     y = run(moved, *inputs.tensors(place), slots.to(place), into.to(place))
     assert y.dtype == dtype
-    close = TOLERANCE[dtype]
-    torch.testing.assert_close(y.cpu().double(), torch.cat(outs), rtol=close, atol=close)
-    state_close = 1e-13 if dtype == torch.float64 else 1e-5
-    torch.testing.assert_close(
-        moved.cpu().double(), expected_states, rtol=state_close, atol=state_close
-    )
+    assert_close(y, torch.cat(outs), TOLERANCE[dtype])
+    assert_close(moved, expected_states, 1e-13 if dtype == torch.float64 else 1e-5)
     untouched = [1, 2, 4, 7, 8]
     assert torch.equal(moved.cpu()[untouched], states[untouched])
 
@@ -84,8 +81,8 @@ def test_a_negative_slot_reads_as_cleared_and_is_written_nowhere(
     cleared = torch.zeros(*heads.state_shape)
     for row in range(2):
         out, seen = recurrence(inputs.part(row, row + 1), cleared)
-        torch.testing.assert_close(y[row].cpu().double(), out[0], rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(moved[2].cpu().double(), seen[-1], rtol=1e-5, atol=1e-5)
+        assert_close(y[row], out[0], 1e-5)
+    assert_close(moved[2], seen[-1], 1e-5)
 
 
 @every_run

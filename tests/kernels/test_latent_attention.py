@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.kernels.latent_slab import row_pages, rows_of, spoil_beyond, table_of
+from tests.kernels.oracles import assert_close, attended
+from tests.kernels.slabs import row_pages, rows_of, spoil_beyond, table_of
 from torch import Tensor
 
 from ferryman_kernels.attention._latent_attention_triton import latent_attention_triton
@@ -24,10 +25,9 @@ TOLERANCE = {torch.float64: 1e-13, torch.float32: 5e-6, torch.bfloat16: 2e-2}
 CPU = torch.device("cpu")
 
 
-def _naive(q: Tensor, rows: Tensor) -> Tensor:
+def answer(q: Tensor, rows: Tensor) -> Tensor:
     """One query [heads, dim] over `rows` [seen, dim]."""
-    weight = (rows @ q.double().T * SCALE).exp()  # [seen, heads]
-    return (weight / weight.sum(0)).T @ rows[:, :LATENT]
+    return attended(q, rows[:, None], rows[:, None, :LATENT], SCALE)
 
 
 def _chosen(positions: list[int], width: int) -> Tensor:
@@ -55,15 +55,13 @@ def test_a_token_attends_to_what_was_chosen_and_to_nothing_else(
     places = places_of(chosen, table, torch.arange(len(positions)), pages.shape[1])
     q = torch.randn(len(positions), heads, LATENT + ROPE).to(dtype)
     expected = [
-        _naive(q[i], rows_of(pages, table[i], position + 1)[chosen[i][chosen[i] >= 0]])
+        answer(q[i], rows_of(pages, table[i], position + 1)[chosen[i][chosen[i] >= 0]])
         for i, position in enumerate(positions)
     ]
     found = run(*(t.to(place) for t in (q, pages, places)), LATENT, SCALE)
     assert found.dtype == dtype
     tolerance = max(TOLERANCE[dtype], 5e-6 if run is latent_attention_triton else 0)
-    torch.testing.assert_close(
-        found.cpu().double(), torch.stack(expected), rtol=tolerance, atol=tolerance
-    )
+    assert_close(found, torch.stack(expected), tolerance)
 
 
 @pytest.mark.parametrize("run", [latent_attention, latent_attention_triton])
@@ -77,11 +75,11 @@ def test_many_splits_of_the_places_join_to_one_softmax(
     places = places_of(chosen, table, torch.arange(3), pages.shape[1])
     q = torch.randn(3, 2, LATENT + ROPE)
     expected = [
-        _naive(q[i], rows_of(pages, table[i], position + 1)[chosen[i][chosen[i] >= 0]])
+        answer(q[i], rows_of(pages, table[i], position + 1)[chosen[i][chosen[i] >= 0]])
         for i, position in enumerate(positions)
     ]
     found = run(*(t.to(place) for t in (q, pages, places)), LATENT, SCALE)
-    torch.testing.assert_close(found.cpu().double(), torch.stack(expected), rtol=1e-5, atol=1e-5)
+    assert_close(found, torch.stack(expected), 1e-5)
 
 
 @pytest.mark.parametrize("block", [1, 700, 1 << 22], ids=["alone", "few", "all"])
@@ -94,13 +92,10 @@ def test_a_chunk_sees_everything_up_to_each_of_its_positions(
     pages, table = row_pages(dtype, SLOTS, LATENT + ROPE), table_of(ends, SLOTS)
     seen = [(i, p) for i, (start, end) in enumerate(SPANS) for p in range(start, end)]
     q = torch.randn(len(seen), 3, LATENT + ROPE).to(dtype)
-    expected = [_naive(q[t], rows_of(pages, table[i], p + 1)) for t, (i, p) in enumerate(seen)]
+    expected = [answer(q[t], rows_of(pages, table[i], p + 1)) for t, (i, p) in enumerate(seen)]
     spoil_beyond(pages, table, ends)
     found = latent_attention_prefill(q, pages, table, SPANS, LATENT, SCALE)
-    tolerance = TOLERANCE[dtype]
-    torch.testing.assert_close(
-        found.double(), torch.stack(expected), rtol=tolerance, atol=tolerance
-    )
+    assert_close(found, torch.stack(expected), TOLERANCE[dtype])
 
 
 def test_a_decoded_token_sees_its_whole_past_and_its_neighbours_in_the_batch() -> None:
@@ -112,5 +107,5 @@ def test_a_decoded_token_sees_its_whole_past_and_its_neighbours_in_the_batch() -
     q = torch.randn(4, 3, LATENT + ROPE, dtype=torch.float64)
     found = latent_attention_decode(q, pages, table, positions, LATENT, SCALE)
     for i, position in enumerate(positions.tolist()):
-        expected = _naive(q[i], rows_of(pages, table[i], position + 1))
-        torch.testing.assert_close(found[i], expected, rtol=1e-13, atol=1e-13)
+        expected = answer(q[i], rows_of(pages, table[i], position + 1))
+        assert_close(found[i], expected, 1e-13)

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.kernels.oracles import assert_close, attended, first_seen
+from tests.kernels.slabs import PAGE_SIZE, table_of
 from torch import Tensor
 
 from ferryman_kernels.attention import _attention_tiles
@@ -21,7 +23,7 @@ from ferryman_kernels.attention.paged_attention import (
 
 TOLERANCE = {torch.float64: 1e-13, torch.float32: 5e-6, torch.bfloat16: 2e-2}
 CPU = torch.device("cpu")
-PAGE_SIZE, HEAD_DIM, SCALE = 8, 16, 0.3
+HEAD_DIM, SCALE = 16, 0.3
 SPANS = ((0, 70), (24, 31), (5, 6), (13, 100))
 WINDOWS = [0, 1, 11, 64]
 
@@ -37,27 +39,14 @@ def _pages(dtype: torch.dtype, slots: int) -> tuple[Tensor, Tensor]:
     return key, value
 
 
-def _table(ends: list[int], slots: int) -> Tensor:
-    """Pages in random order; entries beyond the end are -1."""
-    width, order = -(-max(ends) // PAGE_SIZE), torch.randperm(slots).tolist()
-    used = [-(-end // PAGE_SIZE) for end in ends]
-    rows = [[order.pop() for _ in range(n)] + [-1] * (width - n) for n in used]
-    return torch.tensor(rows)
-
-
-def _naive(
+def answer(
     q: Tensor, keys: Tensor, values: Tensor, table: Tensor, position: int, window: int
 ) -> Tensor:
     """One query [q_heads, head_dim] at its position."""
-    first = max(0, position - window + 1) if window else 0
-    seen = range(first, position + 1)
-    k = torch.stack([keys[table[p // PAGE_SIZE], :, p % PAGE_SIZE] for p in seen]).double()
-    v = torch.stack([values[table[p // PAGE_SIZE], :, p % PAGE_SIZE] for p in seen]).double()
-    group, out = q.shape[0] // k.shape[1], []
-    for head in range(q.shape[0]):
-        weight = ((k[:, head // group] @ q[head].double()) * SCALE).exp()
-        out.append((weight[:, None] * v[:, head // group]).sum(0) / weight.sum())
-    return torch.stack(out)
+    span = range(first_seen(position, window), position + 1)
+    seen = [(table[p // PAGE_SIZE], p % PAGE_SIZE) for p in span]
+    k, v = (torch.stack([pages[slot, :, at] for slot, at in seen]) for pages in (keys, values))
+    return attended(q, k, v, SCALE)
 
 
 @pytest.mark.parametrize("window", WINDOWS)
@@ -77,18 +66,16 @@ def test_a_chunk_sees_everything_up_to_each_of_its_positions(
     if place is not CPU and dtype == torch.float64:
         pytest.skip("the kernel computes in float32")
     keys, values = _pages(dtype, 40)
-    table = _table([end for _, end in SPANS], 40)
+    table = table_of([end for _, end in SPANS], 40)
     q = torch.randn(sum(end - start for start, end in SPANS), q_heads, HEAD_DIM).to(dtype)
     positions = [(i, p) for i, (start, end) in enumerate(SPANS) for p in range(start, end)]
     expected = [
-        _naive(q[t], keys, values, table[i], p, window) for t, (i, p) in enumerate(positions)
+        answer(q[t], keys, values, table[i], p, window) for t, (i, p) in enumerate(positions)
     ]
     y = run(*(t.to(place) for t in (q, keys, values, table)), SPANS, SCALE, window)
     assert y.dtype == dtype
     tolerance = max(TOLERANCE[dtype], 0 if run is not paged_attention_prefill_triton else 5e-6)
-    torch.testing.assert_close(
-        y.cpu().double(), torch.stack(expected), rtol=tolerance, atol=tolerance
-    )
+    assert_close(y, torch.stack(expected), tolerance)
 
 
 def test_a_card_with_less_shared_memory_sees_the_same(
@@ -96,7 +83,7 @@ def test_a_card_with_less_shared_memory_sees_the_same(
 ) -> None:
     """It takes smaller tiles: of 64 queries, where the chunk has 70 and 87."""
     keys, values = _pages(torch.bfloat16, 40)
-    table = _table([end for _, end in SPANS], 40)
+    table = table_of([end for _, end in SPANS], 40)
     q = torch.randn(sum(end - start for start, end in SPANS), 2, HEAD_DIM).bfloat16()
     wide = q.double(), keys.double(), values.double(), table
     expected = paged_attention_reference(*wide, SPANS, SCALE, 0)
@@ -129,18 +116,16 @@ def test_a_decoded_token_sees_its_whole_past(
         pytest.skip("the kernel computes in float32")
     positions = [0, 7, 8, 150, 63]
     keys, values = _pages(dtype, 60)
-    table = _table([position + 1 for position in positions], 60)
+    table = table_of([position + 1 for position in positions], 60)
     q = torch.randn(len(positions), q_heads, HEAD_DIM).to(dtype)
     expected = [
-        _naive(q[i], keys, values, table[i], position, window)
+        answer(q[i], keys, values, table[i], position, window)
         for i, position in enumerate(positions)
     ]
     moved = [t.to(place) for t in (q, keys, values, table, torch.tensor(positions))]
     y = run(*moved, SCALE, window)
     tolerance = max(TOLERANCE[dtype], 0 if run is not paged_attention_decode_triton else 5e-6)
-    torch.testing.assert_close(
-        y.cpu().double(), torch.stack(expected), rtol=tolerance, atol=tolerance
-    )
+    assert_close(y, torch.stack(expected), tolerance)
 
 
 @pytest.mark.parametrize("run", [paged_attention_decode, paged_attention_decode_triton])
@@ -150,16 +135,16 @@ def test_many_splits_of_the_keys_join_to_one_softmax(
     place = device if run is paged_attention_decode_triton else CPU
     positions = [1500, 511, 512]
     keys, values = _pages(torch.float32, 330)
-    table = _table([position + 1 for position in positions], 330)
+    table = table_of([position + 1 for position in positions], 330)
     q = torch.randn(3, 2, HEAD_DIM)
     for window in (0, 700):
         expected = [
-            _naive(q[i], keys, values, table[i], position, window)
+            answer(q[i], keys, values, table[i], position, window)
             for i, position in enumerate(positions)
         ]
         moved = [t.to(place) for t in (q, keys, values, table, torch.tensor(positions))]
         y = run(*moved, SCALE, window)
-        torch.testing.assert_close(y.cpu().double(), torch.stack(expected), rtol=1e-5, atol=1e-5)
+        assert_close(y, torch.stack(expected), 1e-5)
 
 
 @pytest.mark.parametrize("run", [paged_attention_prefill, paged_attention_prefill_triton])
@@ -168,7 +153,7 @@ def test_pages_behind_the_window_may_be_gone(
 ) -> None:
     place = device if run is paged_attention_prefill_triton else CPU
     keys, values = _pages(torch.float32, 40)
-    table = _table([60], 40)
+    table = table_of([60], 40)
     q = torch.randn(4, 2, HEAD_DIM)
     moved = [t.to(place) for t in (q, keys, values)]
     whole = run(*moved, table.to(place), ((56, 60),), SCALE, 10)

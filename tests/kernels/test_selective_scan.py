@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.kernels import oracles
+from tests.kernels.oracles import assert_close, in_runs, ragged, strided_states, wide
 from torch import Tensor
 
 from ferryman_kernels.recurrence.selective_scan import (
@@ -31,33 +33,16 @@ every_dtype = pytest.mark.parametrize("dtype", list(TOLERANCE))
 
 
 def _inputs(tokens: int, dtype: torch.dtype) -> Inputs:
-    wide = torch.float64 if dtype is torch.float64 else torch.float32
-    x, dt = torch.randn(tokens, INNER_DIM).to(dtype), torch.rand(tokens, INNER_DIM).to(wide)
-    A, D = -torch.rand(INNER_DIM, STATE).to(wide) * 4, torch.randn(INNER_DIM).to(wide)
+    x, dt = torch.randn(tokens, INNER_DIM).to(dtype), torch.rand(tokens, INNER_DIM).to(wide(dtype))
+    A, D = -torch.rand(INNER_DIM, STATE).to(wide(dtype)) * 4, torch.randn(INNER_DIM).to(wide(dtype))
     B, C = torch.randn(2, tokens, STATE).to(dtype)
     return x, dt, A, B, C, D
 
 
 def _states(dtype: torch.dtype) -> Tensor:
-    """A strided view into wider rows, like a section of a slot."""
-    wide = torch.float64 if dtype is torch.float64 else torch.float32
-    rows = torch.randn(NUM_SLOTS, INNER_DIM * STATE + 11).to(wide)
-    states = rows[:, : INNER_DIM * STATE].view(NUM_SLOTS, INNER_DIM, STATE)
+    states = strided_states(NUM_SLOTS, (INNER_DIM, STATE), wide(dtype), gap=11)
     states[[4, 2]] = 0  # the spans that begin at 0 find cleared slots
     return states
-
-
-def _naive(given: Inputs, token: int, state: Tensor) -> tuple[Tensor, Tensor]:
-    """The state after a token, and its output."""
-    x, dt, A, B, C, D = (tensor.double() for tensor in given)
-    state = torch.exp(dt[token, :, None] * A) * state
-    state = state + torch.outer(dt[token] * x[token], B[token])
-    return state, state @ C[token] + D * x[token]
-
-
-def _close(got: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
-    tolerance = TOLERANCE[dtype]
-    torch.testing.assert_close(got.cpu().double(), expected, rtol=tolerance, atol=tolerance)
 
 
 def _on(
@@ -80,39 +65,21 @@ def test_runs_go_from_slot_to_slot_and_write_no_other(
     given, states = _inputs(12, dtype), _states(dtype)
     runs = torch.tensor([[0, 4, -1, 1, 3], [4, 6, 0, 5, -1], [10, 2, 7, -1, 7]])
     y, found = _on(backend, given, states, runs, device)
-    expected_states = states.to(torch.float64, copy=True)
-    for first, count, src, dst, copy in runs.tolist():
-        state = states[src].double() * (src >= 0)
-        for token in range(first, first + count):
-            state, expected = _naive(given, token, state)
-            _close(y[token], expected, dtype)
-        for slot in {dst, copy} - {-1}:
-            expected_states[slot] = state
-    _close(found, expected_states, dtype)
+    expected, expected_states = in_runs(oracles.selective_scan(given), states, runs, y)
+    assert_close(y, expected, TOLERANCE[dtype])
+    assert_close(found, expected_states, TOLERANCE[dtype])
 
 
 @every_dtype
 def test_a_ragged_prefill_leaves_snapshots_at_their_positions(dtype: torch.dtype) -> None:
     tokens = sum(end - start for start, end in SPANS)
     given, states = _inputs(tokens, dtype), _states(dtype)
-    expected, expected_states, token = (
-        torch.zeros(tokens, INNER_DIM).double(),
-        states.to(torch.float64, copy=True),
-        0,
-    )
-    wanted = {(index, position): slot for index, position, slot in SNAPSHOTS}
-    for index, (start, end) in enumerate(SPANS):
-        state = states[SLOTS[index]].double()
-        for position in range(start, end):
-            state, expected[token] = _naive(given, token, state)
-            token += 1
-            if (index, position + 1) in wanted:
-                expected_states[wanted[index, position + 1]] = state
-        expected_states[SLOTS[index]] = state
+    oracle = oracles.selective_scan(given)
+    expected, expected_states = ragged(oracle, states, SPANS, SLOTS, SNAPSHOTS)
     y = selective_scan(*given, states, SPANS, torch.tensor(SLOTS), SNAPSHOTS)
     assert y.dtype is states.dtype
-    _close(y, expected, dtype)
-    _close(states, expected_states, dtype)
+    assert_close(y, expected, TOLERANCE[dtype])
+    assert_close(states, expected_states, TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("cut", [1, 7, 16, 33])

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.kernels.latent_slab import PAGE_SIZE, row_pages, rows_of, spoil_beyond, table_of
+from tests.kernels.slabs import PAGE_SIZE, row_pages, rows_of, spoil_beyond, table_of
 from torch import Tensor
 
 from ferryman_kernels.attention._sparse_index_compiled import index_scores_compiled

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 import pytest
 import torch
 from tests.kernels.loop_versions import check_that_threads_leave_the_bits_of_a_scan
+from tests.kernels.oracles import assert_close, ragged, state_space, strided_states, through, wide
 from torch import Tensor
 
 from ferryman_kernels.recurrence._ssd_chunk_scan_compiled import _scan_loop
@@ -38,38 +39,24 @@ class ScanInputs:
         x, dt, B, C = (t[low:high] for t in (self.x, self.dt, self.B, self.C))
         return ScanInputs(x, dt, self.A, B, C, self.D)
 
+    def through(self, state: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Outputs of one request, and its state before each token and after the last."""
+        return through(state_space(self.tensors()), range(len(self.x)), state)
+
 
 def _inputs(tokens: int, dtype: torch.dtype, *, groups: int = 2, head_dim: int = 8) -> ScanInputs:
-    wide = torch.float64 if dtype == torch.float64 else torch.float32
     return ScanInputs(
         x=torch.randn(tokens, 4, head_dim).to(dtype),
-        dt=torch.rand(tokens, 4, dtype=wide),
-        A=-torch.rand(4, dtype=wide) * 4,
+        dt=torch.rand(tokens, 4, dtype=wide(dtype)),
+        A=-torch.rand(4, dtype=wide(dtype)) * 4,
         B=torch.randn(tokens, groups, 16).to(dtype),
         C=torch.randn(tokens, groups, 16).to(dtype),
-        D=torch.randn(4, dtype=wide),
+        D=torch.randn(4, dtype=wide(dtype)),
     )
 
 
-def _states(slots: int, dtype: torch.dtype, head_dim: int = 8) -> Tensor:
-    """A strided view into wider rows, like a section of a slot."""
-    wide = torch.float64 if dtype == torch.float64 else torch.float32
-    rows = torch.randn(slots, 4 * head_dim * 16 + 8, dtype=wide)
-    return rows[:, 8:].view(slots, 4, head_dim, 16)
-
-
-def _naive(inputs: ScanInputs, state: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Outputs of one request, and its state before each token and after the last."""
-    x, dt, A, B, C, D = (t.double() for t in inputs.tensors())
-    per_group, state = x.shape[1] // B.shape[1], state.double()
-    out, seen = torch.zeros_like(x), [state]
-    for t in range(len(x)):
-        b, c = (m[t].repeat_interleave(per_group, 0) for m in (B, C))
-        decay = (dt[t] * A).exp()[:, None, None]
-        state = decay * state + torch.einsum("h,hp,hn->hpn", dt[t], x[t], b)
-        out[t] = torch.einsum("hpn,hn->hp", state, c) + D[:, None] * x[t]
-        seen.append(state)
-    return out, seen
+def _states(dtype: torch.dtype) -> Tensor:
+    return strided_states(11, (4, 8, 16), wide(dtype))
 
 
 SPANS = ((0, 37), (16, 48), (5, 29), (32, 33), (0, 16))
@@ -86,22 +73,13 @@ def test_a_ragged_scan_equals_the_recurrence_of_each_request(
         pytest.skip("the kernel carries float32 states")
     place = device if run is chunk_scan_triton else CPU
     inputs = _inputs(sum(end - start for start, end in SPANS), dtype)
-    states = _states(11, dtype)
-    expected_states, parts, first = states.double().clone(), [], 0
-    for index, (start, end) in enumerate(SPANS):
-        part = inputs.part(first, first + end - start)
-        out, seen = _naive(part, states[SLOTS[index]])
-        parts.append(out)
-        expected_states[SLOTS[index]] = seen[-1]
-        for request, position, slot in SNAPSHOTS:
-            if request == index:
-                expected_states[slot] = seen[position - start]
-        first += end - start
+    states = _states(dtype)
+    oracle = state_space(inputs.tensors())
+    expected, expected_states = ragged(oracle, states, SPANS, SLOTS, SNAPSHOTS)
     moved, slots = states.to(place, copy=True), torch.tensor(SLOTS, device=place)
     y = run(*inputs.tensors(place), moved, SPANS, slots, SNAPSHOTS, 16)
-    close = TOLERANCE[dtype]
-    torch.testing.assert_close(y.cpu().double(), torch.cat(parts), rtol=close, atol=close)
-    torch.testing.assert_close(moved.cpu().double(), expected_states, rtol=close, atol=close)
+    assert_close(y, expected, TOLERANCE[dtype])
+    assert_close(moved, expected_states, TOLERANCE[dtype])
     assert torch.equal(moved[10].cpu(), states[10])
 
 
@@ -112,7 +90,7 @@ def test_a_request_gets_the_same_from_a_mixed_batch_as_alone(
     """Row 19 of the catalogue: a grid over the whole batch spoils all requests but the first."""
     place = device if run is chunk_scan_triton else CPU
     inputs = _inputs(sum(end - start for start, end in SPANS), torch.float32)
-    states, slots = _states(11, torch.float32), torch.tensor(SLOTS, device=place)
+    states, slots = _states(torch.float32), torch.tensor(SLOTS, device=place)
     together = states.to(place, copy=True)
     y = run(*inputs.tensors(place), together, SPANS, slots, SNAPSHOTS, 16)
     first = 0
@@ -140,7 +118,7 @@ def test_every_snapshot_on_the_grid_is_the_state_of_its_prefix(
     slot = torch.tensor([0], device=place)
     asked = [(0, position, i + 1) for i, position in enumerate(grid)]
     run(*inputs.tensors(place), states, ((0, 70),), slot, asked, 8)
-    _, seen = _naive(inputs, torch.zeros(4, 8, 16))
+    _, seen = inputs.through(torch.zeros(4, 8, 16))
     for i, position in enumerate(grid):
         torch.testing.assert_close(
             states[i + 1].cpu().double(), seen[position], rtol=TOLERANCE[dtype], atol=1e-5
@@ -183,7 +161,7 @@ def test_a_flood_of_decay_neither_overflows_nor_drowns_the_small_steps(
     states = torch.zeros(1, 4, 8, 16, device=place)
     slot = torch.tensor([0], device=place)
     y = run(*inputs.tensors(place), states, ((0, 64),), slot, (), 64)
-    expected, seen = _naive(inputs, torch.zeros(4, 8, 16))
+    expected, seen = inputs.through(torch.zeros(4, 8, 16))
     assert bool(y.isfinite().all())
     torch.testing.assert_close(y[20:].cpu().double(), expected[20:], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(states[0].cpu().double(), seen[-1], rtol=1e-4, atol=1e-4)
@@ -196,9 +174,9 @@ def test_any_chunk_length_scans_the_same(run: Run, chunk_len: int, device: torch
     inputs, states = _inputs(50, torch.float32, groups=1, head_dim=12), torch.zeros(1, 4, 12, 16)
     slot, moved = torch.tensor([0], device=place), states.to(place, copy=True)
     y = run(*inputs.tensors(place), moved, ((7, 57),), slot, (), chunk_len)
-    expected, seen = _naive(inputs, states[0])
-    torch.testing.assert_close(y.cpu().double(), expected, rtol=2e-5, atol=2e-5)
-    torch.testing.assert_close(moved[0].cpu().double(), seen[-1], rtol=2e-5, atol=2e-5)
+    expected, seen = inputs.through(states[0])
+    assert_close(y, expected, 2e-5)
+    assert_close(moved[0], seen[-1], 2e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -206,7 +184,7 @@ def test_threads_that_share_a_scan_leave_the_bits_of_one(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The number of tokens chooses between the versions, and must not choose the bits."""
-    inputs, states = _inputs(sum(end - start for start, end in SPANS), dtype), _states(11, dtype)
+    inputs, states = _inputs(sum(end - start for start, end in SPANS), dtype), _states(dtype)
 
     def scan(moved: Tensor) -> Tensor:
         return SCAN(*inputs.tensors(), moved, SPANS, torch.tensor(SLOTS), SNAPSHOTS, 16)
@@ -226,8 +204,8 @@ def test_heads_and_states_of_odd_sizes_are_padded_and_nothing_else_is_read() -> 
         B.view(tokens, 1, state_dim), C.view(tokens, 1, state_dim), torch.randn(heads),
     )  # fmt: skip
     states = torch.randn(2, heads, head_dim, state_dim)
-    expected, seen = _naive(inputs, states[1])
+    expected, seen = inputs.through(states[1])
     y = SCAN(*inputs.tensors(), states, ((0, 23),), torch.tensor([1]), ((0, 16, 0),), 8)
-    torch.testing.assert_close(y.double(), expected, rtol=2e-5, atol=2e-5)
-    torch.testing.assert_close(states[1].double(), seen[-1], rtol=2e-5, atol=2e-5)
-    torch.testing.assert_close(states[0].double(), seen[16], rtol=2e-5, atol=2e-5)
+    assert_close(y, expected, 2e-5)
+    assert_close(states[1], seen[-1], 2e-5)
+    assert_close(states[0], seen[16], 2e-5)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.kernels.oracles import assert_close, ragged, state_space, wide
 from torch import Tensor
 
 from ferryman_kernels.recurrence.ssd_decode import (
@@ -43,36 +44,22 @@ def test_states_advance_in_their_slots_and_strays_stay(
     device: torch.device,
 ) -> None:
     place = device if run is selective_state_update_triton else torch.device("cpu")
-    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    precise = wide(dtype)
     slots = torch.randperm(requests + 2)[:requests]
-    rows = torch.randn(requests + 2, heads * head_dim * state + 16, dtype=wide)
+    rows = torch.randn(requests + 2, heads * head_dim * state + 16, dtype=precise)
     states = rows[:, 16:].view(-1, heads, head_dim, state)
     x = torch.randn(requests, heads, head_dim).to(dtype)
-    dt, A = torch.rand(requests, heads, dtype=wide), -torch.rand(heads, dtype=wide)
+    dt, A = torch.rand(requests, heads, dtype=precise), -torch.rand(heads, dtype=precise)
     B, C = torch.randn(2, requests, groups, state).to(dtype)
-    D = torch.randn(heads, dtype=wide)
+    D = torch.randn(heads, dtype=precise)
 
-    expected_states = states.double().clone()
-    expected = torch.zeros(x.shape, dtype=torch.float64)
-    for i, slot in enumerate(slots.tolist()):
-        for h in range(heads):
-            group = h // (heads // groups)
-            old = expected_states[slot, h]
-            decay, step = (dt[i, h] * A[h]).double().exp(), dt[i, h].double()
-            fed = step * torch.outer(x[i, h].double(), B[i, group].double())
-            expected_states[slot, h] = decay * old + fed
-            seen = expected_states[slot, h] @ C[i, group].double()
-            expected[i, h] = seen + D[h].double() * x[i, h].double()
-
+    oracle = state_space((x, dt, A, B, C, D))
+    expected, expected_states = ragged(oracle, states, ((0, 1),) * requests, slots.tolist())
     moved = rows.to(place, copy=True)
     moved_states = moved[:, 16:].view(-1, heads, head_dim, state)
     y = run(moved_states, *(t.to(place) for t in (x, dt, A, B, C, D, slots, slots)))
-    close = TOLERANCE[dtype]
-    torch.testing.assert_close(y.cpu().double(), expected, rtol=close, atol=close)
-    state_close = 1e-13 if wide == torch.float64 else 1e-5
-    torch.testing.assert_close(
-        moved_states.cpu().double(), expected_states, rtol=state_close, atol=state_close
-    )
+    assert_close(y, expected, TOLERANCE[dtype])
+    assert_close(moved_states, expected_states, 1e-13 if precise == torch.float64 else 1e-5)
     strays = sorted(set(range(requests + 2)) - set(slots.tolist()))
     assert torch.equal(moved.cpu()[strays], rows[strays])
     assert torch.equal(moved.cpu()[:, :16], rows[:, :16])

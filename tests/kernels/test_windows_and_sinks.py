@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
+from tests.kernels.oracles import attended, first_seen, wide
 from torch import Tensor
 
 from ferryman_kernels.attention import paged_attention
@@ -74,16 +75,8 @@ class Sequences:
         self, row: int, q: Tensor, position: int, window: int, sinks: Tensor, cap: float
     ) -> Tensor:
         """The answer to one query [q_heads, head_dim], in float64."""
-        first = max(0, position - window + 1) if window else 0
-        keys = self.keys[row][first : position + 1].double()
-        values = self.values[row][first : position + 1].double()
-        group, out = q.shape[0] // self.kv_heads, []
-        for head in range(q.shape[0]):
-            scores = (keys[:, head // group] @ q[head].double()) * SCALE
-            weight = (cap * (scores / cap).tanh() if cap else scores).exp()
-            total = weight.sum() + sinks[head].double().exp()
-            out.append((weight[:, None] * values[:, head // group]).sum(0) / total)
-        return torch.stack(out)
+        seen = slice(first_seen(position, window), position + 1)
+        return attended(q, self.keys[row][seen], self.values[row][seen], SCALE, sinks, cap)
 
 
 def _sinks(rng: random.Random, q_heads: int, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
@@ -92,10 +85,6 @@ def _sinks(rng: random.Random, q_heads: int, dtype: torch.dtype) -> tuple[Tensor
         return torch.full((q_heads,), -torch.inf), None
     sinks = torch.randn(q_heads, dtype=dtype) * rng.choice([0.5, 3.0])
     return sinks, sinks
-
-
-def _first_seen(position: int, window: int) -> int:
-    return max(0, position - window + 1) if window else 0
 
 
 def prefill_case(
@@ -107,11 +96,11 @@ def prefill_case(
     held = Sequences(rng, [end for _, end in spans], rng.choice([4, 8, 16, 32, 64]), dtype)
     q_heads = held.kv_heads * rng.choice([1, 2, 3])
     q = torch.randn(sum(end - start for start, end in spans), q_heads, HEAD_DIM).to(dtype)
-    sinks, given = _sinks(rng, q_heads, _wide(dtype))
+    sinks, given = _sinks(rng, q_heads, wide(dtype))
     cap = rng.choice(CAPS)
     for row, (start, end) in enumerate(spans):
         held.write(row, 0, end)
-        held.forget_before(row, _first_seen(start, window))
+        held.forget_before(row, first_seen(start, window))
     positions = [(row, p) for row, (start, end) in enumerate(spans) for p in range(start, end)]
     expected = [
         held.answer(row, q[t], p, window, sinks, cap) for t, (row, p) in enumerate(positions)
@@ -131,20 +120,16 @@ def decode_case(
     rows = [(row, ends[row] - runs[row] + wave) for row, wave in waves]
     q_heads = held.kv_heads * rng.choice([1, 2, 3])
     q = torch.randn(len(rows), q_heads, HEAD_DIM).to(dtype)
-    sinks, given = _sinks(rng, q_heads, _wide(dtype))
+    sinks, given = _sinks(rng, q_heads, wide(dtype))
     cap = rng.choice(CAPS)
     for row, end in enumerate(ends):
         held.write(row, 0, end)
-        held.forget_before(row, _first_seen(end - runs[row], window))
+        held.forget_before(row, first_seen(end - runs[row], window))
     expected = [held.answer(row, q[t], p, window, sinks, cap) for t, (row, p) in enumerate(rows)]
     table = held.table[[row for row, _ in rows]]
     positions = torch.tensor([position for _, position in rows])
     y = run(q, held.key_pages, held.value_pages, table, positions, SCALE, window, given, cap)
     return y, torch.stack(expected)
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 @pytest.mark.parametrize("run", [paged_attention_prefill, paged_attention_reference])

@@ -1,4 +1,4 @@
-"""Pages of one row a token, and tables that name them in random order."""
+"""Pages in slabs that are NaN elsewhere, and tables that name them in random order."""
 
 from __future__ import annotations
 
