@@ -28,7 +28,7 @@ answers    answers through the SDK, and their oracle
 up         `ferryman up`
 """
 
-# What tests import is listed once, below.
+# The imports below are the one list of the names that tests use.
 # mypy: implicit-reexport
 # ruff: noqa: F401
 

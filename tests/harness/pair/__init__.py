@@ -24,7 +24,7 @@ stepped_pair        without sockets and loops: each step of both workers is the 
 Services that a test changes go in as `make_prefill` and `make_decode`.
 """
 
-# What tests import is listed once, below.
+# The imports below are the one list of the names that tests use.
 # mypy: implicit-reexport
 # ruff: noqa: F401
 

@@ -17,12 +17,12 @@ The fixtures `one_pair` and `two_pairs` (`tests/router/conftest.py`) are cluster
 `QueueCluster` is another thing: the real dispatcher in virtual time, with arrivals and no workers.
 
 cluster       the router, its settings, its clients
-fake_worker   what all workers have; fake_prefill, fake_decode
+fake_worker   the base of workers; fake_prefill, fake_decode
 faults        the faults
 queueing      a queueing model under the dispatcher
 """
 
-# What tests import is listed once, below.
+# The imports below are the one list of the names that tests use.
 # mypy: implicit-reexport
 # ruff: noqa: F401
 

@@ -103,7 +103,7 @@ class FakePrefill(FakeRouterWorker, prefill_pb2_grpc.PrefillServiceServicer):
         return list(fake_scores(wanted).pieces(4 * (1 + num_best)))
 
     def _told(self, stage: FaultStage, scores: list[PromptScores]) -> list[PromptScores]:
-        """What it tells of the prompt's scores at a stage."""
+        """The scores of the prompt that it tells at a stage."""
         for fault in self.faults:
             scores = fault.told(self, stage, scores)
         return scores

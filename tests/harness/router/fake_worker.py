@@ -1,4 +1,4 @@
-"""What all fake workers have: an address, an epoch, beats, faults, and a way to die."""
+"""The base of fake workers: an address, an epoch, beats, faults, and a way to die."""
 
 from __future__ import annotations
 

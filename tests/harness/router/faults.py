@@ -21,8 +21,6 @@ from ferryman.schedule.prompt_scores import PromptScores
 from ferryman.wire.values import Ending, RequestTokens
 
 Scores = list[PromptScores]
-ANY = -1
-ALWAYS = 1 << 30
 
 
 class FaultStage(Enum):
@@ -89,14 +87,14 @@ class Fault:
     """The base of all: where it strikes, and how often it did."""
 
     stage: FaultStage
-    offset: int = field(default=ANY, kw_only=True)
+    offset: int | None = field(default=None, kw_only=True)
     """Only at the token of this offset."""
-    max_tokens: int = field(default=ANY, kw_only=True)
+    max_tokens: int | None = field(default=None, kw_only=True)
     """Only for a request that asks for so many tokens."""
     attempts: frozenset[str] = field(default=frozenset(), kw_only=True)
     """Only for these attempts, as `ID.NUMBER`."""
-    times: int = field(default=ALWAYS, kw_only=True)
-    """So often, and no more."""
+    times: int | None = field(default=None, kw_only=True)
+    """So often, and no more; None is always."""
     happened_at: Counter[str] = field(default_factory=Counter, init=False)
     """How often it took effect, by the worker's id."""
     _changed: asyncio.Event = field(default_factory=asyncio.Event, init=False, repr=False)
@@ -115,10 +113,10 @@ class Fault:
     def is_due(self, moment: Moment) -> bool:
         return (
             moment.stage is self.stage
-            and self.offset in (ANY, moment.offset)
-            and self.max_tokens in (ANY, moment.max_tokens)
+            and self.offset in (None, moment.offset)
+            and self.max_tokens in (None, moment.max_tokens)
             and (not self.attempts or moment.attempt in self.attempts)
-            and self.happened < self.times
+            and (self.times is None or self.happened < self.times)
         )
 
     async def strike(self, worker: Mortal) -> None:

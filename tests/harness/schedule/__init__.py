@@ -24,7 +24,7 @@ hosts, drafts     what a worker loads, and what it is proposed
 random_schedule   random schedules; schedule_kind, counts: their stuff, what happened in them
 """
 
-# What tests import is listed once, below.
+# The imports below are the one list of the names that tests use.
 # mypy: implicit-reexport
 # ruff: noqa: F401
 
