@@ -18,7 +18,7 @@ from ferryman.errors import ConfigError
 from ferryman.security.credentials import ClusterRole, credentials_of
 from ferryman.security.credentials_file import read_credentials
 from ferryman.security.key_file import read_key_file
-from ferryman.settings.cluster import DoorOptions, UpOptions
+from ferryman.settings.cluster import DoorOptions, TierOptions, UpOptions
 from ferryman.settings.engine import EngineOptions
 from ferryman_cli import lifecycle_reader, up
 from ferryman_cli.app import run
@@ -104,6 +104,9 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.param(
             f"up {ANY} --storage-dir /proc/none", "--storage-dir /proc/none", id="no folder there"
         ),
+        pytest.param(
+            f"up {ANY} --storage-dir ftp://host/p", "or s3://bucket/prefix", id="no such storage"
+        ),
         pytest.param(f"up {ANY} --write-policy never", "write_back", id="unknown write policy"),
         pytest.param(f"up {ANY} --prefetch-policy x", "best_effort", id="unknown prefetch policy"),
         pytest.param(f"up {ANY} --prefetch-threshold -1", "--prefetch-threshold", id="below 0"),
@@ -153,6 +156,20 @@ def test_a_family_that_is_not_supported_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["GPT2LMHeadModel"]}))
     with pytest.raises(ConfigError, match="GPT2LMHeadModel is not supported"):
         check(UpOptions(engine=EngineOptions(model=tmp_path)))
+
+
+def test_the_url_of_a_bucket_makes_no_folder_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    check(
+        UpOptions(
+            engine=EngineOptions(model=demo_model()),
+            doors=DoorOptions(http_port=0, grpc_port=0),
+            tiers=TierOptions(storage_dir="s3://bucket/prefix"),
+        )
+    )
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_draft_model_of_another_vocabulary_is_refused_before_anything_starts(

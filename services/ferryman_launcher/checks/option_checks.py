@@ -40,6 +40,7 @@ EXAMPLES = {"--nats-url": "nats://127.0.0.1:4222", "--redis-url": "redis://127.0
 ANSWER_SECONDS = 3.0
 HIGHEST_PORT = 65535
 LEAST_STORAGE_BYTES = 1 << 20
+STORAGE_SCHEMES = ("file", "s3")
 
 
 def check(choices: UpOptions, places: ModelPlaces = EVERYTHING_HERE) -> MemoryPlan:
@@ -186,7 +187,7 @@ def _check_tiers(tiers: TierOptions, num_prefill: int, manifest: StateManifest) 
     if tiers.storage_bytes:
         _check_capacity(tiers, manifest)
     if tiers.storage_dir:
-        _check_folder(Path(tiers.storage_dir))
+        _check_storage(tiers.storage_dir)
 
 
 def _check_shared_memory(tiers: TierOptions) -> None:
@@ -222,6 +223,15 @@ def _units(manifest: StateManifest) -> str:
         f"{words[layout.kind]} ({size_text(layout.slot_bytes)})" for layout in manifest.layouts
     )
     return " and one ".join(sizes)
+
+
+def _check_storage(place: str) -> None:
+    scheme, separator, _ = place.partition("://")
+    if not separator:
+        _check_folder(Path(place))
+    elif scheme not in STORAGE_SCHEMES:
+        kinds = "a folder, file:///folder or s3://bucket/prefix"
+        raise ConfigError(f"--storage-dir {place}: storage is {kinds}")
 
 
 def _check_folder(folder: Path) -> None:
