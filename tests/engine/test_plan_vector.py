@@ -16,7 +16,7 @@ from tests.lockstep import Lockstep, LockstepGroup
 
 from ferryman.cache.keys import as_token_ids
 from ferryman.cache.manifest import Kind
-from ferryman.engine.forward.packed_step import PackedStep, from_vector
+from ferryman.engine.forward.packed_step import PackedStep, from_vector, packed_step
 from ferryman.engine.forward.step import StepRunner
 from ferryman.engine.forward.step_tensors import pack, unpack
 from ferryman.engine.memory.slabs import Slabs
@@ -52,6 +52,13 @@ def test_a_step_comes_back_from_its_vector(step: StepPlan) -> None:
     for name in packed.places:
         assert np.array_equal(again.array(name), packed.array(name)), name
         assert again.array(name).shape == packed.array(name).shape, name
+
+
+def test_a_real_number_is_never_cut_to_a_whole_one() -> None:
+    packed = packed_step({"filters.top_p": [0.7], "rows": [3]})
+    assert packed.array("filters.top_p").view(np.float64).tolist() == [0.7]
+    with pytest.raises(AssertionError, match="its numbers belong in REALS"):
+        packed_step({"filters.top_n": [0.7]})
 
 
 def test_steps_without_draws_or_with_several_waves_come_back_too() -> None:

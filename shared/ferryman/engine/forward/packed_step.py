@@ -96,7 +96,9 @@ def packed_step(arrays: Arrays) -> PackedStep:
 def _words(name: str, values: ArrayLike) -> Ints:
     if name in REALS:
         return np.asarray(values, np.float64).view(np.int64)
-    return np.asarray(values, np.int64)
+    array = np.asarray(values)
+    assert array.dtype.kind in "biu" or not array.size, f"{name}: its numbers belong in REALS"
+    return array.astype(np.int64, copy=False)
 
 
 def from_vector(vector: Ints) -> PackedStep:
