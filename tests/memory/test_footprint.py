@@ -37,24 +37,20 @@ def on_ranks(dtype: str, num_ranks: int, quantize: str = "none") -> LoadOptions:
 
 def held(folder: Path, options: LoadOptions, load: Callable[..., Model] = load_model) -> int:
     """The bytes of all tensors that are in this process since the model was loaded."""
-    before = _tensors()
-    known = {id(each) for each in before}
+    gc.collect()
+    gc.freeze()  # takes all that there is out of the collector's sight
     model = load(folder, options)
-    new = [each for each in _tensors() if id(each) not in known]
-    storages = {
-        each.untyped_storage().data_ptr(): each.untyped_storage().nbytes()
-        for each in new
-        if not each.is_mkldnn
-    }
-    packed = sum(each.nbytes for each in new if each.is_mkldnn)
-    assert model.vocab_size, "it was alive while its tensors were counted"
-    return packed + sum(storages.values())
-
-
-def _tensors() -> list[torch.Tensor]:
     gc.collect()
     # By type: other objects answer isinstance by importing what they stand for.
-    return [each for each in gc.get_objects() if type(each) is torch.Tensor]
+    new = [tracked for tracked in gc.get_objects() if type(tracked) is torch.Tensor]
+    storages = {
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+        for tensor in new
+        if not tensor.is_mkldnn
+    }
+    packed = sum(tensor.nbytes for tensor in new if tensor.is_mkldnn)
+    assert model.vocab_size, "it was alive while its tensors were counted"
+    return packed + sum(storages.values())
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
