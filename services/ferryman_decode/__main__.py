@@ -1,25 +1,12 @@
-"""`python -m ferryman_decode`: the decode worker as a process."""
+"""`python -m ferryman_decode`"""
 
 from __future__ import annotations
 
-import asyncio
-
 from ferryman.runtime.collection import importing
 
-with importing():
-    from ferryman.runtime.life import run_main
-    from ferryman.settings.workers import DecodeSettings
-    from ferryman.worker.worker_app import WorkerKind, serve_worker
-    from ferryman_decode.server import SERVICE, DecodeServicer
-
-ROLE = "decode"
-
-
-async def serve(settings: DecodeSettings, stopping: asyncio.Event) -> None:
-    """Serves until `stopping` is set and every request has its last token."""
-    kind = WorkerKind(ROLE, (SERVICE,), DecodeServicer)
-    await serve_worker(settings, settings.engine, kind, stopping)
-
-
 if __name__ == "__main__":
+    with importing():
+        from ferryman.runtime.life import run_main
+        from ferryman.settings.workers import DecodeSettings
+        from ferryman_decode.service import ROLE, serve
     run_main(DecodeSettings, ROLE, serve)

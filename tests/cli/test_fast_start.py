@@ -45,7 +45,7 @@ def test_a_command_that_computes_nothing_imports_nothing_that_computes(
 
 
 def test_a_worker_on_the_processor_imports_no_compiler_for_cards() -> None:
-    script = "import ferryman_decode.__main__, sys; print('triton' in sys.modules)"
+    script = "import ferryman_decode.service, sys; print('triton' in sys.modules)"
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert ended.stdout.strip() == "False", ended.stderr
 

@@ -98,7 +98,7 @@ from contextlib import contextmanager
 from ferryman.runtime.life import run_main
 from ferryman.settings.workers import DecodeSettings
 from ferryman.worker import worker_app
-from ferryman_decode.__main__ import ROLE, serve
+from ferryman_decode.service import ROLE, serve
 @contextmanager
 def never_built(*_):
     say("loading")

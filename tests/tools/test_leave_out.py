@@ -35,7 +35,7 @@ model, *absent = sys.argv[1:]
 asked = []
 sys.meta_path.insert(0, Absence())
 
-import ferryman_both.__main__, ferryman_cli.app, ferryman_decode.__main__, ferryman_prefill.__main__
+import ferryman_both.service, ferryman_cli.app, ferryman_decode.service, ferryman_prefill.service
 import ferryman_hostcache.service, ferryman_router.service
 from ferryman.llm import LLM, SamplingParams
 
