@@ -47,6 +47,14 @@ def _threads_are_given_back() -> Iterator[None]:
     assert after == before, f"{after} threads of torch, {before} before the test"
 
 
+@pytest.fixture
+def threads_set_back() -> Iterator[None]:
+    """Sets torch's number of threads back after a test that needs another."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
     """A full collection walks over all that was imported: a second in which no thread runs."""

@@ -67,6 +67,7 @@ def test_without_a_command_there_is_a_list_of_them(capsys: pytest.CaptureFixture
     assert all(name in said for name in ("requests", "tiers", "handoff", "colocated", "compare"))
 
 
+@pytest.mark.usefixtures("threads_set_back")
 def test_a_shape_that_is_not_known_is_one_line_and_exit_2(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -76,6 +77,7 @@ def test_a_shape_that_is_not_known_is_one_line_and_exit_2(
     )
 
 
+@pytest.mark.usefixtures("threads_set_back")
 def test_without_transformers_the_missing_package_is_named(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,11 +88,8 @@ def prefilled(pair: RecordedPair) -> list[Guest]:
 
 
 @pytest.fixture(params=[1, 2, 3], ids=["one-thread", "two-threads", "three-threads"])
-def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    before = torch.get_num_threads()
+def _threads(request: pytest.FixtureRequest, threads_set_back: None) -> None:
     torch.set_num_threads(request.param)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("family", ALL_FAMILIES)

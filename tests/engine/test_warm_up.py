@@ -181,6 +181,7 @@ def compiled_loops() -> set[Key]:
     }
 
 
+@pytest.mark.usefixtures("threads_set_back")
 def test_no_decode_step_compiles_a_loop_for_the_processor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,7 +189,7 @@ def test_no_decode_step_compiles_a_loop_for_the_processor(
     other one: to compile it takes seconds."""
     compiled = Loop._compile
     monkeypatch.setattr(Loop, "_compile", lambda loop, *, parallel: compiled(loop, parallel=False))
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    torch.set_num_threads(2)
     monkeypatch.setattr(_compiled, "WORTH_SHARING", 1000)
     for loop in loops():
         monkeypatch.delitem(vars(loop), "shared", raising=False)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -30,14 +28,7 @@ def test_any_linear_is_the_product_and_the_bias(
     assert (found.double() - exact).abs().max() < TOLERANCES[dtype] * exact.abs().max()
 
 
-@pytest.fixture
-def _threads_are_set_back() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.mark.usefixtures("_threads_are_set_back")
+@pytest.mark.usefixtures("threads_set_back")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("tokens", [1, 4])
 def test_few_tokens_have_the_same_bits_with_any_number_of_threads(

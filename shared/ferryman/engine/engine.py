@@ -25,8 +25,9 @@ from ferryman.engine.memory.copy_stream import CopyStream
 from ferryman.engine.memory.loads import LoadQueue
 from ferryman.engine.memory.slabs import ShardedSlab, SlabGrowth, Slabs, places_of
 from ferryman.engine.memory.transfer import Transfer
+from ferryman.engine.pipeline import Pipeline
 from ferryman.engine.runner import Runner
-from ferryman.engine.stream import ForwardStream, Pipeline
+from ferryman.engine.stream import ForwardStream
 from ferryman.engine.tensor_parallel.group import SlabSizes, TpStartup, start_ranks
 from ferryman.engine.tensor_parallel.rank import RankOrders, load_with_draft
 from ferryman.engine.warm_up import WarmUp, warm_up

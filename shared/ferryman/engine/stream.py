@@ -1,4 +1,4 @@
-"""The forward stream, and the pipeline of steps to it: one thread, one bounded queue, in order.
+"""The forward stream: one thread, one bounded queue, everything in order.
 
 The loop plans a step and submits it; the thread launches it and sets its future's result when the
 values have arrived. Step k + 1 may be launched before k's values arrive: with overlap it is planned
@@ -17,16 +17,12 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from time import monotonic
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from ferryman.errors import QueueFull
 from ferryman.schedule.batch import StepOutcome, StepPlan
 
-if TYPE_CHECKING:  # ranks other than the first use the stream, but no scheduler
-    from ferryman.schedule.scheduler import Scheduler
-
 T = TypeVar("T")
-Submit = Callable[[StepPlan], Future[StepOutcome]]
 
 # How long the thread waits for a job before it checks again whether a result has arrived.
 POLL_SECONDS = 0.0001
@@ -215,29 +211,3 @@ class ForwardStream:
         )
         error.__cause__ = self._poison
         return error
-
-
-@dataclass(frozen=True, slots=True)
-class Flight:
-    """A step that was submitted, and the future of its outcome."""
-
-    plan: StepPlan
-    outcome: Future[StepOutcome]
-
-
-class Pipeline:
-    """Feeds a forward stream from a scheduler. Used from one thread only.
-
-    `flights` are the submitted steps, the oldest first. The owner removes each one when its outcome
-    has arrived, and has the scheduler commit it.
-    """
-
-    def __init__(self, scheduler: Scheduler, submit: Submit) -> None:
-        self._scheduler = scheduler
-        self._submit = submit
-        self.flights: deque[Flight] = deque()
-
-    def fill(self, now: float) -> None:
-        """Submits steps until the scheduler has no step to give."""
-        while (plan := self._scheduler.plan(now)) is not None:
-            self.flights.append(Flight(plan, self._submit(plan)))

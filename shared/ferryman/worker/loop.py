@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ferryman.cache.node import TreeChange
 from ferryman.cache.resume import FIRST_GUESS, ResumeCosts
-from ferryman.engine.stream import Pipeline, Submit
+from ferryman.engine.pipeline import Pipeline, Submit
 from ferryman.errors import FerrymanError
 from ferryman.schedule.batch import NOTHING_LOADED, LoadReport, PrefillStep, StepOutcome, StepPlan
 from ferryman.schedule.events import ChainDropped, Event, RequestFailed

@@ -15,7 +15,8 @@ from ferryman.cache.manifest import StateManifest
 from ferryman.cache.rank_runs import RankShares
 from ferryman.cache.resume import FIRST_GUESS
 from ferryman.engine.engine import Engine
-from ferryman.engine.stream import ForwardStream, Pipeline
+from ferryman.engine.pipeline import Pipeline
+from ferryman.engine.stream import ForwardStream
 from ferryman.grammar.compiler import GrammarCompiler
 from ferryman.schedule.batch import StepPlan
 from ferryman.schedule.limits import PREFILL_FIRST, StepOrder

@@ -37,6 +37,7 @@ def test_a_read_beside_it_has_the_same_bytes(tmp_path: Path) -> None:
     assert ends[-1] == file.stat().st_size
 
 
+@pytest.mark.usefixtures("threads_set_back")
 @pytest.mark.parametrize("cold", [(), ("--cold",)])
 def test_the_share_of_the_read_speed_is_printed(
     cold: tuple[str, ...], capsys: pytest.CaptureFixture[str]
