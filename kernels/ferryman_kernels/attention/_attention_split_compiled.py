@@ -26,8 +26,6 @@ from ferryman_kernels.cpu._vectors import (
     total,
 )
 
-__all__ = ["LINE", "SPLIT", "mix_values", "score_keys", "soften"]
-
 SPLIT = 512
 """Keys of one split. Splits begin at multiples of it, counted from a request's position 0, so the
 bits of an answer depend neither on the batch nor on the threads."""

@@ -23,14 +23,6 @@ from ferryman_kernels.cpu._vectors import (
 if numba is not None:
     from llvmlite import ir
 
-__all__ = [
-    "PAIRS_BYTES",
-    "STEP_BYTES",
-    "WIDTH",
-    "add_block",
-    "add_two_inputs",
-    "widen_codes",
-]
 
 WIDTH = 32
 """The outputs of a panel."""

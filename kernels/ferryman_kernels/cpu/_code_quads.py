@@ -17,7 +17,6 @@ if numba is not None:
     from llvmlite import ir
     from numba.core.cgutils import get_or_insert_function
 
-__all__ = ["HAS_BYTE_DOTS", "HAS_BYTE_TABLES", "QUAD", "widen_quads"]
 
 HAS_BYTE_DOTS = has_feature("avx512vnni")
 """Whether the processor multiplies bytes and adds them to int32 (AVX512-VNNI)."""

@@ -19,19 +19,6 @@ if numba is not None:
 
     from ferryman_kernels.cpu._vectors import Vector
 
-__all__ = [
-    "HAS_DOTS",
-    "LANES",
-    "STEP_BYTES",
-    "add_codes",
-    "add_scaled",
-    "dots_of",
-    "floats_of_codes",
-    "has_feature",
-    "lanes_at",
-    "no_sums",
-    "words_at",
-]
 
 LANES = 64
 """Outputs that are summed at once: the width of a panel of a packed weight."""

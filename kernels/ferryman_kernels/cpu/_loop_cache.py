@@ -29,7 +29,6 @@ try:
 except ModuleNotFoundError:
     numba = None
 
-__all__ = ["LoopFiles", "cached"]
 
 log = logging.getLogger(__name__)
 compiling = logging.getLogger("ferryman_kernels.compiling")

@@ -19,15 +19,6 @@ if numba is not None:
     from llvmlite import ir
     from numba.core.cgutils import alloca_once_value, for_range_slice, get_or_insert_function
 
-__all__ = [
-    "LONG_RUN",
-    "PANEL_AHEAD_BYTES",
-    "RUN",
-    "WORD_BYTES",
-    "add_span",
-    "add_tile",
-    "stride_of_asking",
-]
 
 RUN, LONG_RUN = 32, 64
 """Steps that all rows take before the next steps: 8 or 16 KiB, which the nearest cache holds. Many

@@ -15,18 +15,6 @@ from ferryman_kernels.cpu._compiled import part
 from ferryman_kernels.cpu._lanes import add_scaled, lanes_at, no_sums
 from ferryman_kernels.cpu._vectors import fused, row_at, store
 
-__all__ = [
-    "PRODUCTS_PER_ELEMENT",
-    "ROWS",
-    "add_rows",
-    "in_rows",
-    "padded",
-    "rows_at",
-    "scaled_rows",
-    "state_of",
-    "store_rows",
-]
-
 ROWS = 4
 """Rows that share a vector while it is in a register."""
 PRODUCTS_PER_ELEMENT = 16

@@ -27,17 +27,6 @@ if numba is not None:
     from llvmlite import ir
     from numba.core.cgutils import get_or_insert_function
 
-__all__ = [
-    "CONFIG_BYTES",
-    "ROWS",
-    "add_first_tokens",
-    "add_other_tokens",
-    "clear_sums",
-    "configure",
-    "copy_configuration",
-    "has_tiles",
-    "store_sums",
-]
 
 ROWS = 16
 """Rows of a tile: tokens, or pairs of inputs."""

@@ -24,26 +24,6 @@ if numba is not None:
     from numba.extending import intrinsic
     from numba.np.arrayobj import populate_array
 
-__all__ = [
-    "AHEAD_BYTES",
-    "LANES",
-    "fused",
-    "fused_values",
-    "generated",
-    "greater",
-    "greatest",
-    "in_each_lane",
-    "load",
-    "pointer_at",
-    "prefetch",
-    "prefetch_at",
-    "row_at",
-    "shuffled",
-    "spread",
-    "store",
-    "store_totals",
-    "total",
-]
 
 AHEAD_BYTES = 4096
 """How far ahead loops ask for memory that they read once: the processor looks no further than a
