@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from time import monotonic
-from types import TracebackType
 from typing import Any, Self
 
 from ferryman.cache.keys import TokenIds, as_token_ids, page_keys, root_key
@@ -121,12 +120,7 @@ class LLM:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

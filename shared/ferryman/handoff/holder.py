@@ -163,11 +163,6 @@ class HoldTable:
         over = [entry for entry in self._entries.values() if now >= entry.lease_end]
         return tuple(effect for entry in over for effect in self._apply(entry, HoldLeaseEnded()))
 
-    def next_deadline(self) -> float | None:
-        """The time of the next `expire`."""
-        waiting = (e.lease_end for e in self._entries.values() if e.state is not S.STOPPING)
-        return min(waiting, default=None)
-
     def _apply(self, entry: _HeldRequest, event: HoldEvent) -> tuple[HoldEffect, ...]:
         before, entry.state = entry.state, follow(TRANSITIONS, entry.state, event)
         if entry.state is before:

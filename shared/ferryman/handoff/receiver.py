@@ -230,10 +230,6 @@ class ReservationTable:
             effect for entry in over for effect in self._apply(entry, ReservationLeaseEnded())
         )
 
-    def next_deadline(self) -> float | None:
-        """The time of the next `expire`."""
-        return min((e.lease_end for e in self._live.values() if e.state in OPEN), default=None)
-
     def reserved(self, request_id: str, attempt: int) -> Reservation | None:
         """The promise of an open reservation, to answer a repeated Reserve as the first."""
         for entry in self._of_request.get(request_id, ()):

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
-from types import TracebackType
 from typing import Any, Self
 
 from ferryman.cancellation import CANCEL_AGAIN_SECONDS, end_tasks
@@ -55,12 +54,7 @@ class Background:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._is_ending = True
         while self._tasks:
             await end_tasks(tuple(self._tasks), CANCEL_AGAIN_SECONDS)

@@ -192,12 +192,6 @@ class DraftCounts:
         )
 
     @property
-    def steps_per_token(self) -> float:
-        """1 for plain decoding: each step of a request brings one token and the accepted drafts."""
-        tokens = self.steps + self.accepted
-        return self.steps / tokens if tokens else 1.0
-
-    @property
     def acceptance(self) -> float:
         """The share of drafts that were right."""
         return self.accepted / self.drafted if self.drafted else 0.0
