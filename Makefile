@@ -3,6 +3,7 @@
 PYTHON ?= python3
 ARGS ?=
 PROCESSES ?= 3
+MARKS ?= not slow
 BASE ?= python:3.11-slim
 VENV := .venv
 BIN := $(VENV)/bin
@@ -11,17 +12,21 @@ STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 MADE_FROM := pyproject.toml constraints.txt proto/build.py $(wildcard proto/ferryman/wire/v1/*.proto)
 
-.PHONY: up test types tests compose-test mutants format proto wheels clean
+.PHONY: up test test-all types tests compose-test mutants format proto wheels clean
 
 up: $(STAMP)
 	exec $(BIN)/ferryman up $(ARGS)
 
 # Types take one core for half a minute, and the tests wait now and then: the two share the machine.
+# `test` leaves out campaigns (the mark `slow`); `test-all` has them as well.
+test-all: MARKS :=
+test-all: test
+
 test: $(DEV_STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
-	@$(MAKE) --no-print-directory --jobs 2 types tests
+	@$(MAKE) --no-print-directory --jobs 2 types tests MARKS="$(MARKS)"
 
 types: $(DEV_STAMP)
 	$(BIN)/mypy
@@ -30,7 +35,7 @@ types: $(DEV_STAMP)
 # what it compiles, whatever the shell says: some 200 services and commands are started, each of which would compile it.
 tests: export PYTHONDONTWRITEBYTECODE :=
 tests: $(DEV_STAMP)
-	$(BIN)/pytest -q -n $(PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/pytest -q -n $(PROCESSES) --dist loadfile --no-loadscope-reorder -m "$(MARKS)" $(ARGS)
 
 # Runs compose.yaml itself, on this machine's container engine or one that it starts; some minutes.
 compose-test: $(DEV_STAMP)

@@ -33,6 +33,7 @@ def test_every_walk_along_the_masks_of_a_schema_is_valid(
             check_valid(schema, text)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_every_answer_of_a_model_is_valid_and_drafts_change_none(tmp_path: Path) -> None:
     folder = save_guided_model(tmp_path / "guided")

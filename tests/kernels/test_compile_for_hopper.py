@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_every_kernel_compiles_for_hopper_without_spilling() -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "kernels")}
     environment.pop("TRITON_INTERPRET", None)

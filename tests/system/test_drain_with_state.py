@@ -172,6 +172,7 @@ class HttpCaller:
         return "whole"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cluster", ["apart"], indirect=True)
 async def test_all_are_restarted_one_by_one_under_streams_and_no_client_notices(
     cluster: Cluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -25,6 +25,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
 
 
+@pytest.mark.slow
 async def test_no_stream_waits_for_bodies_of_the_largest_size(cluster: Cluster) -> None:
     await warmed(cluster)
     found = []

@@ -112,6 +112,7 @@ async def test_a_hundred_requests_publish_their_events_in_legal_order(cluster: C
             assert {event.name for event in heard} <= {event.name for event in logged}
 
 
+@pytest.mark.slow
 async def test_two_thousand_requests_with_cancellations_leave_nothing_behind(
     cluster: Cluster,
 ) -> None:
