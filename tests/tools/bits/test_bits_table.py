@@ -1,0 +1,150 @@
+"""The table of bits counts what it says: one bit is a difference, no effect is no success."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from tools.bits.__main__ import main
+from tools.bits.measured_engine import MeasuredAnswer, MeasuredCase
+from tools.bits.step_record import recorded_steps
+from tools.bits.table import (
+    BitsCell,
+    as_text,
+    have_equal_bits,
+    have_equal_tokens,
+    measured_cells,
+)
+from tools.bits.ways import WAYS, ReuseWay, again, chunked
+from torch import Tensor
+
+from ferryman.model.layers.decoder import EmbeddingAndHead
+from tools.bits import models
+
+ANSWER = MeasuredAnswer(
+    (1, 2),
+    (3, 4),
+    (b"a", b"b"),
+    {},
+    1,
+    chunk_ends=(2,),
+    replays=0,
+    refusal="",
+    threads=frozenset({1}),
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _same_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def cells(*ways: ReuseWay, num_tokens: int = 6) -> list[BitsCell]:
+    """The cells of a tiny model with two prompts."""
+    with recorded_steps() as record:
+        return list(
+            measured_cells(
+                ["llama"], ["float32"], ways, record, num_prompts=2, num_tokens=num_tokens
+            )
+        )
+
+
+def test_a_bit_of_one_row_of_logits_is_a_difference() -> None:
+    other = replace(ANSWER, logits=(b"a", b"c"))
+    assert have_equal_tokens(other, ANSWER)
+    assert not have_equal_bits(other, ANSWER)
+    assert have_equal_bits(replace(ANSWER, cached={"device": 16}), ANSWER)
+
+
+def test_other_tokens_are_no_equal_bits() -> None:
+    other = replace(ANSWER, token_ids=(3, 5))
+    assert not have_equal_tokens(other, ANSWER)
+    assert not have_equal_bits(other, ANSWER)
+
+
+def test_a_flipped_bit_of_a_logit_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lowest bit of the unlikeliest token's logit, in one way alone."""
+    logits = EmbeddingAndHead.logits
+
+    def flipped(ends: EmbeddingAndHead, hidden: Tensor) -> Tensor:
+        rows = logits(ends, hidden).clone()
+        least = rows[0].argmin()
+        rows.view(torch.int32)[0, least] ^= 1
+        return rows
+
+    def run(case: MeasuredCase) -> Iterator[Any]:
+        with monkeypatch.context() as patched:
+            patched.setattr(EmbeddingAndHead, "logits", flipped)
+            yield from list(again(case))
+
+    same, planted = cells(WAYS["again"], ReuseWay("planted", "a bit", run))
+    assert (same.tried, same.equal, same.bits) == (2, 2, 2)
+    assert (planted.tried, planted.equal, planted.bits) == (2, 2, 0)
+    assert same.is_exact
+    assert not planted.is_exact
+
+
+def test_a_way_without_effect_is_not_counted_as_equal() -> None:
+    (cell,) = cells(ReuseWay("chunks", "a chunk longer than any prompt", partial(chunked, 512)))
+    assert (cell.tried, cell.equal, cell.bits) == (0, 0, 0)
+    assert cell.not_tried == {"chunks ended at 75": 1, "chunks ended at 98": 1}
+    assert not cell.is_exact
+
+
+def test_a_way_that_the_model_cannot_take_is_no_breach() -> None:
+    (cell,) = cells(WAYS["drafts-layer"])
+    assert cell.not_tried == {"the model has no such layer": 2}
+    assert cell.is_exact
+    assert cell.text == "–"
+
+
+def test_every_way_proves_that_it_was_taken() -> None:
+    """With recurrences and pages. Only off the scan's grid no chunk ends."""
+    with recorded_steps() as record:
+        taken = {
+            cell.way: cell
+            for cell in measured_cells(
+                ["bamba"],
+                ["bfloat16"],
+                list(WAYS.values()),
+                record,
+                num_prompts=1,
+                num_tokens=24,
+            )
+        }
+    untaken = {way for way, cell in taken.items() if not cell.tried}
+    assert untaken - {"drafts-lookup"} == {"chunks-37", "drafts-layer"}
+    assert taken["again"].bits == 1
+
+
+def test_the_table_has_a_row_for_each_way_and_its_reasons() -> None:
+    cell = BitsCell("hit-last", "llama", "int8", tried=3, equal=2, bits=1)
+    cell.not_tried["16 tokens came from the device, not 64"] += 1
+    text = as_text([cell, BitsCell("again", "llama", "int8", tried=4, equal=4, bits=4)])
+    assert "hit-last      2 1 /3" in text
+    assert "again         4 4 /4" in text
+    assert "hit-last: 1, 16 tokens came from the device, not 64 (llama int8)" in text
+
+
+def test_the_command_fails_if_a_cell_is_not_equal(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["--models", "llama", "--dtypes", "float32", "--prompts", "1", "--tokens", "4"]
+    assert main([*asked, "--ways", "again", "--json"]) == 0
+    (cell,) = json.loads(capsys.readouterr().out)
+    assert (cell["way"], cell["bits"], cell["is_exact"]) == ("again", 1, True)
+    assert main([*asked, "--ways", "again,chunks-37"]) == 0
+    assert "chunks-37: 1, chunks are cut on the scan's grid" in capsys.readouterr().out
+    assert main([*asked, "--ways", "again,turn-2"]) == 1
+    assert "turn-2: 1, 64 tokens were found" in capsys.readouterr().out
+
+
+def test_names_stand_for_models() -> None:
+    assert models.named("families,llama") == list(models.TINY)
+    with pytest.raises(ValueError, match="no model lama; there are"):
+        models.named("lama")

@@ -1,0 +1,100 @@
+"""The table of bits.
+
+    python -m tools.bits                                   the nine tiny families, all ways
+    python -m tools.bits --models llama,bamba --ways chunks-32,hit-last --dtypes bfloat16
+    python -m tools.bits --models wide,smollm2 --json
+
+Exit status 1 if an answer that was tried differs by a bit, or if a way that the model could have
+taken was never taken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+
+import transformers
+from tools.bits.measured_engine import DTYPES
+from tools.bits.step_record import recorded_steps
+from tools.bits.table import BitsCell, as_text, as_values, measured_cells
+from tools.bits.ways import WAYS
+
+from tools.bits import models
+
+
+def table_parser() -> argparse.ArgumentParser:
+    options = argparse.ArgumentParser(
+        prog="python -m tools.bits",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    names = {"type": _models, "default": "families"}
+    options.add_argument("--models", **names, help="names with commas, or families, wide, smollm2")
+    options.add_argument("--dtypes", type=_some_of(DTYPES), default=",".join(DTYPES))
+    options.add_argument("--ways", type=_some_of(WAYS), default=",".join(WAYS))
+    options.add_argument("--prompts", type=_up_to(models.MAX_PROMPTS), default=6, metavar="N")
+    options.add_argument("--tokens", type=int, default=24, metavar="N", help="of each answer")
+    options.add_argument("--json", action="store_true", help="cells as JSON in place of text")
+    return options
+
+
+def _models(names: str) -> list[str]:
+    try:
+        return models.named(names)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _some_of(known: Iterable[str]) -> Callable[[str], list[str]]:
+    """The reader of a list of names with commas."""
+    possible = list(known)
+
+    def read(names: str) -> list[str]:
+        chosen = names.split(",")
+        if unknown := [name for name in chosen if name not in possible]:
+            message = f"no {', '.join(unknown)}; there are {', '.join(possible)}"
+            raise argparse.ArgumentTypeError(message)
+        return chosen
+
+    return read
+
+
+def _up_to(most: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        number = int(text)
+        if not 1 <= number <= most:
+            raise argparse.ArgumentTypeError(f"should be 1 to {most}")
+        return number
+
+    return read
+
+
+def show_table(arguments: Sequence[str]) -> int:
+    """Measures the cells and prints them; each is told on the error stream when it is there."""
+    options = table_parser().parse_args(arguments)
+    cells: list[BitsCell] = []
+    with recorded_steps() as record:
+        for cell in measured_cells(
+            options.models,
+            options.dtypes,
+            [WAYS[name] for name in options.ways],
+            record,
+            num_prompts=options.prompts,
+            num_tokens=options.tokens,
+        ):
+            cells.append(cell)
+            print(cell.model, cell.dtype, cell.way, cell.text, file=sys.stderr, flush=True)
+    print(json.dumps(as_values(cells), indent=1) if options.json else as_text(cells))
+    return int(not all(cell.is_exact for cell in cells))
+
+
+def main(arguments: Sequence[str]) -> int:
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    return show_table(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

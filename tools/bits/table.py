@@ -1,0 +1,138 @@
+"""The table of bits: each way's answers compared with the cold run's, as text and as JSON."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+
+from tools.bits.measured_engine import ColdRuns, MeasuredAnswer, MeasuredCase
+from tools.bits.models import saved_model
+from tools.bits.step_record import StepRecord
+from tools.bits.ways import NotTried, ReuseWay, Tried
+
+from ferryman.errors import ConfigError
+
+EMPTY = "–"
+
+
+@dataclass(slots=True)
+class BitsCell:
+    """The answers of one way for one model in one dtype, counted.
+
+    `tried` were compared: `equal` of them have the cold run's tokens, `bits` its tokens and the
+    bits of all their logits. The others were not tried, by reason; `is_possible` unless none could
+    be.
+    """
+
+    way: str
+    model: str
+    dtype: str
+    tried: int = 0
+    equal: int = 0
+    bits: int = 0
+    not_tried: Counter[str] = field(default_factory=Counter)
+    is_possible: bool = True
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether all that was tried is equal to the bit, and something was. A way that cannot be
+        taken is no breach."""
+        return self.bits == self.tried > 0 or not self.is_possible
+
+    @property
+    def text(self) -> str:
+        return f"{self.equal} {self.bits} /{self.tried}" if self.tried else EMPTY
+
+    def count(self, tried: Tried, cold: ColdRuns) -> None:
+        if isinstance(tried, NotTried):
+            self.not_tried[tried.reason] += 1
+            self.is_possible = self.is_possible and tried.is_possible
+            return
+        expected = cold.answer(tried.prompt)
+        self.tried += 1
+        self.equal += have_equal_tokens(tried, expected)
+        self.bits += have_equal_bits(tried, expected)
+
+
+def have_equal_tokens(answer: MeasuredAnswer, expected: MeasuredAnswer) -> bool:
+    return answer.token_ids == expected.token_ids
+
+
+def have_equal_bits(answer: MeasuredAnswer, expected: MeasuredAnswer) -> bool:
+    """Whether tokens, and the logits that each was drawn from, are equal."""
+    return have_equal_tokens(answer, expected) and answer.logits == expected.logits
+
+
+def cells_of(case: MeasuredCase, ways: Iterable[ReuseWay]) -> Iterator[BitsCell]:
+    """The cells of a column."""
+    with case.engine() as engine:
+        cold = ColdRuns(engine, case.num_tokens)
+        for way in ways:
+            cell = BitsCell(way.name, case.model.name, case.dtype)
+            try:
+                for tried in way.run(case):
+                    cell.count(tried, cold)
+            except ConfigError as error:
+                cell.not_tried[str(error)] += 1
+                cell.is_possible = False
+            yield cell
+
+
+def measured_cells(
+    models: Sequence[str],
+    dtypes: Sequence[str],
+    ways: Sequence[ReuseWay],
+    record: StepRecord,
+    *,
+    num_prompts: int,
+    num_tokens: int,
+) -> Iterator[BitsCell]:
+    """All cells, column by column."""
+    for name in models:
+        with saved_model(name, num_prompts) as model:
+            for dtype in dtypes:
+                yield from cells_of(MeasuredCase(model, dtype, num_tokens, record), ways)
+
+
+def as_text(cells: Sequence[BitsCell]) -> str:
+    """A table for each dtype: ways down, models across."""
+    lines = ["equal tokens, equal bits / answers tried"]
+    for dtype in dict.fromkeys(cell.dtype for cell in cells):
+        lines += ["", *_rows(dtype, [cell for cell in cells if cell.dtype == dtype])]
+    return "\n".join([*lines, *_reasons(cells)])
+
+
+def _rows(dtype: str, cells: Sequence[BitsCell]) -> Iterator[str]:
+    models = list(dict.fromkeys(cell.model for cell in cells))
+    by_place: Mapping[tuple[str, str], BitsCell] = {(cell.way, cell.model): cell for cell in cells}
+    ways = list(dict.fromkeys(cell.way for cell in cells))
+    first = max(map(len, [dtype, *ways]))
+    widths = [max(len(name), 9) for name in models]
+    head = zip(models, widths, strict=True)
+    yield "  ".join([dtype.ljust(first), *(name.rjust(width) for name, width in head)])
+    for way in ways:
+        row = [by_place[way, model].text for model in models]
+        shown = (text.rjust(width) for text, width in zip(row, widths, strict=True))
+        yield "  ".join([way.ljust(first), *shown])
+
+
+def _reasons(cells: Sequence[BitsCell]) -> Iterator[str]:
+    """A line for each way and reason: how many answers were not tried, and of which columns."""
+    places: dict[tuple[str, str], list[str]] = {}
+    counts = Counter[tuple[str, str]]()
+    for cell in cells:
+        for reason, count in cell.not_tried.items():
+            counts[cell.way, reason] += count
+            places.setdefault((cell.way, reason), []).append(f"{cell.model} {cell.dtype}")
+    if counts:
+        yield "\nnot tried:"
+    for (way, reason), count in counts.items():
+        columns = places[way, reason]
+        more = f" and {len(columns) - 2} more" if len(columns) > 2 else ""
+        yield f"  {way}: {count}, {reason} ({', '.join(columns[:2])}{more})"
+
+
+def as_values(cells: Iterable[BitsCell]) -> list[dict[str, object]]:
+    """The cells for JSON."""
+    return [{**asdict(cell), "is_exact": cell.is_exact} for cell in cells]
