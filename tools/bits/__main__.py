@@ -1,8 +1,9 @@
-"""The table of bits.
+"""The table of bits, and the first kernel at which a way parts from the cold run.
 
     python -m tools.bits                                   the nine tiny families, all ways
     python -m tools.bits --models llama,bamba --ways chunks-32,hit-last --dtypes bfloat16
     python -m tools.bits --models wide,smollm2 --json
+    python -m tools.bits where --model bamba --dtype float32 --way chunks-48
 
 Exit status 1 if an answer that was tried differs by a bit, or if a way that the model could have
 taken was never taken.
@@ -16,6 +17,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 
 import transformers
+from tools.bits.divergence import POINTED, pointed
 from tools.bits.measured_engine import DTYPES
 from tools.bits.step_record import recorded_steps
 from tools.bits.table import BitsCell, as_text, as_values, measured_cells
@@ -90,9 +92,34 @@ def show_table(arguments: Sequence[str]) -> int:
     return int(not all(cell.is_exact for cell in cells))
 
 
+def where_parser() -> argparse.ArgumentParser:
+    options = argparse.ArgumentParser(
+        prog="python -m tools.bits where",
+        description="The first position, layer, part and kernel at which a way parts from the cold "
+        "run, driven layer by layer without an engine.",
+    )
+    options.add_argument("--model", type=_models, required=True, metavar="NAME")
+    options.add_argument("--dtype", choices=DTYPES, required=True)
+    options.add_argument("--way", choices=POINTED, required=True)
+    options.add_argument("--prompts", type=_up_to(models.MAX_PROMPTS), default=6, metavar="N")
+    options.add_argument("--tokens", type=int, default=24, metavar="N", help="of each answer")
+    return options
+
+
+def show_divergence(arguments: Sequence[str]) -> int:
+    options = where_parser().parse_args(arguments)
+    for name in options.model:
+        with models.saved_model(name, options.prompts) as model:
+            text = pointed(model, options.dtype, options.way, options.tokens)
+            print(f"{name} {options.dtype} {options.way}: {text}")
+    return 0
+
+
 def main(arguments: Sequence[str]) -> int:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
+    if arguments[:1] == ["where"]:
+        return show_divergence(arguments[1:])
     return show_table(arguments)
 
 
