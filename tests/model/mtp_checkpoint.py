@@ -165,10 +165,19 @@ CASES: Mapping[str, MtpFamilyCase] = {
 }
 
 
-def save_with_mtp(folder: Path, family: str, *, num_ranks: int = 1) -> Path:
-    """Writes a random model of `family` with a drafting layer, which `num_ranks` can share."""
+def save_with_mtp(
+    folder: Path,
+    family: str,
+    *,
+    num_ranks: int = 1,
+    is_wanted: Callable[[PretrainedConfig], bool] = lambda _: True,
+) -> Path:
+    """Writes a random model of `family` with a drafting layer, which `num_ranks` can share; the
+    first whose config `is_wanted`."""
     for seed in itertools.count():
         config = random_config(family, seed)
+        if not is_wanted(config):
+            continue
         words = getattr(config, "layer_types", None) or ["full_attention"]
         if "full_attention" not in words or "moe" not in getattr(
             config, "layers_block_type", ["moe"]

@@ -32,8 +32,12 @@ def table_parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    names = {"type": _models, "default": "families"}
-    options.add_argument("--models", **names, help="names with commas, or families, wide, smollm2")
+    options.add_argument(
+        "--models",
+        type=_models,
+        default="families",
+        help="names with commas; families, wide and smollm2 stand for groups",
+    )
     options.add_argument("--dtypes", type=_some_of(DTYPES), default=",".join(DTYPES))
     options.add_argument("--ways", type=_some_of(WAYS), default=",".join(WAYS))
     options.add_argument("--prompts", type=_up_to(models.MAX_PROMPTS), default=6, metavar="N")

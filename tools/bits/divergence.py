@@ -65,7 +65,11 @@ class Divergence:
     @property
     def kernels(self) -> str:
         names = dict.fromkeys((self.event.function, self.twin.function))
-        return " against ".join(names)
+        inner = (self.event.within - self.twin.within, self.twin.within - self.event.within)
+        if not any(inner):
+            return " against ".join(names)
+        shown = (", ".join(sorted(functions)) or "nothing else" for functions in inner)
+        return f"{' against '.join(names)} ({' against '.join(shown)})"
 
     @property
     def part(self) -> str:

@@ -33,7 +33,8 @@ class LayerRecorder:
         self.state_memory: set[int] = set()
         """Addresses of slabs: no argument in them has a row for each token."""
         self._places: dict[int, str] = {}
-        self._within: list[str] = []
+        self._at: list[str] = []
+        self._called: list[set[str]] = []
         self._times: dict[int, Counter[tuple[str, str]]] = {}
         self._num_rows = 0
         self._positions: Mapping[int, int] = {}
@@ -96,13 +97,13 @@ class LayerRecorder:
             place = self._places.get(id(part))
             if place is None:
                 return method(part, *args, **kwargs)
-            self._within.append(place)
+            self._at.append(place)
             try:
                 return self._noted(
                     WHOLE, type(part).__name__, args, kwargs, lambda: method(part, *args, **kwargs)
                 )
             finally:
-                self._within.pop()
+                self._at.pop()
 
         return heard
 
@@ -143,14 +144,25 @@ class LayerRecorder:
         named = {**{str(index): arg for index, arg in enumerate(args)}, **kwargs}
         # Taken before the call, which may write over them.
         inputs = {name: self._digests(arg) for name, arg in named.items() if self._is_rows(arg)}
+        self._called.append(set())
         result = call()
-        results = result if isinstance(result, tuple) else (result,)
-        outputs = [
-            each.detach().reshape(self._num_rows, -1).clone()
-            for each in results
-            if self._has_rows(each)
-        ]
-        place = self._within[-1] if self._within else ""
+        within = self._called.pop()
+        if self._called:
+            self._called[-1].update(within, {function})
+        if outputs := self._output_rows(result):
+            self._append(role, function, frozenset(within), inputs, outputs)
+        return result
+
+    def _append(
+        self,
+        role: str,
+        function: str,
+        within: frozenset[str],
+        inputs: Mapping[str, Mapping[int, bytes]],
+        outputs: Sequence[Tensor],
+    ) -> None:
+        """An event for each watched position."""
+        place = self._at[-1] if self._at else ""
         for row, position in self._positions.items():
             times = self._times[position]
             times[place, role] += 1
@@ -158,11 +170,20 @@ class LayerRecorder:
                 TraceEvent(
                     EventKey(place, role, times[place, role]),
                     function,
+                    within,
                     {name: digests[row] for name, digests in inputs.items()},
                     tuple(output[row] for output in outputs),
                 )
             )
-        return result
+
+    def _output_rows(self, result: Any) -> list[Tensor]:
+        """Copies, for later calls may write over them."""
+        results = result if isinstance(result, tuple) else (result,)
+        return [
+            value.detach().reshape(self._num_rows, -1).clone()
+            for value in results
+            if self._has_rows(value)
+        ]
 
     def _has_rows(self, value: Any) -> bool:
         return isinstance(value, Tensor) and value.ndim > 0 and len(value) == self._num_rows

@@ -11,17 +11,18 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
-from tests.model.comparison import BY_NAME
+from tests.model.comparison import BY_NAME, random_config
 from tests.model.mtp_checkpoint import CASES as WITH_OWN_LAYER
 from tests.model.mtp_checkpoint import save_with_mtp
-from tests.model.telling import save_telling
 from tests.tiny_models import VARIANTS, WITH_WINDOWS, save_random, save_tiny_model
-from tools.bits import smollm2
 from tools.bits.wide_models import WIDE
+from transformers import PretrainedConfig
 
 from ferryman.model.config import load_config
+from tools.bits import smollm2
 
 Prompt = tuple[int, ...]
 
@@ -44,8 +45,6 @@ GROUPS = {"families": TINY, "wide": tuple(WIDE), "smollm2": ("smollm2",)}
 
 _PROMPT_LENS = (75, 98, 61, 110, 87, 77)
 _TURN_LENS = (19, 11)
-_PAGE_END = 64
-"""The state at this position decides a tiny model's answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +96,20 @@ def _save(folder: Path, name: str) -> None:
     if name in WIDE:
         save_random(folder, WIDE[name](), seed=0)
     elif name in WITH_OWN_LAYER:
-        save_with_mtp(folder, name)
+        save_with_mtp(folder, name, is_wanted=has_all_parts)
     elif name in VARIANTS or name in WITH_WINDOWS:
         save_tiny_model(folder, name)
     else:
-        save_telling(folder, name, PAGE_SIZE, _PAGE_END)
+        seed = next(seed for seed in count() if has_all_parts(random_config(name, seed)))
+        save_random(folder, random_config(name, seed), seed)
+
+
+def has_all_parts(config: PretrainedConfig) -> bool:
+    """Whether a random config has every kind of layer, and layers after those that mix positions:
+    keys of a first layer do not depend on attention."""
+    words = getattr(config, "layers_block_type", None) or ["any"] * config.num_hidden_layers
+    num_dense = getattr(config, "first_k_dense_replace", 0)
+    return len(words) >= max(3, len(set(words))) and num_dense < len(words)
 
 
 def random_prompts(sort: str, lengths: Sequence[int], vocab_size: int) -> tuple[Prompt, ...]:

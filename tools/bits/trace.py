@@ -54,10 +54,11 @@ class EventKey(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class TraceEvent:
     """One call, as one position sees it: the digests of its floating inputs by argument, and its
-    output rows."""
+    output rows. `within` are the functions and parts that it called."""
 
     key: EventKey
     function: str
+    within: frozenset[str]
     inputs: Mapping[str, bytes]
     outputs: tuple[Tensor, ...]
 

@@ -128,8 +128,8 @@ def test_the_table_has_a_row_for_each_way_and_its_reasons() -> None:
     cell = BitsCell("hit-last", "llama", "int8", tried=3, equal=2, bits=1)
     cell.not_tried["16 tokens came from the device, not 64"] += 1
     text = as_text([cell, BitsCell("again", "llama", "int8", tried=4, equal=4, bits=4)])
-    assert "hit-last      2 1 /3" in text
-    assert "again         4 4 /4" in text
+    assert "hit-last     2 1 /3" in text
+    assert "again        4 4 /4" in text
     assert "hit-last: 1, 16 tokens came from the device, not 64 (llama int8)" in text
 
 

@@ -29,6 +29,7 @@ from ferryman.model.layers.decoder import Decoder
 from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_model
 from ferryman.model.weights.linear import PlainLinear
+from ferryman_kernels.recurrence.mamba_step import StepWeights
 
 NUM_TOKENS = 4
 (PROMPT,) = random_prompts("planted", [43], 131)
@@ -139,7 +140,7 @@ def test_a_bit_between_two_calls_is_placed_between_them(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Time steps are made by torch alone, which nobody listens to."""
-    found = divergence_with(folder, monkeypatch, mamba.StepWeights, "time_steps")
+    found = divergence_with(folder, monkeypatch, StepWeights, "time_steps")
     assert found is not None
     assert (found.position, found.kernels) == (PLANTED_AT, "chunk_scan")
     assert found.differing_inputs == ("1",)
