@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 
 from tools.bits.measured_engine import ColdRuns, MeasuredAnswer, MeasuredCase
 from tools.bits.models import saved_model
@@ -135,4 +135,8 @@ def _reasons(cells: Sequence[BitsCell]) -> Iterator[str]:
 
 def as_values(cells: Iterable[BitsCell]) -> list[dict[str, object]]:
     """The cells for JSON."""
-    return [{**asdict(cell), "is_exact": cell.is_exact} for cell in cells]
+    names = [column.name for column in fields(BitsCell)]
+    return [
+        {**{name: getattr(cell, name) for name in names}, "is_exact": cell.is_exact}
+        for cell in cells
+    ]
