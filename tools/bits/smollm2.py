@@ -43,7 +43,13 @@ QUESTIONS = (
     "How does a refrigerator keep food cold?",
 )
 FOLLOW_UPS = ("Please say more about the last point.", "Thank you. And in one sentence?")
-_SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
+# Long enough that every prompt has several pages and chunks.
+_SYSTEM = (
+    "You are a helpful AI assistant named SmolLM, trained by Hugging Face. You answer in plain "
+    "words, you say so if you do not know, and you never make up a name or a number. If a question "
+    "has several parts, you take them one after the other, and at the end you ask whether anything "
+    "is still unclear."
+)
 
 
 def made_folder() -> Path:
