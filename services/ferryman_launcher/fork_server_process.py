@@ -23,7 +23,7 @@ import os
 import runpy
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from types import ModuleType
@@ -57,11 +57,16 @@ def main() -> None:
     end_with_parent(int(sys.argv[1]))
     with importing():
         import_module(sys.argv[2])
+    serve_forks(launcher, become_service)
+
+
+def serve_forks(launcher: socket.socket, become: Callable[[ForkRequest], None]) -> None:
+    """Answers requests until the launcher has gone. A new process returns as `become` does."""
     while (request := receive_request(launcher)) is not None:
         answer = _fork_for(request)
         if answer is None:
             launcher.close()
-            become_service(request)
+            become(request)
             return
         request.close()
         launcher.send(json.dumps(answer).encode())
@@ -130,16 +135,26 @@ def _fork_again(writer: int) -> None:
 
 
 def become_service(request: ForkRequest) -> None:
+    """Runs the service in a session and under a name of its own."""
+    environment = environment_through(request.gate)
+    if environment is not None:
+        os.setsid()
+        _take_name(request.module)
+        run_service(request, environment)
+
+
+def environment_through(gate: int) -> Mapping[str, str] | None:
+    """The variables of the new process; None if the launcher gave up."""
+    with open(gate, "rb") as file:
+        content = file.read()
+    return json.loads(content) if content else None
+
+
+def run_service(request: ForkRequest, environment: Mapping[str, str]) -> None:
     """Runs the service as `python -m MODULE` would, and returns or raises as it ends."""
-    with open(request.gate, "rb") as gate:
-        content = gate.read()
-    if not content:
-        return  # the launcher gave up
-    os.setsid()
     _take_files(request)
     os.environ.clear()
-    os.environ.update(json.loads(content))
-    _take_name(request.module)
+    os.environ.update(environment)
     sys.argv = [request.module]
     runpy.run_module(request.module, run_name="__main__", alter_sys=True)
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import atexit
 import json
 import os
-import runpy
 import select
 import signal
 import socket
@@ -34,9 +33,9 @@ from ferryman.settings.sources import without_settings
 from ferryman_launcher.fork_server import ANSWER_SECONDS, MESSAGE_BYTES, SHARED, can_fork
 from ferryman_launcher.fork_server_process import (
     ForkRequest,
-    _fork_for,
-    _take_files,
-    receive_request,
+    environment_through,
+    run_service,
+    serve_forks,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -167,31 +166,19 @@ class ForkedService:
 
 
 def main() -> None:
-    """The server: as `ferryman_launcher.fork_server_process`, but for the sessions of services."""
+    """The server: as `ferryman_launcher.fork_server_process`, for services of tests."""
     tests = socket.socket(fileno=os.dup(0))
     end_with_parent(int(sys.argv[1]))
     with importing():
         import_module(SHARED)
-    while (request := receive_request(tests)) is not None:
-        answer = _fork_for(request)
-        if answer is None:
-            tests.close()
-            become_service(request)
-            return
-        request.close()
-        tests.send(json.dumps(answer).encode())
+    serve_forks(tests, become_service_of_test)
 
 
-def become_service(request: ForkRequest) -> None:
-    with open(request.gate, "rb") as gate:
-        environment = gate.read()
-    if not environment:
-        return  # the test gave up
-    _take_files(request)
-    os.environ.clear()
-    os.environ.update(json.loads(environment))
-    sys.argv = [request.module]
-    runpy.run_module(request.module, run_name="__main__", alter_sys=True)
+def become_service_of_test(request: ForkRequest) -> None:
+    """Runs the service in the session of its test."""
+    environment = environment_through(request.gate)
+    if environment is not None:
+        run_service(request, environment)
 
 
 if __name__ == "__main__":
