@@ -126,8 +126,8 @@ class SimulatedWorker:
             self._on_events,
             now,
             on_changes=self._on_changes,
+            pace=ModelledPace(setup.costs),
         )
-        self._steps.pace = ModelledPace(setup.costs)
 
     def ring(self) -> None:
         """Looks for work. Code that changes what can be scheduled must call it."""

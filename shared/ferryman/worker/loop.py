@@ -59,6 +59,7 @@ class StepLoop:
         clock: Clock,
         *,
         on_changes: OnChanges = lambda _: None,
+        pace: StepTimings | None = None,
     ) -> None:
         self._scheduler, self._stream_submit = scheduler, submit
         self._pipeline = Pipeline(scheduler, self._submit)
@@ -66,7 +67,7 @@ class StepLoop:
         self._clock = clock
         self._wake = wake
         self._loop = asyncio.get_running_loop()
-        self.pace = StepTimings()
+        self.pace = pace or StepTimings()
 
     async def run(self) -> None:
         """Runs for ever. Raises the error of a step: then the device's state is unknown.

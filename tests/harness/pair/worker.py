@@ -64,14 +64,15 @@ class PairClock:
         return time.monotonic() + self.ahead
 
 
-class SilentBus:
-    """Takes lifecycle events without a broker; `said` keeps the last 1,000."""
+class SilentPublisher(LifecyclePublisher):
+    """Keeps the last 1,000 events in `sent`, and has no broker."""
 
-    def __init__(self) -> None:
-        self.said: deque[tuple[str, bytes]] = deque(maxlen=1000)
+    def __init__(self, publisher: Publisher) -> None:
+        super().__init__(self._keep, Subjects("test"), publisher)
+        self.sent: deque[LifecycleEntry] = deque(maxlen=1000)
 
-    def publish(self, subject: str, payload: bytes) -> None:
-        self.said.append((subject, payload))
+    def _keep(self, _subject: str, payload: bytes) -> None:
+        self.sent.append(decode_event(payload))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +94,9 @@ class PairWorker:
 
     def events(self) -> list[LifecycleEntry]:
         """Its lifecycle events, in order."""
-        send: Any = self.parts.lifecycle._send
-        return [decode_event(payload) for _subject, payload in send.__self__.said]
+        publisher = self.parts.lifecycle
+        assert isinstance(publisher, SilentPublisher)
+        return list(publisher.sent)
 
     def facts(self, name: str) -> list[Mapping[str, object]]:
         """The facts of the lifecycle events of that name, in order."""
@@ -204,7 +206,7 @@ async def parts_of(
             engine=engine,
             wake=asyncio.Event(),
             host=NoHostTier(),
-            lifecycle=LifecyclePublisher(SilentBus().publish, Subjects("test"), Publisher(*who)),
+            lifecycle=SilentPublisher(Publisher(*who)),
             channels=channels,
             background=background,
             metrics=metrics,
