@@ -186,8 +186,10 @@ def _check_tiers(tiers: TierOptions, num_prefill: int, manifest: StateManifest) 
         _check_arena(tiers, manifest)
     if tiers.storage_bytes:
         _check_capacity(tiers, manifest)
-    if tiers.storage_dir:
-        _check_storage(tiers.storage_dir)
+    if tiers.has_storage_url:
+        _check_storage_url(tiers.storage_dir)
+    elif tiers.storage_dir:
+        _check_folder(Path(tiers.storage_dir))
 
 
 def _check_shared_memory(tiers: TierOptions) -> None:
@@ -225,13 +227,10 @@ def _units(manifest: StateManifest) -> str:
     return " and one ".join(sizes)
 
 
-def _check_storage(place: str) -> None:
-    scheme, separator, _ = place.partition("://")
-    if not separator:
-        _check_folder(Path(place))
-    elif scheme not in STORAGE_SCHEMES:
+def _check_storage_url(url: str) -> None:
+    if urlsplit(url).scheme not in STORAGE_SCHEMES:
         kinds = "a folder, file:///folder or s3://bucket/prefix"
-        raise ConfigError(f"--storage-dir {place}: storage is {kinds}")
+        raise ConfigError(f"--storage-dir {url}: storage is {kinds}")
 
 
 def _check_folder(folder: Path) -> None:

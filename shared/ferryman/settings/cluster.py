@@ -96,6 +96,11 @@ class TierOptions(TierPolicySettings):
         return bool(self.storage_dir or self.storage_bytes)
 
     @property
+    def has_storage_url(self) -> bool:
+        """Whether the storage is at a URL; else it is in a folder of this machine."""
+        return "://" in self.storage_dir
+
+    @property
     def node_storage_bytes(self) -> int:
         """The bytes of one node's storage; 0 without a storage tier."""
         whole = self.storage_bytes or DEFAULT_STORAGE_BYTES
@@ -105,7 +110,7 @@ class TierOptions(TierPolicySettings):
         """The folder of one node's storage; empty without a storage tier."""
         if not self.has_storage:
             return ""
-        if "://" in self.storage_dir:
+        if self.has_storage_url:
             return self.storage_dir if self.num_nodes == 1 else _of_node(self.storage_dir, node)
         folder = Path(self.storage_dir) if self.storage_dir else state_folder / STORAGE_NAME
         return str((folder if self.num_nodes == 1 else folder / node).absolute())
