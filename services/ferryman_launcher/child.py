@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, cast
+from typing import NoReturn, Protocol, cast
 
 from ferryman.errors import ConfigError
 from ferryman.runtime.life import EXIT_MISCONFIGURED
@@ -72,7 +72,7 @@ class Child(asyncio.SubprocessProtocol):
         self._is_ready, self._exited, self._closed = (asyncio.Event() for _ in range(3))
         self._advanced = asyncio.Event()
         self._report: StartReport | None = None
-        self._ready_event: ReadyEvent = {}
+        self._ready_event: ReadyEvent | None = None
         self._unfinished = b""
         self._transport: asyncio.SubprocessTransport | None = None
 
@@ -104,7 +104,7 @@ class Child(asyncio.SubprocessProtocol):
                 if computed < COMPUTING_SECONDS or spells > COMPUTING_SPELLS:
                     waited = f"{self.job.name} {_standstill(self._report, seconds * spells)}"
                     raise ChildEnded(waited) from None
-        if self._exited.is_set():
+        if self._exited.is_set() or self._ready_event is None:
             await self._raise_start_failure()
         return self._ready_event
 
@@ -148,8 +148,9 @@ class Child(asyncio.SubprocessProtocol):
         *lines, self._unfinished = (self._unfinished + data).split(b"\n")
         kept = b""
         for line in lines:
-            # Reports would hide the last lines of the log, and are of no use later.
-            if self._is_ready.is_set() or not self._hear(line.decode(errors="replace")):
+            # Reports would hide the last lines of the log, and are of no use once it is ready. They
+            # are heard after the exit too, which may be noticed before the output that preceded it.
+            if self._ready_event is not None or not self._hear(line.decode(errors="replace")):
                 kept += line + b"\n"
         if len(self._unfinished) > LINE_BYTES:
             kept, self._unfinished = kept + self._unfinished, b""
@@ -195,7 +196,7 @@ class Child(asyncio.SubprocessProtocol):
             async with asyncio.timeout(FLUSH_SECONDS):
                 await self._closed.wait()
 
-    async def _raise_start_failure(self) -> None:
+    async def _raise_start_failure(self) -> NoReturn:
         await self._output_ended()
         name, status = self.job.name, self._process.get_returncode()
         words = (self.last_lines() or ("(it said nothing)",))[-1]

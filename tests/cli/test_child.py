@@ -14,6 +14,7 @@ import pytest
 from tests.skipped_time import skipped_time
 
 from ferryman.errors import ConfigError
+from ferryman.runtime.life import EXIT_MISCONFIGURED
 from ferryman_launcher import child as child_module
 from ferryman_launcher.child import Child, ChildEnded, ChildSpec, OnLoad, ignored, spawn
 from ferryman_launcher.readiness import (
@@ -41,6 +42,19 @@ def thing_log(folder: Path) -> ChildLog:
 
 async def started(program: str, folder: Path, on_load: OnLoad = ignored) -> Child:
     return await spawn(job(program), thing_log(folder), os.environ, on_load)
+
+
+class EndedProcess(asyncio.SubprocessTransport):
+    """A process that has exited as one that is set up wrongly does."""
+
+    def get_pid(self) -> int:
+        return os.getpid()
+
+    def get_returncode(self) -> int:
+        return EXIT_MISCONFIGURED
+
+    def close(self) -> None:
+        pass
 
 
 async def test_a_service_is_ready_when_it_says_so(tmp_path: Path) -> None:
@@ -194,6 +208,18 @@ async def test_reports_do_not_hide_the_last_words_in_the_log(tmp_path: Path) -> 
         f"import sys; print('before'); print({said!r}); sys.stdout.write('the end'); sys.exit(2)",
         tmp_path,
     )
+    with pytest.raises(ConfigError, match=r"^thing: the end$"):
+        await child.ready(30)
+    assert (tmp_path / "thing.log").read_text() == "before\nthe end"
+
+
+async def test_reports_that_arrive_after_the_exit_stay_out_of_the_log(tmp_path: Path) -> None:
+    """The loop may notice the exit before it reads what the process wrote last."""
+    child = Child(job(""), thing_log(tmp_path), ignored)
+    child.connection_made(EndedProcess())
+    child.process_exited()
+    child.pipe_data_received(1, b"before\n" + loading(4) + b"the end")
+    child.connection_lost(None)
     with pytest.raises(ConfigError, match=r"^thing: the end$"):
         await child.ready(30)
     assert (tmp_path / "thing.log").read_text() == "before\nthe end"
