@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import signal
 import subprocess
@@ -21,7 +22,7 @@ from ferryman.runtime.life import alongside, exit_on_config_errors, run_unless_s
 from ferryman_launcher.options import demo_model
 
 HEAD = """
-import asyncio, sys
+import asyncio, logging, sys
 from ferryman.errors import ConfigError
 from ferryman.runtime.life import alongside, announce_ready, run_service
 def say(line):
@@ -108,6 +109,20 @@ worker_app.build_engine = never_built
 run_main(DecodeSettings, ROLE, serve)
 """
 
+LAST_WORDS = """
+class SlowToFree:
+    def __del__(self):
+        say("taken apart")
+kept = SlowToFree()
+async def serve(stopping):
+    say("up")
+    await stopping.wait()
+    logging.basicConfig(level="INFO", format="%(message)s")
+    logging.info("logged last")
+    sys.stdout.write("written last")
+run_service(serve)
+"""
+
 MISCONFIGURED = """
 async def serve(stopping):
     async with alongside():
@@ -139,6 +154,7 @@ def process(body: str) -> Iterator[subprocess.Popen[str]]:
     path = f"import sys; sys.path[:0] = {sys.path!r}\n"
     started = subprocess.Popen(
         [sys.executable, "-c", path + HEAD + body],
+        env={**os.environ, "PYTHONUNBUFFERED": ""},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -170,6 +186,24 @@ def test_a_signal_drains_and_the_status_is_0(number: signal.Signals) -> None:
         assert line(service) == "draining"
         service.communicate("done\n")
         assert service.returncode == 0
+
+
+def test_the_end_writes_the_last_words_and_takes_nothing_apart() -> None:
+    with process(LAST_WORDS) as service:
+        assert line(service) == "up"
+        service.terminate()
+        output, errors = service.communicate()
+        assert (output, errors) == ("written last", "logged last\n")
+        assert service.returncode == 0
+
+
+def test_a_service_whose_reader_has_gone_ends_with_its_status() -> None:
+    with process(LAST_WORDS) as service:
+        assert line(service) == "up"
+        assert service.stdout is not None
+        service.stdout.close()
+        service.terminate()
+        assert service.wait() == 0
 
 
 def test_one_death_that_signals_twice_is_one_wish() -> None:
