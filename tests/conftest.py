@@ -62,8 +62,8 @@ def threads_set_back() -> Iterator[None]:
 def pytest_collection_finish() -> None:
     """A full collection walks over all that was imported: a second in which no thread runs.
 
-    Tests make and drop many objects; with Python's own thresholds, 700 and twice 10, collections
-    took a quarter of the time of 1,479 tests of four rooms.
+    Tests make and drop many objects: with Python's own thresholds collections took 5.3 of 117
+    seconds of 1,445 tests, with these 2.0.
     """
     gc.collect()
     gc.freeze()
