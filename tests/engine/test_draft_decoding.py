@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tests.model.comparison import FAMILIES, random_config
+from tests.model.comparison import FAMILIES, random_config, swept
 from tests.model.families.shapes import VOCAB_SIZE
 from tests.tiny_models import save_random, save_tiny_model
 
@@ -127,7 +127,7 @@ def model_of(folders: Path, family: str, seed: int) -> Path:
     return save_random(folder, random_config(family, seed), seed)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", swept(FAMILIES))
 def test_drafts_change_no_token_of_any_family(family: str, folders: Path) -> None:
     """First the text drafts, then the model for itself: greedy, all of its drafts are right."""
     folder, rng = model_of(folders, family, 1), random.Random(f"drafts {family}")

@@ -2,7 +2,7 @@
 
 A tiny model of each family and of the native one, with as many kinds of state as it has. In CI each
 runs in one cell, not all in the same; with FERRYMAN_TEST_ALL_CELLS set, in all of them; with
-FERRYMAN_TEST_RANKS set, on two ranks.
+FERRYMAN_TEST_RANKS set, on two ranks. Families of layers that others have are `slow`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from tests.engine.host_fed import (
     engine,
     engine_of,
 )
+from tests.model.comparison import marks_of
 from tests.model.families.shapes import VOCAB_SIZE
 from tests.model.telling import ALL_FAMILIES, save_telling
 
@@ -86,7 +87,10 @@ every_cell = pytest.mark.parametrize(
     ("served", "cell"),
     [
         pytest.param(
-            family, cell, id=f"{family}, chunks of {cell.chunk_tokens}, overlap {cell.overlap}"
+            family,
+            cell,
+            id=f"{family}, chunks of {cell.chunk_tokens}, overlap {cell.overlap}",
+            marks=marks_of(family),
         )
         for family in ALL_FAMILIES
         for cell in cells_of(family)

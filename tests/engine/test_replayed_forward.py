@@ -10,6 +10,7 @@ import pytest
 import torch
 from tests.engine.plans import Guest, decode, prefill, verify
 from tests.engine.runner_pair import PAGE_SIZE, RunnerPair, runner_pair
+from tests.model.comparison import swept
 from tests.model.telling import ALL_FAMILIES, save_telling
 from tests.native import native_config, save_native
 from torch import Tensor
@@ -92,7 +93,7 @@ def _threads(request: pytest.FixtureRequest, threads_set_back: None) -> None:
     torch.set_num_threads(request.param)
 
 
-@pytest.mark.parametrize("family", ALL_FAMILIES)
+@pytest.mark.parametrize("family", swept(ALL_FAMILIES))
 def test_replayed_steps_have_the_bits_of_launched_ones(family: str, tmp_path: Path) -> None:
     pair = pair_of(save_telling(tmp_path, family, PAGE_SIZE, 64), "bfloat16")
     anna, bert, carl = prefilled(pair)

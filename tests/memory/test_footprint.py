@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.model.comparison import FAMILIES, random_config
+from tests.model.comparison import FAMILIES, random_config, swept
 from tests.model.cuttable import cuttable
 from tests.model.mtp_checkpoint import CASES, save_with_mtp
 from tests.native import native_config, save_native
@@ -54,7 +54,7 @@ def held(folder: Path, options: LoadOptions, load: Callable[..., Model] = load_m
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", swept(FAMILIES))
 def test_weights_take_the_bytes_that_were_told_from_headers(
     family: str, dtype: str, tmp_path: Path
 ) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 from tests.model.differences import difference
 from tests.model.families.shapes import VOCAB_SIZE
@@ -26,6 +28,12 @@ from ferryman.model.registry import load_model
 BY_NAME = {family.name: family for family in ALL}
 FAMILIES = sorted(name for name in BY_NAME if name != NATIVE)
 """The names of those that transformers has too."""
+OF_EACH_KIND = frozenset(
+    {"cohere2", "deepseek_v32", "exaone4", "falcon_h1", "falcon_mamba", "gemma3", "gemma3n"}
+    | {"gemma4", "glm_moe_dsa", "gpt_oss", "granite", "kimi_linear", "lfm2", "llama", "minimax"}
+    | {"nemotron_h", "qwen3_next", "zamba2", NATIVE}
+)
+"""Every class of layers is in one of them (`test_families.py`)."""
 PAGE_SIZES = (4, 8, 16, 32, 64)
 TOLERANCES = {"float32": 1e-4, "float64": 1e-9}
 
@@ -42,6 +50,16 @@ class Comparison:
     kinds: tuple[Kind, ...]
     differences: Mapping[str, float]
     shares: Mapping[str, float]
+
+
+def swept(families: Iterable[str]) -> list[Any]:
+    """The parameters of a test of every family: families of layers that others have are `slow`."""
+    return [pytest.param(family, marks=marks_of(family)) for family in families]
+
+
+def marks_of(family: str) -> list[pytest.MarkDecorator]:
+    """The marks of a family in a sweep over all."""
+    return [] if family in OF_EACH_KIND else [pytest.mark.slow]
 
 
 def compare(family: str, seed: int, folder: Path) -> Comparison:

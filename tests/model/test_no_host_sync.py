@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from tests.fake_card import CARD, HostSync, fake_card, without_waits
-from tests.model.comparison import FAMILIES, random_config
+from tests.model.comparison import FAMILIES, random_config, swept
 from tests.tiny_models import save_random
 from tools.published_launches import launches_of
 from torch import Tensor
@@ -78,7 +78,7 @@ def decode(model: Model, state: ModelState) -> Tensor:
     return model.decode(batch, state)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", swept(FAMILIES))
 def test_a_forward_waits_for_nothing(family: str, tmp_path: Path) -> None:
     folder = save_random(tmp_path, random_config(family, 3), 3)
     with fake_card(), torch.inference_mode():
@@ -91,7 +91,7 @@ def test_a_forward_waits_for_nothing(family: str, tmp_path: Path) -> None:
             assert logits.device == CARD
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", swept(FAMILIES))
 def test_whatever_a_forward_launches_is_compiled_for_published_shapes(
     family: str, tmp_path: Path
 ) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 from tests.lockstep import Lockstep, LockstepGroup, OutOfStep
-from tests.model.comparison import FAMILIES
+from tests.model.comparison import FAMILIES, swept
 from tests.model.cuttable import cuttable
 from tests.model.differences import difference
 from tests.model.families.shapes import VOCAB_SIZE
@@ -95,7 +95,7 @@ def assert_the_same_slots(kind: Kind, whole: RankRun, ranks: Sequence[RankRun]) 
         np.testing.assert_allclose(found, right, rtol=1e-9, atol=1e-9, err_msg=str(section))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", swept(FAMILIES))
 def test_two_ranks_compute_what_one_does(family: str, tmp_path: Path) -> None:
     configs = itertools.islice(cuttable(family, 2, tmp_path), NUM_CONFIGS)
     for seed, config in enumerate(configs):

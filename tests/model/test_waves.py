@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.model.comparison import FAMILIES, random_config
+from tests.model.comparison import FAMILIES, random_config, swept
 from tests.model.differences import difference
 from tests.model.families.shapes import VOCAB_SIZE
 from tests.model.paged_run import Lane, PagedRun, Part
@@ -23,7 +23,7 @@ from ferryman.model.registry import load_model
 NUM_TOKENS = 70
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", swept(FAMILIES))
 def test_verified_tokens_have_the_logits_of_tokens_one_by_one(family: str, tmp_path: Path) -> None:
     seed = 2
     rng = random.Random(f"drafts of {family} {seed}")
