@@ -139,7 +139,7 @@ CELLS = [
 ]
 IN_TURNS = Cell(40, overlap=True, max_running=10, in_turns=True)
 PAIRS = [CELLS[1], CELLS[2], CELLS[5], IN_TURNS]
-"""Every chunking, overlap on and off, and turns, where not every combination is run."""
+"""Every chunking, overlap on and off, and turns: other combinations are `slow`, or not run."""
 
 CELLS_OF = {
     "granite_moe": CELLS,
@@ -154,7 +154,10 @@ CELLS_OF = {
     ("world", "cell"),
     [
         pytest.param(
-            variant, cell, id=f"{variant}, chunks of {cell.chunk_tokens}, overlap {cell.overlap}"
+            variant,
+            cell,
+            id=f"{variant}, chunks of {cell.chunk_tokens}, overlap {cell.overlap}",
+            marks=[] if cell in PAIRS else [pytest.mark.slow],
         )
         for variant, cells in CELLS_OF.items()
         for cell in cells

@@ -25,7 +25,7 @@ from ferryman.schedule.request import SamplingParams
 from ferryman.wire.nats.bus import Bus
 from ferryman.wire.nats.subjects import Subjects
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(400)]
 
 ANSWER = SamplingParams(max_tokens=120, temperature=0.0, ignore_eos=True)
 CROWD, DEADLINE = 150, 4.0

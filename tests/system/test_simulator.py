@@ -36,6 +36,7 @@ from ferryman_simulator.mooncake import BlockNames, mooncake_line
 
 pytestmark = [
     pytest.mark.system,
+    pytest.mark.slow,
     pytest.mark.timeout(600),
 ]
 

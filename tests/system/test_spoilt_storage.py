@@ -46,6 +46,7 @@ log = logging.getLogger(__name__)
 NUM_SPOILT = int(os.environ.get("FERRYMAN_TEST_SPOILT", "60"))
 pytestmark = [
     pytest.mark.system,
+    pytest.mark.slow,
     pytest.mark.timeout(300 + NUM_SPOILT),
 ]
 

@@ -42,6 +42,7 @@ from ferryman.wire.redis.redis_index import redis_index
 
 pytestmark = [
     pytest.mark.system,
+    pytest.mark.slow,
     pytest.mark.timeout(3000),
 ]
 

@@ -32,7 +32,7 @@ from ferryman.wire.nats.nats_bus import NatsBus
 from ferryman.wire.nats.subjects import Subjects
 from ferryman.wire.public import GenerateFinished, TokenChunk
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(300)]
 
 PLAIN = SamplingParams(max_tokens=300, temperature=0.0, ignore_eos=True)
 WEIGHED = replace(

@@ -31,7 +31,7 @@ from ferryman.schedule.request import SamplingParams
 from ferryman.settings.router import LimitSettings
 from ferryman.wire.nats.subjects import Subjects
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
 
 NUM_STREAMS = 64
 
