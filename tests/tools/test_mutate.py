@@ -44,6 +44,10 @@ def test_mean_of_one():
 def test_that_fails():
     assert sums.total([1]) == 2
 """
+PYPROJECT = """[tool.pytest.ini_options]
+pythonpath = ["shared"]
+addopts = "--disable-plugin-autoload -p _hypothesis_pytestplugin"
+"""
 PLUS, ZERO = "result += number", "result = 0"
 
 
@@ -69,7 +73,7 @@ def _write_tree(root: Path) -> Path:
     files = {
         "shared/sums.py": SUMS,
         "tests/test_sums.py": TESTS,
-        "pyproject.toml": '[tool.pytest.ini_options]\npythonpath = ["shared"]\n',
+        "pyproject.toml": PYPROJECT,
         ".venv/pyvenv.cfg": "",
     }
     for name, text in files.items():
