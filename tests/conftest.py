@@ -15,7 +15,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 import torch
 from hypothesis import settings
+from tests.harness.forked_ranks import start_rank
 
+from ferryman.engine.tensor_parallel import group
 from ferryman.runtime import embedded
 from ferryman.settings.engine import EngineOptions
 
@@ -38,6 +40,13 @@ if device := os.environ.get("FERRYMAN_TEST_DEVICE"):
 if not torch.cuda.is_available():
     # Triton builds its own library for the interpreter or for a GPU when it is imported.
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _ranks_are_forked() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(group, "start_rank", start_rank)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
+FORKED = "ferryman-rank"
+"""The name of a rank that a test has forked."""
+
 
 def ranks_of(pid: int) -> list[int]:
     """The ranks beside the first that a process has started and not yet seen the end of."""
@@ -13,6 +16,7 @@ def ranks_of(pid: int) -> list[int]:
     for child in children:
         with suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
             line = Path(f"/proc/{child}/cmdline").read_bytes()
-            if b"ferryman.engine.tensor_parallel.rank" in line:
+            name = Path(f"/proc/{child}/comm").read_text().strip()
+            if b"ferryman.engine.tensor_parallel.rank" in line or name == FORKED:
                 found.append(int(child))
     return found

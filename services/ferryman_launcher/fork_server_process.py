@@ -139,7 +139,7 @@ def become_service(request: ForkRequest) -> None:
     environment = environment_through(request.gate)
     if environment is not None:
         os.setsid()
-        _take_name(request.module)
+        take_name(request.module)
         run_service(request, environment)
 
 
@@ -168,7 +168,7 @@ def _take_files(request: ForkRequest) -> None:
         sys.stdout.reconfigure(line_buffering=True)
 
 
-def _take_name(module: str) -> None:
+def take_name(module: str) -> None:
     """Sets the name that `ps -o comm` and `top` show."""
     name = module.replace("_", "-").encode()[:_NAME_BYTES]
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name, 0, 0, 0)

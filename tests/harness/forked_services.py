@@ -123,9 +123,9 @@ class ForkedService:
     Until its end was seen its id stays taken, so a signal reaches it or nothing.
     """
 
-    def __init__(self, pid: int, stdout: IO[str]) -> None:
+    def __init__(self, pid: int, stdout: IO[str] | None) -> None:
         self.pid = pid
-        self.stdout: IO[str] | None = stdout
+        self.stdout = stdout
         self.returncode: int | Any = None
         self._handle = os.pidfd_open(pid)
         weakref.finalize(self, os.close, self._handle)
