@@ -15,6 +15,11 @@ from ferryman_kernels.cpu._compiled import Loop
 T = TypeVar("T")
 
 
+def slow_to_compile(dtype: torch.dtype) -> Any:
+    """A parameter of `make test-all`: ten seconds for a version that differs in how it reads."""
+    return pytest.param(dtype, marks=pytest.mark.slow)
+
+
 def answers_of_one_thread_and_two(
     monkeypatch: pytest.MonkeyPatch, loop: Loop, answer: Callable[[], T]
 ) -> tuple[T, T]:

@@ -14,7 +14,10 @@ from tests.kernels.delta_rule import (
     random_states,
     recurrence,
 )
-from tests.kernels.loop_versions import check_that_threads_leave_the_bits_of_a_scan
+from tests.kernels.loop_versions import (
+    check_that_threads_leave_the_bits_of_a_scan,
+    slow_to_compile,
+)
 from tests.kernels.oracles import assert_close, delta_rule, ragged, wide
 from torch import Tensor
 
@@ -187,7 +190,7 @@ def test_any_chunk_length_and_odd_heads_scan_the_same(
     assert_close(moved[0], seen[-1], 2e-5)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, slow_to_compile(torch.bfloat16)])
 def test_threads_that_share_a_scan_leave_the_bits_of_one(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:

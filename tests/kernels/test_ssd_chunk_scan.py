@@ -7,7 +7,10 @@ from dataclasses import dataclass, fields
 
 import pytest
 import torch
-from tests.kernels.loop_versions import check_that_threads_leave_the_bits_of_a_scan
+from tests.kernels.loop_versions import (
+    check_that_threads_leave_the_bits_of_a_scan,
+    slow_to_compile,
+)
 from tests.kernels.oracles import assert_close, ragged, state_space, strided_states, through, wide
 from torch import Tensor
 
@@ -179,7 +182,7 @@ def test_any_chunk_length_scans_the_same(run: Run, chunk_len: int, device: torch
     assert_close(moved[0], seen[-1], 2e-5)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, slow_to_compile(torch.bfloat16)])
 def test_threads_that_share_a_scan_leave_the_bits_of_one(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
