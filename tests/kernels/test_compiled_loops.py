@@ -121,7 +121,9 @@ def test_of_two_processes_that_need_a_loop_one_compiles_it(tmp_path: Path) -> No
     assert sorted(process.communicate(timeout=120)[0] for process in both) == ["0\n", "1\n"]
 
 
-@pytest.mark.parametrize("order", [FEW_AND_MANY, FEW_AND_MANY[::-1]])
+@pytest.mark.parametrize(
+    "order", [FEW_AND_MANY, pytest.param(FEW_AND_MANY[::-1], marks=pytest.mark.slow)]
+)
 def test_each_version_runs_as_compiled_and_as_cached(tmp_path: Path, order: list[str]) -> None:
     for _ in ("compiled", "cached"):
         assert _answer_of(TOY, tmp_path, *order, NUMBA_NUM_THREADS="2") == [[0], [0, 1]]

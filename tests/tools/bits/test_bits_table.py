@@ -105,6 +105,7 @@ def test_a_way_that_the_model_cannot_take_is_no_breach() -> None:
     assert cell.text == "–"
 
 
+@pytest.mark.slow
 def test_every_way_proves_that_it_was_taken() -> None:
     """With recurrences and pages. Only off the scan's grid no chunk ends."""
     with recorded_steps() as record:
