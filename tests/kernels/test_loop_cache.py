@@ -165,11 +165,12 @@ def test_a_loop_runs_where_no_file_can_be_written(tmp_path: Path, toys: ToyForks
 def test_a_part_from_any_file_of_the_package_changes_the_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`mamba_step` takes a part from `ssd_decode`, whose name begins with no underscore."""
-    monkeypatch.setattr(_compiled, "__file__", str(tmp_path / "_compiled.py"))
+    """`mamba_step` takes a part from `ssd_decode`, in another folder than the loops' compiler."""
+    monkeypatch.setattr(_compiled, "__file__", str(tmp_path / "cpu" / "_compiled.py"))
     found = []
+    (tmp_path / "recurrence").mkdir()
     for content in ("1", "2"):
-        (tmp_path / "ssd_decode.py").write_text(content)
+        (tmp_path / "recurrence" / "ssd_decode.py").write_text(content)
         found.append(_compiled._digest_of_sources.__wrapped__())
     assert found[0] != found[1]
 

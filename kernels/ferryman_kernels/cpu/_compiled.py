@@ -190,7 +190,7 @@ def inlined(function: Callable[..., Any]) -> Any:
 @cache
 def _digest_of_sources() -> str:
     digest = sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
 
