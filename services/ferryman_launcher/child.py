@@ -69,8 +69,7 @@ class Child(asyncio.SubprocessProtocol):
 
     def __init__(self, job: ChildSpec, log: ChildLog, on_load: OnLoad) -> None:
         self.job, self._log, self._on_load = job, log, on_load
-        self._is_ready, self._exited, self._closed = (asyncio.Event() for _ in range(3))
-        self._advanced = asyncio.Event()
+        self._advanced, self._exited, self._closed = (asyncio.Event() for _ in range(3))
         self._report: StartReport | None = None
         self._ready_event: ReadyEvent | None = None
         self._unfinished = b""
@@ -91,7 +90,7 @@ class Child(asyncio.SubprocessProtocol):
         without progress.
         """
         spells = 0
-        while not self._is_ready.is_set():
+        while self.is_running and self._ready_event is None:
             self._advanced.clear()
             used = _processor_seconds(self.pid)
             try:
@@ -104,7 +103,7 @@ class Child(asyncio.SubprocessProtocol):
                 if computed < COMPUTING_SECONDS or spells > COMPUTING_SPELLS:
                     waited = f"{self.job.name} {_standstill(self._report, seconds * spells)}"
                     raise ChildEnded(waited) from None
-        if self._exited.is_set() or self._ready_event is None:
+        if not self.is_running or self._ready_event is None:
             await self._raise_start_failure()
         return self._ready_event
 
@@ -158,7 +157,7 @@ class Child(asyncio.SubprocessProtocol):
 
     def process_exited(self) -> None:
         self._exited.set()
-        self._end_wait()
+        self._advanced.set()
 
     def connection_lost(self, error: Exception | None) -> None:
         """Called when the process and its output have ended."""
@@ -171,7 +170,7 @@ class Child(asyncio.SubprocessProtocol):
         """Whether the line was a report."""
         if (event := self.job.ready_event_of(line)) is not None:
             self._ready_event = event
-            self._end_wait()
+            self._advanced.set()
             return False
         report = start_report(line)
         # A report that repeats the last one is no progress.
@@ -180,10 +179,6 @@ class Child(asyncio.SubprocessProtocol):
             self._advanced.set()
             self._on_load(report)
         return report is not None
-
-    def _end_wait(self) -> None:
-        self._is_ready.set()
-        self._advanced.set()
 
     @property
     def _process(self) -> asyncio.SubprocessTransport:
