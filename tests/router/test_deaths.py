@@ -257,20 +257,24 @@ async def test_a_worker_that_comes_back_has_not_died(nats_url: str, folder: Path
 async def test_a_full_queue_takes_back_what_a_dead_worker_had(nats_url: str, folder: Path) -> None:
     limits = MEAN.model_copy(update={"max_queued": 2})
     async with mean_cluster(nats_url, folder, 1, limits) as made:
-        gate = made.decodes[0].suffers(Pause(FaultStage.NEXT_TOKEN))
+        (victim,) = made.decodes
+        victim.suffers(Pause(FaultStage.NEXT_TOKEN))
         answers = begin(made)
-        await until(lambda: len(made.decodes[0].running) == NUM_STREAMS)
-        made.decodes[0].die()
-        await made.until_queued(1)  # the others wait for their turns
-        newer = asyncio.create_task(made.complete(max_tokens=1))
+        await until(lambda: len(victim.running) == NUM_STREAMS)
+        victim.is_ready = False  # it goes on with what it has, and gets nothing new
+        await until(
+            lambda: all(one.beat.is_ready == (one.beat.role == "prefill") for one in made.fleet)
+        )
+        newer = [asyncio.create_task(made.complete(max_tokens=1)) for _ in range(2)]
         await made.until_queued(2)
         refused = await made.complete(max_tokens=1)
         assert refused.status_code == 429, "the queue is full"
-        gate.release()
+        victim.die()
+        await made.until_queued(3)  # the first that it had; the others wait for their turns
         late = FakeDecode(made.script)
         async with living(late, made.bus, made.subjects):
             await assert_whole(made, answers)
-            assert (await newer).status_code == 200
+            assert [(await one).status_code for one in newer] == [200, 200]
 
 
 class DeathWay:
