@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -204,9 +205,24 @@ def test_a_mutant_that_survives_or_breaks_fails_the_command(
     assert "the old text occurs 0 times in shared/sums.py" in capsys.readouterr().out
 
 
+ROOT = Path(__file__).resolve().parents[2]
+
+
 def test_every_listed_mutant_can_be_planted() -> None:
     """The ordinary tests notice a list that no longer fits the code."""
-    root = Path(__file__).resolve().parents[2]
-    mutants = read_areas(root / "tools" / "mutants")
-    left_behind = {m.name: why for m in mutants if (why := why_not_plantable(m, root))}
+    mutants = read_areas(ROOT / "tools" / "mutants")
+    left_behind = {m.name: why for m in mutants if (why := why_not_plantable(m, ROOT))}
     assert left_behind == {}
+
+
+def test_every_test_that_a_listed_mutant_names_exists() -> None:
+    """A test that got another name would leave its mutants untried."""
+    mutants = read_areas(ROOT / "tools" / "mutants")
+    missing = [(m.name, test) for m in mutants for test in m.tests if not _exists(test)]
+    assert missing == []
+
+
+def _exists(test: str) -> bool:
+    path, *names = test.partition("[")[0].split("::")
+    file = ROOT / path
+    return file.exists() and all(re.search(rf"\b{name}\b", file.read_text()) for name in names)
