@@ -7,68 +7,22 @@ than that. Ranks of workers that are processes are started by those as ever, and
 
 from __future__ import annotations
 
-import atexit
-import json
 import os
 import socket
-import subprocess
 import sys
 import threading
-from functools import cache
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from pathlib import Path
-from threading import Lock
 
-from tests.harness.forked_services import ForkedService
+from tests.harness.forked_services import ForkedService, fork_server
+from tests.processes import FORKED
 
 from ferryman.engine.tensor_parallel import group, rank
-from ferryman.runtime.parent import adopting, end_with_parent
-from ferryman_launcher.fork_server import ANSWER_SECONDS, MESSAGE_BYTES, can_fork
+from ferryman.runtime.parent import end_with_parent
+from ferryman_launcher.fork_server import can_fork
 from ferryman_launcher.fork_server_process import ForkRequest, serve_forks, take_name
 
-ROOT = Path(__file__).parents[2]
 start_process = group.start_rank
-
-
-class RankForkServer:
-    """The test's end of the server. Must be made on the main thread, or it ends with the thread."""
-
-    def __init__(self) -> None:
-        self._turn = Lock()
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._control.settimeout(ANSWER_SECONDS)
-        with theirs:
-            self._process = subprocess.Popen(
-                (sys.executable, "-m", "tests.harness.forked_ranks", str(os.getpid())),
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-                cwd=ROOT,
-            )
-
-    def start(self, orders: rank.RankOrders) -> tuple[ForkedService, Connection]:
-        """As `group.start_rank`."""
-        ours, theirs = Pipe()
-        with theirs, self._turn, adopting():
-            files = (group.STDERR, group.STDERR, theirs.fileno())
-            socket.send_fds(self._control, [json.dumps({"module": rank.__name__}).encode()], files)
-            answer = json.loads(self._control.recv(MESSAGE_BYTES))
-        assert "pid" in answer, f"no rank was forked: {answer}"
-        ours.send_bytes(orders.to_json())
-        return ForkedService(answer["pid"], None), ours
-
-    def close(self) -> None:
-        """Ends the server; it has no state."""
-        self._control.close()
-        self._process.kill()
-        self._process.wait()
-
-
-@cache
-def _server() -> RankForkServer:
-    server = RankForkServer()
-    atexit.register(server.close)
-    return server
 
 
 def start_rank(orders: rank.RankOrders) -> tuple[object, Connection]:
@@ -76,7 +30,12 @@ def start_rank(orders: rank.RankOrders) -> tuple[object, Connection]:
     is_main = threading.current_thread() is threading.main_thread()
     if not can_fork() or not is_main or orders.device != "cpu":
         return start_process(orders)
-    return _server().start(orders)
+    ours, theirs = Pipe()
+    with theirs:
+        files = (group.STDERR, group.STDERR, theirs.fileno())
+        pid = fork_server("tests.harness.forked_ranks").fork(rank.__name__, files)
+    ours.send_bytes(orders.to_json())
+    return ForkedService(pid, None), ours
 
 
 def main() -> None:
@@ -87,7 +46,7 @@ def main() -> None:
 
 
 def become_rank(request: ForkRequest) -> None:
-    take_name("ferryman_rank")
+    take_name(FORKED)
     rank.main(request.gate)
 
 

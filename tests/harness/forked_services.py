@@ -61,7 +61,7 @@ def start_service(module: str, environment: Mapping[str, str], stderr: IO[str]) 
     """`python -m MODULE` with this environment; its output is a pipe."""
     # A process that has a card cannot be forked from one that was imported without it.
     if can_fork() and "FERRYMAN_TEST_DEVICE" not in os.environ:
-        return _fork_server().start(module, environment, stderr.fileno())
+        return _forked_service(module, environment, stderr.fileno())
     return subprocess.Popen(
         [sys.executable, "-m", module],
         env=dict(environment),
@@ -71,44 +71,52 @@ def start_service(module: str, environment: Mapping[str, str], stderr: IO[str]) 
     )
 
 
+def _forked_service(module: str, environment: Mapping[str, str], stderr: int) -> ForkedService:
+    reader, output = os.pipe()
+    gate, opener = os.pipe()
+    try:
+        pid = fork_server("tests.harness.forked_services").fork(module, (output, stderr, gate))
+    finally:
+        os.close(output)
+        os.close(gate)
+    with os.fdopen(opener, "wb") as environment_file:
+        environment_file.write(json.dumps(dict(environment)).encode())
+    return ForkedService(pid, os.fdopen(reader))
+
+
 @cache
-def _fork_server() -> ServiceForkServer:
-    server = ServiceForkServer()
+def fork_server(module: str) -> ForkServerOfTests:
+    """The server `python -m MODULE PARENT_PID` of this process, which starts with its first use."""
+    server = ForkServerOfTests(module)
     atexit.register(server.close)
     return server
 
 
-class ServiceForkServer:
-    """The test's end of the server. Must be made on the main thread, or it ends with the thread."""
+class ForkServerOfTests:
+    """The test's end of a server. Must be made on the main thread, or it ends with the thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: str) -> None:
         self._turn = Lock()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.settimeout(ANSWER_SECONDS)
         with theirs:
             self._process = subprocess.Popen(
-                (sys.executable, "-m", "tests.harness.forked_services", str(os.getpid())),
+                (sys.executable, "-m", module, str(os.getpid())),
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 cwd=ROOT,
                 env=without_settings(os.environ),
             )
 
-    def start(self, module: str, environment: Mapping[str, str], stderr: int) -> ForkedService:
-        reader, output = os.pipe()
-        gate, opener = os.pipe()
-        try:
-            with self._turn, adopting():
-                message = json.dumps({"module": module}).encode()
-                socket.send_fds(self._control, [message], (output, stderr, gate))
-                answer = json.loads(self._control.recv(MESSAGE_BYTES))
-        finally:
-            os.close(output)
-            os.close(gate)
+    def fork(self, module: str, files: tuple[int, int, int]) -> int:
+        """The id of a new process, a child of this one, that gets `files`."""
+        message = json.dumps({"module": module}).encode()
+        with self._turn, adopting():
+            socket.send_fds(self._control, [message], files)
+            answer = json.loads(self._control.recv(MESSAGE_BYTES))
         assert "pid" in answer, f"{module} was not forked: {answer}"
-        with os.fdopen(opener, "wb") as environment_file:
-            environment_file.write(json.dumps(dict(environment)).encode())
-        return ForkedService(answer["pid"], os.fdopen(reader))
+        pid: int = answer["pid"]
+        return pid
 
     def close(self) -> None:
         """Ends the server; it has no state."""
