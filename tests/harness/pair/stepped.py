@@ -212,6 +212,10 @@ class StampedPair:
 
 @contextmanager
 def stepped_pair(prefill: WatchedWorker, decode: ScheduledWorker) -> Iterator[StampedPair]:
+    for worker in (prefill, decode):
+        for pool in worker.scheduler.allocator.pools.by_kind.values():
+            # The memory of a fresh slot is written by a thread, for which no step would wait.
+            pool.make_ready(pool.num_free)
     with engine_of(prefill) as first, engine_of(decode) as second:
         yield StampedPair(prefill, decode, (first, second))
 
