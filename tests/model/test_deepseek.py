@@ -31,6 +31,7 @@ from ferryman.model.registry import load_model
 from ferryman.model.shapes.attention_shapes import IndexShape, RotaryPositions
 from ferryman.model.shapes.feed_forward_shapes import GroupedRouting, MoeShape
 from ferryman.model.shapes.manifest import state_manifest
+from ferryman.model.weights.linear import make_linear
 
 BLOCK_LEN = 128
 PROMPT = random_prompt(random.Random(3), 60, VOCAB_SIZE)
@@ -192,7 +193,7 @@ def test_a_token_goes_to_the_best_experts_of_its_best_groups(
     )
     bias = torch.randn(12, generator=generator, dtype=torch.float64)
     routing = GroupedRouting(num_groups, groups_per_token, norms_shares, scaling=1.7)
-    shares, chosen = GroupedRouter(weight, bias, routing, experts_per_token=2)(hidden)
+    shares, chosen = GroupedRouter(make_linear(weight), bias, routing, 2)(hidden)
     for token in range(len(hidden)):
         scores = (weight @ hidden[token]).sigmoid().tolist()
         expected = naive_routing(scores, bias.tolist(), routing, 2)

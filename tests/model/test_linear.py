@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from ferryman.model.weights import linear
 from ferryman.model.weights.linear import PackedLinear, PanelLinear, PlainLinear, make_linear, pack
+from ferryman_kernels.products.packed_product import reads_panels
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float64: 1e-12}
 
@@ -30,19 +32,19 @@ def test_any_linear_is_the_product_and_the_bias(
 
 @pytest.mark.usefixtures("threads_set_back")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("tokens", [1, 4])
-def test_few_tokens_have_the_same_bits_with_any_number_of_threads(
+@pytest.mark.parametrize("tokens", [1, 4, 70])
+def test_a_token_has_the_same_bits_with_any_number_of_threads(
     dtype: torch.dtype, tokens: int
 ) -> None:
     """Two workers of unlike machines hand requests to each other."""
     drawn = torch.Generator().manual_seed(5)
-    linear = pack(torch.randn(512, 700, generator=drawn).to(dtype))
-    if not isinstance(linear, PanelLinear):
-        pytest.skip("this processor's layout of a packed weight is another")
+    packed = pack(torch.randn(512, 700, generator=drawn).to(dtype))
+    if not isinstance(packed, PanelLinear):
+        pytest.skip("this processor has no AVX-512")
     x, found = torch.randn(tokens, 700, generator=drawn).to(dtype), []
     for threads in (1, 2, 3, 8):
         torch.set_num_threads(threads)
-        found.append(linear(x))
+        found.append(packed(x))
     assert all(torch.equal(each, found[0]) for each in found)
 
 
@@ -55,15 +57,22 @@ def test_a_packed_linear_reads_its_input_through_strides(dtype: torch.dtype) -> 
 
 
 @pytest.mark.parametrize(
-    ("dtype", "dim", "chosen"),
+    ("dtype", "dim", "without"),
     [
-        pytest.param(torch.float32, 1024, (PackedLinear, PanelLinear), id="large float32"),
+        pytest.param(torch.float32, 1024, PackedLinear, id="large float32"),
         pytest.param(torch.float32, 64, PlainLinear, id="float32 that stays in the cache"),
-        pytest.param(torch.bfloat16, 64, (PackedLinear, PanelLinear), id="bfloat16 of any size"),
-        pytest.param(torch.float64, 1024, PlainLinear, id="float64, which oneDNN lacks"),
+        pytest.param(torch.bfloat16, 64, PackedLinear, id="bfloat16 of any size"),
     ],
 )
-def test_a_linear_is_packed_where_that_is_quicker(
-    dtype: torch.dtype, dim: int, chosen: type | tuple[type, ...]
+def test_a_linear_is_in_panels_or_packed_by_onednn_where_that_is_quicker(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, dim: int, without: type
 ) -> None:
-    assert isinstance(make_linear(torch.zeros(dim, dim, dtype=dtype)), chosen)
+    weight = torch.zeros(dim, dim, dtype=dtype)
+    if reads_panels(dtype):
+        assert isinstance(make_linear(weight), PanelLinear)
+    monkeypatch.setattr(linear, "reads_panels", lambda dtype: False)
+    assert isinstance(make_linear(weight), without)
+
+
+def test_float64_is_torchs() -> None:
+    assert isinstance(make_linear(torch.zeros(1024, 1024, dtype=torch.float64)), PlainLinear)

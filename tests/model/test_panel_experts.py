@@ -1,4 +1,4 @@
-"""Experts for a few tokens on a CPU: both of their ways against float64."""
+"""Experts in panels on a CPU against float64, and their bits in any batch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from ferryman.model.layers.experts import (
-    Expert,
     ExpertMatrices,
     PanelExperts,
     RoutedExperts,
@@ -21,11 +20,9 @@ from ferryman.model.layers.experts import (
     load_experts_for,
 )
 from ferryman.model.layers.mlp import GatedActivation
-from ferryman.model.weights.linear import PanelLinear
 from ferryman.model.weights.matrix import PlainMatrix
 
 EXPERTS, INNER, HIDDEN = 4, 224, 300
-"""Large enough for float32 weights to be packed."""
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 CPU = torch.device("cpu")
 
@@ -80,7 +77,7 @@ def made(parts: Sequence[ExpertMatrices], dtype: torch.dtype, weighing: Weighing
 @pytest.mark.parametrize("weighing", [ShareOfOutput(), ShareOfInput()], ids=["output", "input"])
 @pytest.mark.parametrize("has_bias", [True, False])
 @pytest.mark.parametrize("tokens", [1, 7, 40])
-def test_few_tokens_and_many_have_the_sum_of_their_experts(
+def test_any_tokens_have_the_sum_of_their_experts(
     dtype: torch.dtype, weighing: Weighing, has_bias: bool, tokens: int
 ) -> None:
     generator = torch.Generator().manual_seed(tokens)
@@ -100,12 +97,27 @@ def test_experts_that_are_not_packed_are_called_one_by_one() -> None:
     assert isinstance(experts, SeparateExperts)
 
 
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+@pytest.mark.parametrize("weighing", [ShareOfOutput(), ShareOfInput()], ids=["output", "input"])
+def test_a_token_has_the_same_bits_with_any_others(dtype: torch.dtype, weighing: Weighing) -> None:
+    """However busy its experts are: 130 tokens of one are more than a slice of a product."""
+    generator = torch.Generator().manual_seed(8)
+    hidden = torch.randn(150, HIDDEN, generator=generator).to(dtype)
+    shares = torch.rand(150, 2, generator=generator).to(dtype)
+    chosen = torch.tensor([[1, 3]]).repeat(150, 1)
+    chosen[::7] = torch.tensor([2, 0])
+    experts = made(drawn_parts(True), dtype, weighing)
+    if not isinstance(experts, PanelExperts):
+        pytest.skip("this processor has no AVX-512")
+    whole = experts(hidden, shares, chosen)
+    for first, count in ((0, 1), (7, 1), (149, 1), (3, 5), (20, 33), (1, 64), (10, 140)):
+        part = slice(first, first + count)
+        assert torch.equal(experts(hidden[part], shares[part], chosen[part]), whole[part])
+
+
 def test_a_bias_is_held_once() -> None:
     experts = made(drawn_parts(True), torch.bfloat16, ShareOfOutput())
     if not isinstance(experts, PanelExperts):
-        pytest.skip("this processor's layout of a packed weight is another")
-    assert isinstance(experts.many, SeparateExperts)
-    for stacked, expert in zip(experts.first.biases, experts.many.experts, strict=True):
-        assert isinstance(expert, Expert)
-        assert isinstance(expert.first, PanelLinear)
-        assert expert.first.bias.data_ptr() == stacked.data_ptr()
+        pytest.skip("this processor has no AVX-512")
+    assert experts.first.biases.shape == (EXPERTS, 2 * INNER)
+    assert experts.down.biases.shape == (EXPERTS, HIDDEN)

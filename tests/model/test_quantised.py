@@ -171,7 +171,7 @@ WIDE = {
         partial(fp8_by_block, rows=128, columns=128),
     ),
 }
-LARGE = native_config(["full_attention"], hidden_size=256, intermediate_size=1024, vocab_size=8)
+LARGE = native_config(["full_attention"], hidden_size=256, intermediate_size=1024, vocab_size=64)
 
 
 @pytest.mark.parametrize(

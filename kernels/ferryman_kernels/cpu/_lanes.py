@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ferryman_kernels.cpu._compiled import numba
+from ferryman_kernels.cpu._compiled import is_bfloat16, numba
 from ferryman_kernels.cpu._vectors import fused_values, generated, in_each_lane, pointer_at
 
 if numba is not None:
@@ -59,6 +59,40 @@ def lanes_at(typing: Any, array: Any, at: Any) -> Any:
         return _floats_at(context, builder, signature.args[0], *args)
 
     return Vector(numba.types.float32, LANES)(array, numba.types.intp), generate
+
+
+@generated
+def store_rounded(typing: Any, array: Any, at: Any, sums: Any, added: Any) -> Any:
+    """store_rounded(array, at, sums, added): array[at : at + 64] ← sums + added, rounded to nearest
+    even if the array is bfloat16."""
+    is_narrow = is_bfloat16(array)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        array, at, *both = args
+        lanes = builder.fadd(*both)
+        lanes = _rounded(builder, lanes) if is_narrow else lanes
+        place = pointer_at(context, builder, signature.args[0], array, at, lanes.type)
+        builder.store(lanes, place, align=2)
+        return context.get_dummy_value()
+
+    return numba.types.void(array, numba.types.intp, sums, sums), generate
+
+
+def _rounded(builder: Any, floats: Any) -> Any:
+    """bfloat16 nearest to each lane, as `narrow` rounds; the processor gives zero below 1.2e-38."""
+    shorts = ir.VectorType(ir.IntType(16), LANES)
+    if HAS_DOTS:
+        return builder.bitcast(builder.fptrunc(floats, ir.VectorType(_Bfloat(), LANES)), shorts)
+    words = ir.VectorType(ir.IntType(32), LANES)
+    half, one, below, no_number = (
+        ir.Constant(words, [number] * LANES) for number in (16, 1, 0x7FFF, 0x7FC0)
+    )
+    bits = builder.bitcast(floats, words)
+    even = builder.and_(builder.lshr(bits, half), one)
+    upper = builder.lshr(builder.add(builder.add(bits, below), even), half)
+    is_none = builder.fcmp_unordered("uno", floats, floats)
+    upper = builder.select(is_none, no_number, upper)
+    return builder.trunc(upper, shorts)
 
 
 @generated

@@ -2,8 +2,8 @@
 
 A step is a word of each row and 64 words of a panel. A word is a float32, a pair of bfloat16, or
 four bytes. Sums are float32, each added to step after step, of a pair the second product first; or
-int32, which are exact. Three or four rows, of bytes six, are as many sums as registers hold beside
-the panel's words.
+int32, which are exact. Three or four rows are enough sums for a processor to multiply without a
+wait; six are as many as registers hold beside the panel's words, and load each word less often.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ PANEL_AHEAD_BYTES = 8192
 MOST_ASKING = 4
 """The first groups of rows, which ask for memory."""
 
+MANY = 16
+"""The most rows that take the shorter run."""
 WORD_BYTES, _VECTOR_BYTES, _ADDRESS_BYTES = 4, 64, 8
 _SECOND_CACHE = 2
 
@@ -167,12 +169,21 @@ def add_span(
 ) -> None:  # fmt: skip
     """As `add_tile`, for `count` rows. The steps of the first groups of rows ask for memory from
     `asked` on, `stride` bytes a step."""
-    groups, last = (count + 3) // 4, count - 1
-    fours, size = max(0, count - 3 * groups), (span[1] - span[0]) * stride
-    own = panel + span[0] * STEP_BYTES
-    for group in range(groups):
+    size, own = (span[1] - span[0]) * stride, panel + span[0] * STEP_BYTES
+    sixes = count // 6 if count > MANY else 0
+    for group in range(sixes):
         ask = (asked + group * size, stride) if group < MOST_ASKING else (own, 0)
-        row = 3 * group + min(group, fours)
+        row = 6 * group
+        six = row, row + 1, row + 2, row + 3, row + 4, row + 5
+        add_tile(stored, multiplied, panel, span, six, inputs, sums, ask)
+    rest, last = count - 6 * sixes, count - 1
+    groups = (rest + 3) // 4
+    fours = max(0, rest - 3 * groups)
+    for group in range(groups):
+        ask = (own, 0)
+        if sixes == 0 and group < MOST_ASKING:
+            ask = asked + group * size, stride
+        row = 6 * sixes + 3 * group + min(group, fours)
         # A row that is missing is the last one again: with fewer products the loop overtakes the
         # processor's prefetching, and was slower by a fifth.
         rows = row, min(row + 1, last), min(row + 2, last)

@@ -38,26 +38,20 @@ from ferryman_kernels.cpu._tiles import (
     configure,
     copy_configuration,
     store_sums,
+    tile_configuration,
 )
 from ferryman_kernels.cpu._vectors import row_at, store
 
 BLOCK = 2 * ROWS
 """Inputs, and tokens, of a step over tiles."""
+SUM_BYTES = 4 * WIDTH
 _LEAST = np.float32(2.0**-126)  # a tile takes smaller numbers for zero
 
 
 @part
 def _configuration(tokens: Any) -> Any:
-    """Tiles for up to 32 tokens; the bytes are those of the processor's manual."""
-    config = np.zeros(CONFIG_BYTES, np.uint8)
-    config[0] = 1
-    first, others = min(tokens, ROWS), max(1, tokens - ROWS)
-    for tile in range(8):
-        config[16 + 2 * tile] = 64
-        config[48 + tile] = ROWS
-    config[48] = config[49] = config[52] = first
-    config[50] = config[51] = config[53] = others
-    return config
+    """Tiles for up to 32 tokens."""
+    return tile_configuration(min(tokens, ROWS), max(1, tokens - ROWS))
 
 
 @part
@@ -79,7 +73,7 @@ def _add_block(
         add_first_tokens(at, PAIRS_BYTES, x + block * 2 * BLOCK, stride_x)
         if tokens > ROWS:
             add_other_tokens(x + ROWS * stride_x + block * 2 * BLOCK, stride_x)
-    store_sums(sums)
+    store_sums(sums.ctypes.data, SUM_BYTES)
 
 
 def _product(

@@ -24,6 +24,7 @@ from ferryman_kernels.cpu._compiled import (
 from ferryman_kernels.cpu._lanes import HAS_DOTS, LANES, STEP_BYTES
 from ferryman_kernels.cpu._panel_tiles import (
     LONG_RUN,
+    MANY,
     PANEL_AHEAD_BYTES,
     RUN,
     add_span,
@@ -35,7 +36,6 @@ from ferryman_kernels.products._packed_product_compiled import likes
 
 _CODE_BYTES = STEP_BYTES // 2
 _DIGITS = 3
-_MANY = 16  # rows that repay a longer run
 MOST_ROWS = 512
 """Rows of x whose sums the second cache holds."""
 _WHOLE_BITS = np.int32(21)
@@ -175,7 +175,7 @@ def _add_panel(
     """Adds the products of the panel at an address with the rows of x at the addresses `inputs`
     [rows] to `sums` [rows, 64]."""
     count = len(inputs)
-    stride, run = stride_of_asking(_CODE_BYTES, count), RUN if count <= _MANY else LONG_RUN
+    stride, run = stride_of_asking(_CODE_BYTES, count), RUN if count <= MANY else LONG_RUN
     pairs = np.empty(run * STEP_BYTES, np.uint8)
     memory, starts, own = np.intp(pairs.ctypes.data), inputs.ctypes.data, sums.ctypes.data
     for first in range(0, steps, run):

@@ -1,4 +1,4 @@
-"""The packed product's loop for the CPU: a few tokens share each read of the weight.
+"""The packed product's loops for the CPU, and their launches.
 
 Formulas and names are those of `packed_product`.
 """
@@ -11,72 +11,48 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ferryman_kernels.cpu._compiled import (
+    STRICT,
     WEIGHTS_PER_ELEMENT,
     Loop,
-    narrow,
     part,
     prange,
     row_like,
-    wide,
 )
-from ferryman_kernels.cpu._lanes import HAS_DOTS, LANES, STEP_BYTES
-from ferryman_kernels.cpu._panel_tiles import (
-    PANEL_AHEAD_BYTES,
-    RUN,
-    WORD_BYTES,
-    add_span,
-    stride_of_asking,
-)
+from ferryman_kernels.cpu._lanes import HAS_DOTS, LANES
+from ferryman_kernels.cpu._panel_tiles import WORD_BYTES
+from ferryman_kernels.cpu._tiles import ROWS, has_tiles
 from ferryman_kernels.cpu._vectors import row_at
-
-
-@part
-def panel_sums(
-    stored: Any, multiplied: Any, address: Any, steps: Any, inputs: Any, sums: Any
-) -> None:
-    """The products of the panel at `address` with the rows of x at the addresses `inputs` [rows],
-    to the rows of `sums` [rows, 64], float32. A row's bits do not depend on the others."""
-    # Three or four rows use a weight while it is in registers. The others follow after a few steps:
-    # after a whole panel the memory would have waited for their products. One group alone is faster
-    # without asking for memory.
-    count, starts, own = len(inputs), inputs.ctypes.data, sums.ctypes.data
-    is_one_group = count <= 4
-    run = steps if is_one_group else RUN
-    ahead, stride = 0, 0
-    if not is_one_group:
-        ahead, stride = PANEL_AHEAD_BYTES, stride_of_asking(STEP_BYTES, count)
-    sums[:] = 0
-    for first in range(0, steps, run):
-        span, asked = (first, min(first + run, steps)), address + first * STEP_BYTES + ahead
-        add_span(stored, multiplied, address, span, count, starts, own, asked, stride)
-
-
-@part
-def write_panel(sums: Any, bias: Any, panel: int, y: Any) -> None:
-    """Rounds the panel's sums [64] into y [out_dim]; there is no bias if it is empty."""
-    out = y[panel * LANES : min((panel + 1) * LANES, y.shape[0])]
-    if bias.shape[0] > 0:
-        for lane in range(out.shape[0]):
-            sums[lane] += wide(bias[panel * LANES + lane])
-    for lane in range(out.shape[0]):
-        out[lane] = narrow(sums[lane], out)
+from ferryman_kernels.products._panel_sums import (
+    close,
+    multiply_panel,
+    opened_for,
+    slice_length,
+)
 
 
 def _product(
     stored: Any, multiplied: Any, like: Any, address: int, panel_bytes: int, bias: int,
-    bias_dim: int, x: int, tokens: int, in_dim: int, y: int, out_dim: int,
+    bias_dim: int, x: int, stride: int, steps: int, tokens: int, y: int, out_dim: int,
+    threads: int,
 ) -> None:  # fmt: skip
-    row_bytes, added = in_dim * like.itemsize, row_at(bias, like)[:bias_dim]
-    inputs = x + row_bytes * np.arange(tokens)
-    out = row_at(y, like)[: tokens * out_dim].reshape(tokens, out_dim)
-    for panel in prange((out_dim + LANES - 1) // LANES):
-        sums = np.empty((tokens, LANES), np.float32)
-        at = address + panel * panel_bytes
-        panel_sums(stored, multiplied, at, row_bytes // WORD_BYTES, inputs, sums)
-        for token in range(tokens):
-            write_panel(sums[token], added, panel, out[token])
+    """Tensors are addresses; the first three as in `likes`."""
+    added, numbers, out = row_at(bias, like)[:bias_dim], np.arange(tokens), row_at(y, like)
+    panels, length = (out_dim + LANES - 1) // LANES, slice_length(steps * WORD_BYTES)
+    jobs = (tokens + length - 1) // length * panels
+    workers = min(jobs, threads)
+    for worker in prange(workers):
+        opened = opened_for(multiplied, min(tokens, length))
+        for job in range(jobs * worker // workers, jobs * (worker + 1) // workers):
+            first, panel = job // panels * length, job % panels
+            rows, at = numbers[first : first + length], address + panel * panel_bytes
+            multiply_panel(
+                stored, multiplied, opened, at, steps, x + first * stride, stride, rows, added,
+                panel * LANES, out, out_dim,
+            )  # fmt: skip
+        close(multiplied, opened)
 
 
 @part
@@ -102,26 +78,42 @@ def sorted_by_expert(chosen: Any, experts: int) -> tuple[Any, Any, Any]:
 def _grouped(
     stored: Any, multiplied: Any, like: Any, addresses: Any, panel_bytes: int, biases: int,
     stride_bias: int, bias_dim: int, x: int, tokens: int, in_dim: int, chosen: int, indices: Any,
-    pairs: int, y: int, out_dim: int,
+    pairs: int, gathered: int, padded: int, steps: int, y: int, out_dim: int,
+    threads: int,
 ) -> None:  # fmt: skip
-    """Tensors are addresses; `indices` is an empty row of the dtype of `chosen` [pairs]."""
+    """Tensors are addresses; `indices` is an empty row of the dtype of `chosen` [pairs]. Rows of x
+    are copied to `gathered` [pairs, padded] in the order of their experts, zeros behind each."""
     order, starts, present = sorted_by_expert(row_at(chosen, indices)[:pairs], len(addresses))
-    row_bytes, panels = in_dim * like.itemsize, (out_dim + LANES - 1) // LANES
-    inputs = x + row_bytes * (order // (pairs // tokens))
-    out = row_at(y, like)[: pairs * out_dim].reshape(pairs, out_dim)
-    for job in prange(present.shape[0] * panels):
-        # A job is a panel with all of its expert's pairs, so every weight is read once.
-        expert, panel = present[job // panels], job % panels
-        first, end = starts[expert], starts[expert + 1]
-        sums = np.empty((end - first, LANES), np.float32)
-        address = addresses[expert] + panel * panel_bytes
-        panel_sums(stored, multiplied, address, row_bytes // WORD_BYTES, inputs[first:end], sums)
-        added = row_at(biases + expert * stride_bias * like.itemsize, like)[:bias_dim]
-        for i in range(end - first):
-            write_panel(sums[i], added, panel, out[order[first + i]])
+    panels, per_row = (out_dim + LANES - 1) // LANES, pairs // tokens
+    out = row_at(y, like)
+    inputs = row_at(x, like)[: tokens * in_dim].reshape(tokens, in_dim)
+    sorted_inputs = row_at(gathered, like)[: pairs * padded].reshape(pairs, padded)
+    for pair in prange(pairs):
+        sorted_inputs[pair, :in_dim] = inputs[order[pair] // per_row]
+        sorted_inputs[pair, in_dim:] = 0
+    stride = padded * like.itemsize
+    jobs, length = present.shape[0] * panels, slice_length(stride)
+    workers = min(jobs, threads)
+    for worker in prange(workers):
+        opened = opened_for(multiplied, min(pairs, length))
+        for job in range(jobs * worker // workers, jobs * (worker + 1) // workers):
+            # A job is a panel with all of its expert's pairs, so every weight is read once.
+            expert, panel = present[job // panels], job % panels
+            at, end = addresses[expert] + panel * panel_bytes, starts[expert + 1]
+            added = row_at(biases + expert * stride_bias * like.itemsize, like)[:bias_dim]
+            for first in range(starts[expert], end, length):
+                rows, start = order[first : min(first + length, end)], gathered + first * stride
+                multiply_panel(
+                    stored, multiplied, opened, at, steps, start, stride, rows, added,
+                    panel * LANES, out, out_dim,
+                )  # fmt: skip
+        close(multiplied, opened)
 
 
-_product_loop, _grouped_loop = Loop(_product), Loop(_grouped)
+_product_loop, _grouped_loop = Loop(_product, STRICT), Loop(_grouped, STRICT)
+
+# About so many tokens are multiplied by a panel in the time in which it is read.
+_TOKENS_AS_LONG_AS_READING = 16
 
 
 @cache
@@ -132,15 +124,32 @@ def likes(dtype: torch.dtype, has_dots: bool) -> tuple[Any, Any, Any]:
     return weight, weight if has_dots else np.float32(0), row_like(dtype)
 
 
+@cache
+def _kinds(dtype: torch.dtype, has_dots: bool, is_tiled: bool) -> tuple[Any, Any, Any, int]:
+    """`likes`, but None for a product by tiles, and to what multiple inputs are read."""
+    stored, multiplied, like = likes(dtype, has_dots)
+    if dtype is not torch.bfloat16:
+        return stored, multiplied, like, 1
+    return (stored, None, like, 2 * ROWS) if is_tiled else (stored, multiplied, like, 2)
+
+
 def packed_product_compiled(
     x: Tensor, address: int, panel_bytes: int, bias: Tensor, out_dim: int
 ) -> Tensor:
-    tokens, in_dim = x.shape
-    x, y = x.contiguous(), x.new_empty((tokens, out_dim))
+    *kinds, multiple = _kinds(x.dtype, HAS_DOTS, has_tiles())
+    if x.shape[1] % multiple:
+        # Memory beyond a row's end may be infinite, which is not zero with a weight of zero.
+        x = F.pad(x, (0, -x.shape[1] % multiple))
+    elif x.stride(1) != 1:
+        x = x.contiguous()
+    (tokens, in_dim), size = x.shape, x.itemsize
+    y = torch.empty(tokens, out_dim, dtype=x.dtype)
+    elements = out_dim * in_dim // WEIGHTS_PER_ELEMENT
     _product_loop(
-        out_dim * in_dim // WEIGHTS_PER_ELEMENT,
-        *likes(x.dtype, HAS_DOTS), address, panel_bytes, bias.data_ptr(), bias.numel(),
-        x.data_ptr(), tokens, in_dim, y.data_ptr(), out_dim,
+        elements + elements * tokens // _TOKENS_AS_LONG_AS_READING,
+        *kinds, address, panel_bytes, bias.data_ptr(), bias.numel(), x.data_ptr(),
+        x.stride(0) * size, in_dim * size // WORD_BYTES, tokens, y.data_ptr(), out_dim,
+        torch.get_num_threads(),
     )  # fmt: skip
     return y
 
@@ -148,15 +157,19 @@ def packed_product_compiled(
 def packed_grouped_product_compiled(
     x: Tensor, addresses: Any, panel_bytes: int, biases: Tensor, chosen: Tensor, out_dim: int
 ) -> Tensor:
+    *kinds, multiple = _kinds(x.dtype, HAS_DOTS, has_tiles())
     (tokens, in_dim), pairs = x.shape, chosen.numel()
     x, chosen = x.contiguous(), chosen.contiguous()
+    gathered = x.new_empty((pairs, -(-in_dim // multiple) * multiple))
+    padded = gathered.shape[1]
     y = x.new_empty((pairs, out_dim))
-    read = min(pairs, len(addresses)) * out_dim * in_dim
+    work = min(pairs, len(addresses)) + pairs // _TOKENS_AS_LONG_AS_READING
     count, bias_dim = biases.shape
     _grouped_loop(
-        read // WEIGHTS_PER_ELEMENT,
-        *likes(x.dtype, HAS_DOTS), addresses, panel_bytes, biases.data_ptr(),
-        bias_dim if count > 1 else 0, bias_dim, x.data_ptr(), tokens, in_dim, chosen.data_ptr(),
-        row_like(chosen.dtype), pairs, y.data_ptr(), out_dim,
+        work * out_dim * in_dim // WEIGHTS_PER_ELEMENT,
+        *kinds, addresses, panel_bytes, biases.data_ptr(), bias_dim if count > 1 else 0,
+        bias_dim, x.data_ptr(), tokens, in_dim, chosen.data_ptr(), row_like(chosen.dtype), pairs,
+        gathered.data_ptr(), padded, padded * x.itemsize // WORD_BYTES, y.data_ptr(), out_dim,
+        torch.get_num_threads(),
     )  # fmt: skip
     return y

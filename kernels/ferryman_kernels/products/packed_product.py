@@ -1,26 +1,28 @@
-"""The product of a few tokens with a weight that oneDNN has packed, read once in its own layout.
+"""The product of any number of tokens with a weight in panels, in one order of sums.
 
     y[t, o] = bias[o] + Σ_i weight[o, i] · x[t, i]                               [tokens, out_dim]
 
-Where the processor has AVX-512, oneDNN packs a weight in panels of 64 outputs:
+A panel has 64 outputs, in bfloat16 with two inputs side by side, padded with zeros to whole panels
+and, in bfloat16, to a multiple of 32 inputs:
 
-    float32     panel[i][o]                     [inputs, 64]
-    bfloat16    panel[i // 2][o][i % 2]         [inputs / 2, 64, 2]
+    float32     panels[o // 64][i][o % 64]                  [panels, inputs, 64]
+    bfloat16    panels[o // 64][i // 2][o % 64][i % 2]      [panels, inputs / 2, 64, 2]
 
-each padded with zeros to a multiple of 16 inputs, or of 32. oneDNN documents no layout, so
-`panels_of` compares the size and two corners with the weight, and where they differ there are no
-panels: then oneDNN's product is the only one. Sums are float32, in the order of the inputs (of a
-pair the second first), rounded once; a token's bits do not depend on the other tokens. A processor
-with AVX512-BF16 multiplies pairs itself: with the same bits, but numbers below 1.2e-38 are zero.
+Sums are float32, rounded once. Each has one order, so a token's bits depend on its numbers and the
+weight alone: not on the other tokens, their number or its place among them, nor on threads. It is
+the order of the inputs, in bfloat16 of a pair the second first; a processor with AVX512-BF16
+multiplies pairs itself, with the same bits, but numbers below 1.2e-38 are zero. A processor with
+tiles (AMX) has an order of its own in bfloat16, for any number of tokens: of 32 inputs it adds the
+first of each pair, the second ones, and then both to what was there.
 
 The grouped product has a weight for each expert, and multiplies each token by those of the experts
-that were chosen for it; each chosen weight is read once.
+that were chosen for it, with the bits of the product with that expert alone; each chosen weight is
+read once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import c_char
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,22 +32,22 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ferryman_kernels.cpu._compiled import serves
-from ferryman_kernels.cpu._lanes import LANES, STEP_BYTES
+from ferryman_kernels.cpu._lanes import LANES, has_feature
 from ferryman_kernels.products._packed_product_compiled import (
     packed_grouped_product_compiled,
     packed_product_compiled,
 )
 
-_INPUTS_PADDED_TO = {torch.float32: 16, torch.bfloat16: 32}
-_CORNER = 64
+_INPUTS_PADDED_TO = {torch.float32: 1, torch.bfloat16: 32}
+_INPUTS_OF_STEP = {torch.float32: 1, torch.bfloat16: 2}
 
 
 @dataclass(frozen=True, slots=True)
 class Panels:
-    """A weight [out_dim, in_dim] of `dtype`, a panel each `panel_bytes` from `address` on; the
-    memory is that of `packed`."""
+    """The panels of a weight [out_dim, in_dim], each `panel_bytes` from `address` on: the memory of
+    `panels`."""
 
-    packed: Tensor
+    panels: Tensor
     address: int
     panel_bytes: int
     out_dim: int
@@ -57,48 +59,34 @@ def packed_product_reference(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.linear(x.double(), weight.double(), bias.double()).to(x.dtype)
 
 
-def panels_of(packed: Tensor, weight: Tensor) -> Panels | None:
-    """The panels of `weight` [out_dim, in_dim] in `packed`, or None where the layout is another, or
-    one that no loop reads."""
-    (out_dim, in_dim), dtype = weight.shape, weight.dtype
-    # Steps of bfloat16 take two inputs: an odd last one would read beyond a row of x.
-    if not serves(weight) or dtype not in _INPUTS_PADDED_TO or in_dim % 2:
-        return None
-    padded = _up_to(in_dim, _INPUTS_PADDED_TO[dtype])
-    panel_bytes = padded * LANES * weight.itemsize
-    num_panels = _up_to(out_dim, LANES) // LANES
-    if torch.ops.mkldnn._nbytes(packed) != num_panels * panel_bytes:
-        return None
-    panels = Panels(packed, torch.ops.mkldnn.data_ptr(packed), panel_bytes, out_dim, in_dim, dtype)
-    last = num_panels - 1, max(0, padded - _CORNER)
-    corners_agree = all(_agree(panels, weight, *corner) for corner in {(0, 0), last})
-    return panels if corners_agree else None
+def reads_panels(dtype: torch.dtype) -> bool:
+    """Whether the loops multiply weights of this dtype on this processor. Where they do not, a
+    product's bits may depend on the number of tokens."""
+    return dtype in _INPUTS_PADDED_TO and serves() and has_feature("avx512f")
 
 
-def _agree(panels: Panels, weight: Tensor, panel: int, first_input: int) -> bool:
-    """Whether up to 64 outputs by 64 inputs of the panel, from `first_input` on, are the weight's.
-
-    The size of the memory and two corners settle the layout; to compare all would double the time
-    of a load.
-    """
-    expected = weight[panel * LANES :, first_input:][:LANES, :_CORNER]
-    inputs_of_step = STEP_BYTES // LANES // weight.itemsize
-    start = panel * panels.panel_bytes + first_input * LANES * weight.itemsize
-    size = min(_CORNER * LANES * weight.itemsize, (panel + 1) * panels.panel_bytes - start)
-    memory = (c_char * size).from_address(panels.address + start)
-    steps = torch.frombuffer(memory, dtype=weight.dtype).view(-1, LANES, inputs_of_step)
-    rows = steps.transpose(0, 1).reshape(LANES, -1)
-    return _same_bits(rows[: len(expected), : expected.shape[1]], expected)
+def shape_of_panels(out_dim: int, in_dim: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
+    """The last number is the inputs side by side."""
+    pair, multiple = _INPUTS_OF_STEP[dtype], _INPUTS_PADDED_TO[dtype]
+    return -(-out_dim // LANES), -(-in_dim // multiple) * multiple // pair, LANES, pair
 
 
-def _same_bits(left: Tensor, right: Tensor) -> bool:
-    """Not-a-numbers are equal too."""
-    words = torch.int16 if left.itemsize == 2 else torch.int32
-    return torch.equal(left.contiguous().view(words), right.contiguous().view(words))
-
-
-def _up_to(length: int, multiple: int) -> int:
-    return -(-length // multiple) * multiple
+def pack_panels(weight: Tensor) -> Panels:
+    """A copy of `weight` [out_dim, in_dim], whose dtype `reads_panels`, in panels."""
+    out_dim, in_dim = weight.shape
+    panels = weight.new_zeros(shape_of_panels(out_dim, in_dim, weight.dtype))
+    # Pairs are copied as words, in half the time, so they have to lie as words.
+    if in_dim % panels.shape[3]:
+        weight = F.pad(weight, (0, 1))
+    elif weight.storage_offset() % panels.shape[3]:
+        weight = weight.clone()
+    words, rows = panels.view(torch.int32).squeeze(3), weight.contiguous().view(torch.int32)
+    whole, steps = out_dim // LANES, rows.shape[1]
+    words[:whole, :steps] = rows[: whole * LANES].view(whole, LANES, steps).transpose(1, 2)
+    if out_dim % LANES:
+        words[whole, :steps, : out_dim % LANES] = rows[whole * LANES :].T
+    panel_bytes = panels.stride(0) * panels.itemsize
+    return Panels(panels, panels.data_ptr(), panel_bytes, out_dim, in_dim, panels.dtype)
 
 
 def packed_product(x: Tensor, panels: Panels, bias: Tensor) -> Tensor:
@@ -123,7 +111,7 @@ class PanelStack:
 def stack_panels(panels: Sequence[Panels], biases: Tensor) -> PanelStack:
     """`biases` as in `PanelStack`."""
     first = panels[0]
-    alike = {(each.out_dim, each.in_dim, each.dtype, each.panel_bytes) for each in panels}
+    alike = {(each.out_dim, each.in_dim, each.dtype) for each in panels}
     assert len(alike) == 1, alike
     assert biases.shape in ((len(panels), first.out_dim), (1, 0)), (biases.shape, first.out_dim)
     assert biases.dtype is first.dtype, (biases.dtype, first.dtype)

@@ -23,7 +23,7 @@ from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_mtp_head
 from ferryman.model.shapes.manifest import state_manifest
 from ferryman.model.weights.checkpoint import TORCH_DTYPES, Checkpoint
-from ferryman.model.weights.linear import PlainLinear, is_packed_on_cpu
+from ferryman.model.weights.linear import PlainLinear, packed_bytes
 from ferryman.model.weights.named_weights import Weights
 from ferryman.model.weights.safetensors_header import StoredTensor
 
@@ -158,9 +158,9 @@ def held_bytes(model: object, *, is_on_cpu: bool) -> int:
     storages: dict[int, int] = {}
     packed: dict[int, int] = {}
     for tensor, linear in _tensors_of(model):
-        if linear is not None and is_on_cpu and is_packed_on_cpu(tensor):
+        if linear is not None and is_on_cpu and packed_bytes(tensor):
             # Layers that share a linear layer share its copy.
-            packed[id(linear)] = tensor.nbytes
+            packed[id(linear)] = packed_bytes(tensor)
         else:
             storage = tensor.untyped_storage()
             storages[storage._cdata] = storage.nbytes()

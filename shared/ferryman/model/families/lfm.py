@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from torch import Tensor
-from torch.nn import functional as F
 
 from ferryman.cache.manifest import StateManifest
 from ferryman.model.layers.attention import load_attention
@@ -42,7 +41,8 @@ from ferryman.model.shapes.config_fields import ConfigFields
 from ferryman.model.shapes.feed_forward_shapes import MlpShape, MoeShape
 from ferryman.model.shapes.model_shapes import TrunkShape
 from ferryman.model.shapes.recurrent_shapes import ShortConvShape
-from ferryman.model.weights.named_weights import Weights
+from ferryman.model.weights.linear import Linear, make_linear
+from ferryman.model.weights.named_weights import Weights, accumulation_dtype
 
 Operator = AttentionShape | ShortConvShape
 
@@ -168,15 +168,15 @@ def _mlp(fields: ConfigFields) -> MlpShape:
 
 @dataclass(frozen=True, slots=True)
 class BiasedRouter:
-    """`weight` [experts, hidden_dim] and `bias` [experts] in the accumulation dtype."""
+    """`score` and `bias` [experts] are in the accumulation dtype."""
 
-    weight: Tensor
+    score: Linear
     bias: Tensor
     routing: BiasedRouting
     experts_per_token: int
 
     def __call__(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        scores = F.linear(hidden.to(self.weight.dtype), self.weight).sigmoid()
+        scores = self.score(hidden.to(accumulation_dtype(hidden.dtype))).sigmoid()
         chosen = (scores + self.bias).topk(self.experts_per_token, dim=-1).indices
         shares = scores.gather(1, chosen)
         if self.routing.norms_shares:
@@ -199,11 +199,11 @@ def _load_mlp_or_experts(config: Lfm2MoeConfig, weights: Weights, place: LayerPl
     if place.layer < config.num_dense:
         return load_gated_mlp(weights, config.mlp, place.hidden_dim)
     moe, routing = config.moe, config.routing
-    score = weights.precise("gate.weight", moe.num_experts, place.hidden_dim)
-    bias = score.new_zeros(moe.num_experts)
+    weight = weights.precise("gate.weight", moe.num_experts, place.hidden_dim)
+    bias = weight.new_zeros(moe.num_experts)
     if routing.has_bias:
         bias = weights.precise("expert_bias", moe.num_experts)
-    router = BiasedRouter(score, bias, routing, moe.experts_per_token)
+    router = BiasedRouter(make_linear(weight), bias, routing, moe.experts_per_token)
     return load_mixture(weights.under("experts"), moe, place.hidden_dim, router)
 
 

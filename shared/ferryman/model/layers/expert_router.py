@@ -16,7 +16,6 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from ferryman.model.shapes.feed_forward_shapes import (
     BEST_OF_GROUP,
@@ -88,15 +87,15 @@ class SigmoidOfChosen:
 class SharesOfBestGroups:
     """Shares as in SharesOfAll, but of experts in the groups whose best expert is likeliest.
 
-    `weight` [experts, hidden_dim] in the accumulation dtype.
+    `score` is in the accumulation dtype.
     """
 
-    weight: Tensor
+    score: Linear
     experts_per_token: int
     routing: SoftmaxRouting
 
     def __call__(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        shares = F.linear(hidden.to(self.weight.dtype), self.weight).softmax(dim=-1)
+        shares = self.score(hidden.to(accumulation_dtype(hidden.dtype))).softmax(dim=-1)
         grouped = shares.view(len(shares), self.routing.num_groups, -1)
         best = grouped.amax(-1).topk(self.routing.groups_per_token, dim=-1).indices
         outside = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter_(1, best, False)
@@ -109,16 +108,16 @@ class SharesOfBestGroups:
 class SharesByBiasedRank:
     """The experts with the highest share plus bias; their shares are divided by their sum.
 
-    `weight` [experts, hidden_dim] and `bias` [experts] in the accumulation dtype.
+    `score` and `bias` [experts] are in the accumulation dtype.
     """
 
-    weight: Tensor
+    score: Linear
     bias: Tensor
     experts_per_token: int
     routing: BiasedSoftmaxRouting
 
     def __call__(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        shares = F.linear(hidden.to(self.weight.dtype), self.weight).softmax(dim=-1)
+        shares = self.score(hidden.to(accumulation_dtype(hidden.dtype))).softmax(dim=-1)
         chosen = (shares + self.bias).topk(self.experts_per_token, dim=-1).indices
         parts = shares.gather(1, chosen)
         return parts / parts.sum(-1, keepdim=True).clamp(min=self.routing.least_sum), chosen
@@ -151,15 +150,15 @@ _TINY = 1e-20  # avoids a division by zero if all shares vanish
 
 @dataclass(frozen=True, slots=True)
 class GroupedRouter:
-    """`weight` [experts, hidden_dim] and `bias` [experts] in the accumulation dtype."""
+    """`score` and `bias` [experts] are in the accumulation dtype."""
 
-    weight: Tensor
+    score: Linear
     bias: Tensor
     routing: GroupedRouting
     experts_per_token: int
 
     def __call__(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        scores = F.linear(hidden.to(self.weight.dtype), self.weight).sigmoid()
+        scores = self.score(hidden.to(accumulation_dtype(hidden.dtype))).sigmoid()
         ranks = self._in_best_groups(scores + self.bias)
         chosen = ranks.topk(self.experts_per_token, dim=-1).indices
         shares = scores.gather(1, chosen)
@@ -181,7 +180,7 @@ def load_grouped_router(
 ) -> GroupedRouter:
     """The router with weight and e_score_correction_bias under `weights`."""
     return GroupedRouter(
-        weight=weights.precise("weight", moe.num_experts, hidden_dim),
+        score=make_linear(weights.precise("weight", moe.num_experts, hidden_dim)),
         bias=weights.precise("e_score_correction_bias", moe.num_experts),
         routing=routing,
         experts_per_token=moe.experts_per_token,
@@ -193,8 +192,8 @@ def _load_biased_router(
 ) -> SharesByBiasedRank:
     name = "moe_statics.e_score_correction_bias"
     bias = weights.precise(weights.first_of(name, f"gate.{name}"), 1, moe.num_experts)
-    weight = weights.precise("gate.weight", moe.num_experts, hidden_dim)
-    return SharesByBiasedRank(weight, bias[0], moe.experts_per_token, routing)
+    score = make_linear(weights.precise("gate.weight", moe.num_experts, hidden_dim))
+    return SharesByBiasedRank(score, bias[0], moe.experts_per_token, routing)
 
 
 def load_router(weights: Weights, shape: MixtureShape, hidden_dim: int) -> ExpertRouter:
@@ -207,8 +206,8 @@ def load_router(weights: Weights, shape: MixtureShape, hidden_dim: int) -> Exper
     if isinstance(routing, OneByOneRouting):
         raise TypeError("experts that are chosen one by one have names of their own")
     if isinstance(routing, SoftmaxRouting) and routing.num_groups > 1:
-        weight = weights.precise("gate.weight", experts.num_experts, hidden_dim)
-        return SharesOfBestGroups(weight, experts.experts_per_token, routing)
+        score = make_linear(weights.precise("gate.weight", experts.num_experts, hidden_dim))
+        return SharesOfBestGroups(score, experts.experts_per_token, routing)
     score = make_linear(weights.tensor("gate.weight", experts.num_experts, hidden_dim))
     if isinstance(routing, SigmoidRouting):
         return SigmoidOfChosen(score, experts.experts_per_token)

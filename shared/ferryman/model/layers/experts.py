@@ -1,5 +1,5 @@
-"""The experts that a router chooses: on a CPU one at a time, or for few tokens all in two compiled
-products; on a card all in grouped products.
+"""The experts that a router chooses: on a CPU all in two compiled products, or one at a time where
+their weights are not in panels; on a card all in grouped products.
 
 A CPU skips the experts that nothing was routed to, so it asks for the counts of a batch. On a card
 that question is a wait for the device in every layer: there all experts' matrices lie in one stack,
@@ -9,7 +9,7 @@ and two grouped products compute every pair of a token and an expert, for any ch
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -132,8 +132,7 @@ class SeparateExperts:
 
 @dataclass(frozen=True, slots=True)
 class PanelExperts:
-    """Few pairs of a token and an expert go through two compiled products, more through `many`,
-    which has the same weights.
+    """All pairs of a token and an expert go through two compiled products.
 
     One at a time, each expert takes some ten small operations besides its products.
     """
@@ -142,12 +141,8 @@ class PanelExperts:
     act: Activation
     down: PanelStack
     weighing: Weighing
-    many: SeparateExperts
-    few_pairs: int
 
     def __call__(self, hidden: Tensor, shares: Tensor, chosen: Tensor) -> Tensor:
-        if chosen.numel() > self.few_pairs:
-            return self.many(hidden, shares, chosen)
         rows = self.weighing.entering(hidden, shares)
         experts = chosen if len(rows) == len(chosen) else chosen.view(-1, 1)
         inner = self.act(packed_grouped_product(rows, self.first, experts))
@@ -191,49 +186,17 @@ def load_experts_for(
 def _experts_on_cpu(
     experts: Sequence[Expert], act: Activation, weighing: Weighing
 ) -> RoutedExperts:
-    """The experts with a quick way for few tokens if their weights have one."""
     firsts = [expert.first for expert in experts if isinstance(expert.first, PanelLinear)]
     downs = [expert.down for expert in experts if isinstance(expert.down, PanelLinear)]
     if not len(firsts) == len(downs) == len(experts):
         return SeparateExperts(tuple(experts), weighing)
-    # The stacks take the biases over from the linears, so that nothing is held twice.
-    first_biases, down_biases = _stacked_biases(firsts), _stacked_biases(downs)
-    return PanelExperts(
-        stack_panels([linear.panels for linear in firsts], first_biases),
-        act,
-        stack_panels([linear.panels for linear in downs], down_biases),
-        weighing,
-        SeparateExperts(
-            tuple(
-                Expert(first, act, down)
-                for first, down in zip(
-                    _with_biases(firsts, first_biases),
-                    _with_biases(downs, down_biases),
-                    strict=True,
-                )
-            ),
-            weighing,
-        ),
-        # A fourth as many on average: some experts are chosen more often than others.
-        few_pairs=len(experts) * firsts[0].few_tokens // 4,
-    )
+    return PanelExperts(_stack_of(firsts), act, _stack_of(downs), weighing)
 
 
-def _stacked_biases(linears: Sequence[PanelLinear]) -> Tensor:
-    """[experts, out_dim], or [1, 0] if there are none."""
-    if not len(linears[0].bias):
-        return linears[0].bias[None]
-    return torch.stack([linear.bias for linear in linears])
-
-
-def _with_biases(linears: Sequence[PanelLinear], biases: Tensor) -> Sequence[PanelLinear]:
-    """The same linears with their biases as rows of `biases`, so that each is held once."""
-    if not biases.numel():
-        return linears
-    return [
-        replace(linear, bias=bias, many=replace(linear.many, bias=bias))
-        for linear, bias in zip(linears, biases, strict=True)
-    ]
+def _stack_of(linears: Sequence[PanelLinear]) -> PanelStack:
+    biases = [linear.bias for linear in linears]
+    stacked = torch.stack(biases) if len(biases[0]) else biases[0][None]
+    return stack_panels([linear.panels for linear in linears], stacked)
 
 
 def grouped_experts(

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from ferryman.cache.manifest import Kind
 from ferryman.model.layers.centred_norm import LayerNorm
@@ -27,8 +26,8 @@ from ferryman.model.layers.rotation import RotaryEmbedding
 from ferryman.model.shapes.attention_shapes import IndexShape, LatentShape
 from ferryman.model.shapes.batch import PrefillBatch, StepBatch
 from ferryman.model.shapes.state import ModelState
-from ferryman.model.weights.linear import Linear
-from ferryman.model.weights.named_weights import Weights
+from ferryman.model.weights.linear import Linear, make_linear
+from ferryman.model.weights.named_weights import Weights, accumulation_dtype
 from ferryman_kernels.attention.latent_attention import latent_attention
 from ferryman_kernels.attention.latent_pages import write_latents
 from ferryman_kernels.attention.sparse_index import choose_decode, choose_prefill
@@ -40,15 +39,14 @@ INDEX_NORM_EPS = 1e-6
 class Indexer:
     """Queries, keys and head weights of the sparse index.
 
-    `head_weights` [heads, hidden_dim] in the accumulation dtype; they include the scale of the
-    scores.
+    `head_weights` are in the accumulation dtype; they include the scale of the scores.
     """
 
     shape: IndexShape
     query_up: Linear
     key: Linear
     key_norm: LayerNorm
-    head_weights: Tensor
+    head_weights: Linear
     turn: RotaryEmbedding
 
     def write(
@@ -60,7 +58,7 @@ class Indexer:
         q, key = self.turn(q, key, batch.positions)
         table = batch.page_tables[Kind.FULL]
         write_latents(pages, key[:, 0], table, batch.rows, batch.positions)
-        return q, F.linear(hidden.to(self.head_weights.dtype), self.head_weights)
+        return q, self.head_weights(hidden.to(accumulation_dtype(hidden.dtype)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +137,9 @@ def load_indexer(
             under.precise("k_norm.bias", index.head_dim)[order],
             INDEX_NORM_EPS,
         ),
-        head_weights=under.precise("weights_proj.weight", index.heads, place.hidden_dim) * scale,
+        head_weights=make_linear(
+            under.precise("weights_proj.weight", index.heads, place.hidden_dim) * scale
+        ),
         turn=attention.projections.turn,
     )
     return SparseLatentAttention(attention, indexer)

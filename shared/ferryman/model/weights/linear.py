@@ -1,24 +1,24 @@
 """Linear layers: y = x · weightᵀ + bias, in the form that the device multiplies fastest.
 
-On a CPU, oneDNN takes its weights in blocks. Packing them once at load, instead of at every call,
-is faster than F.linear by these factors (torch 2.13, 2 cores with AVX-512 and bf16, weights of 5 to
+On a CPU with AVX-512 one loop multiplies float32 and bfloat16 for any number of tokens, by panels
+that are packed at load (`packed_product`): a token's bits do not depend on the others. Without
+AVX-512 oneDNN takes its weights in blocks. Packing them once at load, instead of at every call, is
+faster than F.linear by these factors (torch 2.13, 2 cores with AVX-512 and bf16, weights of 5 to
 50 MB):
 
     batch          1           8          32         512
     float32     1.7–1.8    2.2–3.2     1.7–2.8      1.25
     bfloat16    1.3–1.7    1.9–2.2        1.4       1.06
 
-oneDNN has no float64. With few tokens it does not read a packed weight as fast as memory allows:
-there a loop reads it instead (`packed_product`; docs/kernels.md has the times).
-
-A call of oneDNN costs about 14 µs beyond the product, one of torch's float32 product 2 µs. A
-float32 weight that stays in the cache (up to 256 × 256) is faster unpacked, up to 5 times at batch
-1.
+A call of oneDNN costs about 14 µs beyond the product, one of torch's float32 product 2 µs, one of
+the loop 6 µs (docs/kernels.md has the times). A float32 weight that stays in the cache (up to
+256 × 256) is not packed for oneDNN.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Protocol
 
 import torch
@@ -26,15 +26,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ferryman.model.shapes.ranks import Group
-from ferryman_kernels.cpu._lanes import HAS_DOTS
-from ferryman_kernels.products.packed_product import Panels, packed_product, panels_of
+from ferryman_kernels.products.packed_product import (
+    Panels,
+    pack_panels,
+    packed_product,
+    reads_panels,
+    shape_of_panels,
+)
 
-# The least weight, in bytes, that is worth packing (measured as above, November 2026).
+# The least weight, in bytes, that is worth packing for oneDNN (measured as above, November 2026).
 _PACKED_FROM_BYTES = {torch.float32: 256 * 1024, torch.bfloat16: 0}
-# The most tokens that the loop over a packed weight multiplies faster than oneDNN (Zen 4, with one
-# thread and two): up to these it reads while it multiplies. Without the processor's product of
-# pairs, bfloat16 is widened first.
-FEW_TOKENS = {torch.float32: 32, torch.bfloat16: 32 if HAS_DOTS else 4}
 
 
 class Linear(Protocol):
@@ -45,7 +46,10 @@ class Linear(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PlainLinear:
-    """torch's own product; `weight` [out_dim, in_dim], `bias` [out_dim] or None."""
+    """torch's own product; `weight` [out_dim, in_dim], `bias` [out_dim] or None.
+
+    A token's bits may depend on the number of tokens.
+    """
 
     weight: Tensor
     bias: Tensor | None
@@ -56,7 +60,10 @@ class PlainLinear:
 
 @dataclass(frozen=True, slots=True)
 class PackedLinear:
-    """oneDNN's product with `weight` already in its blocked layout."""
+    """oneDNN's product with `weight` already in its blocked layout.
+
+    A token's bits may depend on the number of tokens.
+    """
 
     weight: Tensor
     bias: Tensor | None
@@ -68,38 +75,33 @@ class PackedLinear:
 
 @dataclass(frozen=True, slots=True)
 class PanelLinear:
-    """oneDNN's product for many tokens; for few a loop reads the same memory.
+    """Our loop's product; `bias` [out_dim], or [0] if there is none.
 
-    `bias` [out_dim], or [0] if there is none. `few_tokens` are the most for the loop, with any
-    number of threads: its sums do not depend on it. The number of tokens in a batch may change a
-    token's last bits, as it does within oneDNN.
+    A token's bits depend on the token and the weight alone.
     """
 
     panels: Panels
     bias: Tensor
-    many: PackedLinear
-    few_tokens: int
 
     def __call__(self, x: Tensor) -> Tensor:
-        if x.shape[0] <= self.few_tokens:
-            return packed_product(x, self.panels, self.bias)
-        return self.many(x)
+        return packed_product(x, self.panels, self.bias)
 
 
 def pack(weight: Tensor, bias: Tensor | None = None) -> PackedLinear | PanelLinear:
-    """`weight` [out_dim, in_dim] on a CPU, copied into oneDNN's layout."""
-    weight = weight.contiguous()
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight)
-    many, panels = PackedLinear(packed, bias), panels_of(packed, weight)
-    if panels is None:
-        return many
-    added = weight.new_empty(0) if bias is None else bias.contiguous()
-    return PanelLinear(panels, added, many, FEW_TOKENS[weight.dtype])
+    """`weight` [out_dim, in_dim] on a CPU, copied into panels, or where no loop reads them into
+    oneDNN's layout."""
+    if reads_panels(weight.dtype):
+        added = weight.new_empty(0) if bias is None else bias.contiguous()
+        return PanelLinear(pack_panels(weight), added)
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
+    return PackedLinear(packed, bias)
 
 
 def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
     """The fastest linear for the device, dtype and size of `weight` [out_dim, in_dim]."""
-    return pack(weight, bias) if _is_worth_packing(weight) else PlainLinear(weight, bias)
+    if weight.device.type == "cpu" and packed_bytes(weight):
+        return pack(weight, bias)
+    return PlainLinear(weight, bias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,14 +154,14 @@ def make_joined(rows: Tensor, out_dim: int, group: Group, bias: Tensor | None = 
     return part if group.num_ranks == 1 else JoinedLinear(part, out_dim, group)
 
 
-def _is_worth_packing(weight: Tensor) -> bool:
-    return weight.device.type == "cpu" and is_packed_on_cpu(weight)
-
-
-def is_packed_on_cpu(weight: Tensor) -> bool:
-    """Whether a weight of this size and dtype is copied into oneDNN's layout when it runs on a
-    CPU."""
+def packed_bytes(weight: Tensor) -> int:
+    """The bytes of the copy that a CPU's linear makes of a weight of this size and dtype; 0 if it
+    reads the weight itself."""
+    if reads_panels(weight.dtype):
+        out_dim, in_dim = weight.shape
+        return prod(shape_of_panels(out_dim, in_dim, weight.dtype)) * weight.itemsize
     least_bytes = _PACKED_FROM_BYTES.get(weight.dtype)
     if least_bytes is None or weight.nbytes <= least_bytes:
-        return False
-    return bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
+        return 0
+    is_there = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return weight.nbytes if is_there else 0
