@@ -12,12 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from ferryman_kernels.cpu._compiled import exp, part, wide
+from ferryman_kernels.cpu._compiled import exp, narrow, part, wide
 from ferryman_kernels.cpu._vectors import (
     LANES,
+    exps,
     fused,
     greater,
     greatest,
+    less,
     load,
     prefetch,
     spread,
@@ -35,6 +37,18 @@ AHEAD = 16
 """Keys from which the memory is asked for ahead; measured: 8 to 16 are the best of 4 to 32."""
 BLOCK = 4 * LANES
 """Channels of a value that are mixed in registers."""
+
+
+@part
+def keys_in_page(
+    pages: Any, position: int, high: int, stride_page: int, page_size: int, kv_head: int,
+    head_dim: int,
+) -> tuple[int, int]:  # fmt: skip
+    """The place of the key at `position` of a head, and the keys from there to the page's end, or
+    to `high`."""
+    offset = position % page_size
+    at = pages[position // page_size] * stride_page + (kv_head * page_size + offset) * head_dim
+    return at, min(high - position, page_size - offset)
 
 
 @part
@@ -106,31 +120,63 @@ def _score_one(
 
 
 @part
-def soften(line: Any, count: int, score_cap: Any) -> Any:
-    """Turns `count` scores into weights exp(score - peak); returns the peak and their sum.
+def soften(line: Any, first: int, end: int, score_cap: Any) -> Any:
+    """Turns the scores line[first : end] into weights exp(score - peak); returns the peak and their
+    sum, whose lanes are those of the line: a split's keys have the same ones for every query.
 
     Where every score is -inf the weights are 0: such a split adds nothing, though the others may
     have a finite peak. NaN makes weights NaN, whether it is the peak or not.
     """
-    two, whole = line.dtype.type(2), -(-count // LANES) * LANES
+    begin, whole = first // LANES * LANES, -(-end // LANES) * LANES
+    two, one = line.dtype.type(2), spread(line.dtype.type(1))
     if score_cap > 0:  # score_cap · tanh(score / score_cap)
-        for key in range(count):
+        for key in range(first, end):
             swing = exp(two * line[key] / score_cap) + line.dtype.type(1)
             line[key] = score_cap - two * score_cap / swing
-    # Numbers behind the last score share its vector, and must add nothing.
-    for key in range(count, whole):
+    # Numbers beside the first and the last score share their vectors, and must add nothing.
+    for key in range(begin, first):
         line[key] = -np.inf
-    high = load(line, 0)
-    for key in range(LANES, whole, LANES):
+    for key in range(end, whole):
+        line[key] = -np.inf
+    high = load(line, begin)
+    for key in range(begin + LANES, whole, LANES):
         high = greater(load(line, key), high)
     peak = greatest(high)
-    base = line.dtype.type(0) if peak == -np.inf else peak
-    for key in range(whole):
-        line[key] = exp(line[key] - base)
-    norm, one = load(line, 0), spread(line.dtype.type(1))
-    for key in range(LANES, whole, LANES):
-        norm = fused(load(line, key), one, norm)
+    base = spread(line.dtype.type(0) if peak == -np.inf else peak)
+    norm = spread(line.dtype.type(0))
+    for key in range(begin, whole, LANES):
+        weights = exps(less(load(line, key), base))
+        store(line, key, weights)
+        norm = fused(weights, one, norm)
     return peak, total(norm)
+
+
+@part
+def join_splits(
+    partial: Any, at: int, step: int, count: int, size: int, sink: Any, mixed: Any, target: Any
+) -> None:
+    """target = Σ exp(peak - top)·mixed / (Σ exp(peak - top)·norm + exp(sink - top)), in order.
+
+    The first of `count` splits has its weighted values at partial[at], its peak and sum of weights
+    `size` numbers on; the next split's are `step` numbers on. `mixed` has room for a row.
+    """
+    zero, top = partial.dtype.type(0), sink
+    for split in range(count):
+        peak = partial[at + split * step + size]
+        top = peak if peak > top else top
+    norm = zero
+    for channel in range(len(target)):
+        mixed[channel] = zero
+    for split in range(count):
+        row = at + split * step
+        share = exp(partial[row + size] - top)
+        norm += share * partial[row + size + 1]
+        for channel in range(len(target)):
+            mixed[channel] += share * partial[row + channel]
+    norm += exp(sink - top)
+    # A query without keys, which pads a batch, has no norm and gets zeros.
+    for channel in range(len(target)):
+        target[channel] = narrow(mixed[channel] / norm if count > 0 else zero, target)
 
 
 @part

@@ -18,6 +18,8 @@ from ferryman_kernels._precision import wide_dtype
 from ferryman_kernels.attention._attention_split_compiled import (
     LINE,
     SPLIT,
+    join_splits,
+    keys_in_page,
     mix_values,
     score_keys,
     soften,
@@ -27,9 +29,6 @@ from ferryman_kernels.cpu._compiled import (
     STRICT,
     Loop,
     compiled,
-    exp,
-    narrow,
-    part,
     prange,
     row_like,
     wide,
@@ -62,18 +61,6 @@ def _splits_of(positions: Any, window_len: int) -> Any:
     return rows
 
 
-@part
-def _keys_in_page(
-    pages: Any, position: int, high: int, stride_page: int, page_size: int, kv_head: int,
-    head_dim: int,
-) -> tuple[int, int]:  # fmt: skip
-    """The place of the key at `position` of a head, and the keys from there to the page's end, or
-    to `high`."""
-    offset = position % page_size
-    at = pages[position // page_size] * stride_page + (kv_head * page_size + offset) * head_dim
-    return at, min(high - position, page_size - offset)
-
-
 @compiled
 def _attend_share(
     share: int, shares: int, splits: Any, q: Any, kv_heads: int, keys: Any, values: Any,
@@ -98,59 +85,44 @@ def _attend_share(
             for channel in range(head_dim):
                 number = wide(q[token, first_head + member, channel]) * scale
                 query[member * head_dim + channel] = number
-        position = low
+        position, base = low, low // SPLIT * SPLIT
         while position < high:
-            at, count = _keys_in_page(
+            at, count = keys_in_page(
                 page_table[token], position, high, stride_page, page_size, kv_head, head_dim
             )
-            score_keys(query, group, head_dim, keys, at, count, scores, position - low)
+            score_keys(query, group, head_dim, keys, at, count, scores, position - base)
             position += count
         target = (row * q_heads + first_head) * width
         for member in range(group):
             line, end_of_row = scores[member * LINE : (member + 1) * LINE], target + head_dim
             for channel in range(target, end_of_row):
                 partial[channel] = 0
-            partial[end_of_row], partial[end_of_row + 1] = soften(line, high - low, score_cap)
+            peak, norm = soften(line, low - base, high - base, score_cap)
+            partial[end_of_row], partial[end_of_row + 1] = peak, norm
             target += width
         target = (row * q_heads + first_head) * width
         position = low
         while position < high:
-            at, count = _keys_in_page(
+            at, count = keys_in_page(
                 page_table[token], position, high, stride_page, page_size, kv_head, head_dim
             )
-            first = position - low
+            first = position - base
             mix_values(scores, first, group, head_dim, values, at, count, partial, target, width)
             position += count
 
 
 @compiled
 def _join(splits: Any, partial: Any, sinks: Any, out: Any) -> None:
-    """out = Σ exp(peak - top)·mixed / (Σ exp(peak - top)·norm + exp(sink - top)), in order."""
     tokens, q_heads, head_dim = out.shape
-    width, zero = head_dim + 2, partial.dtype.type(0)
-    mixed, begin = np.empty(head_dim, partial.dtype), 0
+    width, begin, mixed = head_dim + 2, 0, np.empty(head_dim, partial.dtype)
     for token in range(tokens):
         end = begin
         while end < len(splits) and splits[end, 0] == token:
             end += 1
         for head in range(q_heads):
-            target, top, norm = out[token, head], sinks[head], zero
-            for channel in range(head_dim):
-                mixed[channel] = zero
-            for row in range(begin, end):
-                peak = partial[(row * q_heads + head) * width + head_dim]
-                top = peak if peak > top else top
-            for row in range(begin, end):
-                at = (row * q_heads + head) * width
-                share = exp(partial[at + head_dim] - top)
-                norm += share * partial[at + head_dim + 1]
-                for channel in range(head_dim):
-                    mixed[channel] += share * partial[at + channel]
-            norm += exp(sinks[head] - top)
-            # A query without keys, which pads a batch, has no norm and gets zeros.
-            for channel in range(head_dim):
-                number = mixed[channel] / norm if end > begin else zero
-                target[channel] = narrow(number, target)
+            at, step = (begin * q_heads + head) * width, q_heads * width
+            sink, target = sinks[head], out[token, head]
+            join_splits(partial, at, step, end - begin, head_dim, sink, mixed, target)
         begin = end
 
 
@@ -182,7 +154,7 @@ _attend_loop = Loop(_attend, STRICT)
 
 
 @lru_cache(maxsize=64)
-def _no_sinks(q_heads: int, dtype: torch.dtype) -> Any:
+def no_sinks(q_heads: int, dtype: torch.dtype) -> Any:
     return torch.full((q_heads,), -torch.inf, dtype=dtype).numpy()
 
 
@@ -202,7 +174,7 @@ def paged_attention_decode_compiled(
     assert page_table.dtype is positions.dtype is torch.int64, (page_table.dtype, positions.dtype)
     q, table, positions = q.contiguous(), page_table.contiguous(), positions.contiguous()
     out, size, threads = torch.empty(q.shape, dtype=q.dtype), q.shape, torch.get_num_threads()
-    added = _no_sinks(size[1], wide_dtype(q.dtype)) if sinks is None else sinks.numpy()
+    added = no_sinks(size[1], wide_dtype(q.dtype)) if sinks is None else sinks.numpy()
     number, reach = added.dtype.type, table.shape[1] * page_size
     seen = min(reach, window_len) if window_len else reach
     _attend_loop(

@@ -8,7 +8,9 @@
     with a cap:           score = cap · tanh(score / cap) before the softmax (Gemma 2); sinks are
                           not capped
 
-Softmax is computed in float32 (float64 for float64). Keys that no query sees are not read: their
+Softmax is computed in float32 (float64 for float64). On a CPU the compiled loops of prefill and of
+decode have one order of sums: the bits of a query's answer depend on its own numbers, its position
+and what it sees, and on nothing else. Keys that no query sees are not read: their
 pages may be gone (-1 in the table), or may have another owner by now.
 """
 
@@ -18,9 +20,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from ferryman_kernels._precision import wide_dtype
+from ferryman_kernels.attention._block_attention_compiled import block_attention_compiled
 from ferryman_kernels.attention._paged_attention_compiled import paged_attention_decode_compiled
 from ferryman_kernels.attention._paged_attention_triton import (
     paged_attention_decode_triton,
@@ -31,7 +33,7 @@ from ferryman_kernels.cpu._compiled import serves
 from ferryman_kernels.ragged import Span
 
 QUERY_BLOCK = 256
-"""Queries that share one mask on the CPU; this bounds the size of the mask."""
+"""Queries whose scores the reference has in memory at once."""
 
 
 def paged_attention_reference(
@@ -45,14 +47,18 @@ def paged_attention_reference(
     sinks: Tensor | None = None,
     score_cap: float = 0.0,
 ) -> Tensor:
-    """The formula, one request after the other, with one mask for all of its queries."""
-    parts = [
-        _attend(queries, key_pages, value_pages, pages, span, scale, window_len, sinks, score_cap)
-        for queries, pages, span in zip(
-            torch.split(q, [end - start for start, end in spans]), page_table, spans, strict=True
-        )
-    ]
-    return torch.cat(parts)
+    """The formula, one request after the other, in blocks of queries that share a mask."""
+    out, first = torch.empty_like(q), 0
+    for pages, (start, end) in zip(page_table, spans, strict=True):
+        for low in range(start, end, QUERY_BLOCK):
+            high = min(low + QUERY_BLOCK, end)
+            rows = slice(first + low - start, first + high - start)
+            out[rows] = _attend(
+                q[rows], key_pages, value_pages, pages, (low, high), scale, window_len, sinks,
+                score_cap,
+            )  # fmt: skip
+        first += end - start
+    return out
 
 
 def _attend(
@@ -102,102 +108,6 @@ def _first_key(position: int, window_len: int) -> int:
     return max(0, position - window_len + 1) if window_len else 0
 
 
-def _prefill_cpu(
-    q: Tensor,
-    key_pages: Tensor,
-    value_pages: Tensor,
-    page_table: Tensor,
-    spans: Sequence[Span],
-    scale: float,
-    window_len: int,
-    sinks: Tensor | None,
-    score_cap: float,
-) -> Tensor:
-    """Gathers each request's pages once; each block of queries reads only keys up to its end."""
-    out, first = torch.empty_like(q), 0
-    for index, (start, end) in enumerate(spans):
-        skipped = _first_key(start, window_len) // key_pages.shape[2]
-        keys = _lay_in_order(key_pages, page_table[index], skipped, end)
-        values = _lay_in_order(value_pages, page_table[index], skipped, end)
-        base = skipped * key_pages.shape[2]
-        for low in range(start, end, QUERY_BLOCK):
-            high = min(low + QUERY_BLOCK, end)
-            rows = slice(first + low - start, first + high - start)
-            lead = _first_key(low, window_len)
-            window = slice(lead - base, high - base)
-            queries = torch.arange(low, high, device=q.device)
-            keys_at = torch.arange(lead, high, device=q.device)
-            hidden = _is_hidden(queries, keys_at, window_len)
-            out[rows] = _attend_block(
-                q[rows], keys[:, window], values[:, window], hidden, scale, sinks, score_cap
-            )
-        first += end - start
-    return out
-
-
-def _lay_in_order(pages: Tensor, table: Tensor, skipped: int, end: int) -> Tensor:
-    """Keys or values of one request [kv_heads, positions, head_dim], from page `skipped` on."""
-    page_size = pages.shape[2]
-    named = table[skipped : -(-end // page_size)]
-    return pages[named].transpose(0, 1).flatten(1, 2)
-
-
-def _attend_block(
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    hidden: Tensor,
-    scale: float,
-    sinks: Tensor | None,
-    score_cap: float,
-) -> Tensor:
-    """Attention of one block of queries. The heads of a group share their keys by a stride of 0:
-    [kv_heads, group, queries, head_dim].
-
-    A sink scales all of a head's values alike: with Z = Σ exp(score) by Z / (Z + exp(sink)) =
-    sigmoid(log Z - sink).
-    """
-    tokens, q_heads, head_dim = q.shape
-    kv_heads = keys.shape[0]
-    group = q_heads // kv_heads
-    queries = q.view(tokens, kv_heads, group, head_dim).permute(1, 2, 0, 3)
-    keys, values = (x[:, None].expand(-1, group, -1, -1) for x in (keys, values))
-    if score_cap or (q.is_cuda and sinks is not None):
-        out = _attend_capped(queries, keys, values, hidden, scale, sinks, score_cap)
-    elif sinks is None:
-        out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=~hidden, scale=scale)
-    else:
-        mask = torch.zeros(hidden.shape, dtype=q.dtype).masked_fill_(hidden, -torch.inf)
-        # The op behind F.scaled_dot_product_attention on a CPU, which also returns log Z.
-        out, log_total = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            queries, keys, values, 0.0, False, attn_mask=mask, scale=scale
-        )
-        left = torch.sigmoid(log_total - sinks.view(kv_heads, group, 1))
-        out = out * left[..., None]
-    return out.permute(2, 0, 1, 3).reshape(tokens, q_heads, head_dim)
-
-
-def _attend_capped(
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    hidden: Tensor,
-    scale: float,
-    sinks: Tensor | None,
-    score_cap: float,
-) -> Tensor:
-    """torch's own op has no cap, and none for a card returns log Z: so the scores of a block are
-    written out, in the wide dtype."""
-    wide = wide_dtype(queries.dtype)
-    scores = torch.matmul(queries.to(wide), keys.to(wide).transpose(2, 3)).mul_(scale)
-    scores = _capped(scores, score_cap).masked_fill_(hidden, -torch.inf)
-    if sinks is not None:
-        sink = sinks.view(*scores.shape[:2], 1, 1).expand(-1, -1, scores.shape[2], 1)
-        scores = torch.cat((scores, sink), dim=-1)
-    weights = scores.softmax(-1)[..., : keys.shape[2]]
-    return torch.matmul(weights, values.to(wide)).to(queries.dtype)
-
-
 def paged_attention_decode(
     q: Tensor,
     key_pages: Tensor,
@@ -237,7 +147,7 @@ def paged_attention_decode(
             out[real] = paged_attention_decode(*asked, *seen)
         return out
     spans = [(position, position + 1) for position in positions.tolist()]
-    return _prefill_cpu(
+    return paged_attention_reference(
         q, key_pages, value_pages, page_table, spans, scale, window_len, sinks, score_cap
     )
 
@@ -266,7 +176,9 @@ def paged_attention_prefill(
     given = (q, key_pages, value_pages, page_table, spans, scale, window_len, sinks, score_cap)
     if q.is_cuda and q.dtype != torch.float64:
         return paged_attention_prefill_triton(*given, scales)
-    return _prefill_cpu(*given)
+    if serves(q) and q.dtype != torch.float64:
+        return block_attention_compiled(*given)
+    return paged_attention_reference(*given)
 
 
 def reads_codes(table: Tensor, dtype: torch.dtype) -> bool:

@@ -29,6 +29,11 @@ AHEAD_BYTES = 4096
 """How far ahead loops ask for memory that they read once: the processor looks no further than a
 page by itself."""
 LANES = 16
+_LOG2_E = 1.44269504
+_EXP_SERIES = (
+    1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1,
+    5.0000001201e-1,
+)  # fmt: skip
 
 
 def generated(function: Callable[..., Any]) -> Any:
@@ -119,6 +124,16 @@ def fused(typing: Any, a: Any, b: Any, c: Any) -> Any:
 
 
 @generated
+def less(typing: Any, a: Any, b: Any) -> Any:
+    """less(a, b): a - b in each lane."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.fsub(*args)
+
+    return a(a, a), generate
+
+
+@generated
 def greater(typing: Any, a: Any, b: Any) -> Any:
     """greater(a, b): in each lane the greater number; `b` where one is NaN."""
 
@@ -162,6 +177,54 @@ def store_totals(typing: Any, array: Any, at: Any, a: Any, b: Any, c: Any, d: An
         return context.get_dummy_value()
 
     return numba.types.void(array, numba.types.intp, a, a, a, a), generate
+
+
+@generated
+def exps(typing: Any, vector: Any) -> Any:
+    """exps(vector): exp of each lane, as `_compiled.exp` says it, with fused products; the bits of
+    a lane depend on that lane alone."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        series = _exps if vector.dtype == numba.types.float32 else _exact_exps
+        return series(builder, args[0])
+
+    return vector(vector), generate
+
+
+def _exps(builder: Any, x: Any) -> Any:
+    """exp(k·log 2 + r) = 2ᵏ·exp(r), |r| ≤ log(2)/2, by its minimax polynomial (Cephes)."""
+
+    def number(value: float) -> Any:
+        return ir.Constant(x.type, [value] * x.type.count)
+
+    least, words = number(-64.0), ir.VectorType(ir.IntType(32), x.type.count)
+    inside = builder.fcmp_ordered(">=", x, least)
+    within = builder.select(inside, x, least)
+    within = builder.select(builder.fcmp_ordered("<", within, number(89.0)), within, number(89.0))
+    halves = fused_values(builder, within, number(_LOG2_E), number(0.5))
+    k = _of_lanes(builder, "llvm.floor", halves)
+    r = fused_values(builder, k, number(-0.693359375), within)
+    r = fused_values(builder, k, number(2.12194440e-4), r)
+    p = number(_EXP_SERIES[0])
+    for factor in _EXP_SERIES[1:]:
+        p = fused_values(builder, p, r, number(factor))
+    p = builder.fadd(fused_values(builder, p, builder.fmul(r, r), r), number(1.0))
+    exponent = builder.add(builder.fptosi(k, words), ir.Constant(words, [127] * x.type.count))
+    shift = ir.Constant(words, [23] * x.type.count)
+    power = builder.bitcast(builder.shl(exponent, shift), x.type)
+    beneath = builder.select(builder.fcmp_ordered("<", x, least), number(0.0), x)  # NaN stays
+    return builder.select(inside, builder.fmul(p, power), beneath)
+
+
+def _exact_exps(builder: Any, x: Any) -> Any:
+    return _of_lanes(builder, "llvm.exp", x)
+
+
+def _of_lanes(builder: Any, name: str, x: Any) -> Any:
+    """What LLVM's function of that name gives for a vector."""
+    signs = ir.FunctionType(x.type, (x.type,))
+    name = f"{name}.v{x.type.count}{x.type.element.intrinsic_name}"
+    return builder.call(get_or_insert_function(builder.module, signs, name), (x,))
 
 
 def totals_of_four(builder: Any, vectors: Sequence[Any]) -> Any:

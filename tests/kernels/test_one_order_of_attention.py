@@ -1,0 +1,192 @@
+"""Prefill and decode on the CPU give a query the same bits, however its prompt is cut.
+
+Rows are compared with the query alone, in decode: equality then holds for every cut, for a change
+from prefill to decode, and beside any neighbour. The oracle of values is the formula in float64.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.kernels.loop_versions import answers_of_one_thread_and_two
+from torch import Tensor
+
+from ferryman_kernels.attention._attention_split_compiled import SPLIT
+from ferryman_kernels.attention._block_attention_compiled import _attend_loop
+from ferryman_kernels.attention.paged_attention import (
+    paged_attention_decode,
+    paged_attention_prefill,
+    paged_attention_reference,
+)
+
+pytest.importorskip("numba")
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+DTYPES = st.sampled_from(list(TOLERANCE))
+HEAD_DIMS = (8, 24, 40, 64, 80, 96, 128, 512)
+
+
+class Heads(NamedTuple):
+    kv: int
+    group: int
+    dim: int
+
+
+class Prompt:
+    """Keys, values and queries of one request, and pages of any size that hold them."""
+
+    def __init__(self, length: int, heads: Heads, dtype: torch.dtype, seed: int = 0) -> None:
+        self.length, self.heads = length, heads
+        draw = torch.Generator().manual_seed(seed)
+        shape = (length, heads.kv, heads.dim)
+        self.keys, self.values = (torch.randn(shape, generator=draw).to(dtype) for _ in "kv")
+        self.q = torch.randn(length, heads.kv * heads.group, heads.dim, generator=draw).to(dtype)
+        self.scale = heads.dim**-0.5
+
+    def pages(self, page_size: int, written: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Pages with the first `written` positions, the rest NaN, in a random order; the table."""
+        used = -(-self.length // page_size)
+        table = torch.randperm(used)
+        slab = torch.full((used, 2, self.heads.kv, page_size, self.heads.dim), torch.nan)
+        slab = slab.to(self.q.dtype)
+        for position in range(written):
+            page, at = table[position // page_size], position % page_size
+            slab[page, 0, :, at], slab[page, 1, :, at] = self.keys[position], self.values[position]
+        keys, values = slab.unbind(1)
+        return keys, values, table[None]
+
+    def decoded(self, page_size: int, window: int, **seen: Any) -> Tensor:
+        """Each query alone."""
+        keys, values, table = self.pages(page_size, self.length)
+        rows = [
+            paged_attention_decode(
+                self.q[p : p + 1],
+                keys,
+                values,
+                table,
+                torch.tensor([p]),
+                self.scale,
+                window,
+                **seen,
+            )
+            for p in range(self.length)
+        ]
+        return torch.cat(rows)
+
+    def prefilled(self, cuts: list[int], page_size: int, window: int, **seen: Any) -> Tensor:
+        """In chunks that end at `cuts`, whose later positions are not written yet."""
+        rows = []
+        for start, end in zip([0, *cuts], [*cuts, self.length], strict=True):
+            keys, values, table = self.pages(page_size, end)
+            asked = self.q[start:end], keys, values, table, [(start, end)]
+            rows.append(paged_attention_prefill(*asked, self.scale, window, **seen))
+        return torch.cat(rows)
+
+    def expected(self, window: int, **seen: Any) -> Tensor:
+        keys, values, table = self.pages(16, self.length)
+        wide = (t.double() for t in (self.q, keys, values))
+        sinks = seen["sinks"]
+        seen = seen | {"sinks": sinks if sinks is None else sinks.double()}
+        spans = [(0, self.length)]
+        return paged_attention_reference(*wide, table, spans, self.scale, window, **seen)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.data(),
+    DTYPES,
+    st.builds(
+        Heads, st.integers(1, 2), st.sampled_from([1, 2, 3, 4, 8]), st.sampled_from(HEAD_DIMS)
+    ),
+    st.integers(1, 150),
+    st.sampled_from([0, 0, 1, 5, 30, 64]),
+    st.booleans(),
+    st.sampled_from([0.0, 2.0]),
+    st.integers(1, 3),
+)
+def test_a_row_has_the_bits_of_its_query_alone_however_the_prompt_is_cut(
+    data: st.DataObject,
+    dtype: torch.dtype,
+    heads: Heads,
+    length: int,
+    window: int,
+    has_sinks: bool,
+    cap: float,
+    threads: int,
+) -> None:
+    prompt = Prompt(length, heads, dtype, seed=length)
+    sinks = torch.randn(heads.kv * heads.group) if has_sinks else None
+    seen = {"sinks": sinks, "score_cap": cap}
+    sizes = st.sampled_from([16, 32, 64])
+    cuts = sorted(data.draw(st.sets(st.integers(1, length - 1), max_size=4))) if length > 1 else []
+    alone = prompt.decoded(data.draw(sizes), window, **seen)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        found = prompt.prefilled(cuts, data.draw(sizes), window, **seen)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found, alone)
+    bound = TOLERANCE[dtype]
+    expected = prompt.expected(window, **seen)
+    torch.testing.assert_close(found.double(), expected, rtol=bound, atol=bound)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("window", [0, SPLIT + 100])
+@pytest.mark.parametrize("heads", [Heads(1, 1, 64), Heads(2, 3, 64), Heads(1, 4, 80)], ids=str)
+def test_splits_are_the_same_in_chunks_of_any_size(
+    heads: Heads, window: int, dtype: torch.dtype
+) -> None:
+    prompt = Prompt(2 * SPLIT + 70, heads, dtype)
+    whole = prompt.prefilled([], 64, window)
+    assert torch.equal(prompt.prefilled([100, 101, SPLIT, 2 * SPLIT + 5], 16, window), whole)
+    assert torch.equal(prompt.prefilled([SPLIT - 1, SPLIT + 300], 32, window), whole)
+    keys, values, table = prompt.pages(64, prompt.length)
+    places = torch.tensor([0, 63, SPLIT - 1, SPLIT, SPLIT + 99, 2 * SPLIT - 1, 2 * SPLIT + 69])
+    asked = prompt.q[places], keys, values, table.expand(len(places), -1), places
+    assert torch.equal(paged_attention_decode(*asked, prompt.scale, window), whole[places])
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+def test_the_requests_of_a_step_do_not_change_a_row(dtype: torch.dtype) -> None:
+    prompts = [Prompt(length, Heads(2, 3, 64), dtype, seed=length) for length in (130, 40, 77)]
+    pages = [prompt.pages(32, prompt.length) for prompt in prompts]
+    width, slots, rows = max(len(p[2][0]) for p in pages), 0, []
+    for keys, _, table in pages:
+        padding = torch.full((1, width - table.shape[1]), -1)
+        rows.append(torch.cat((table + slots, padding), dim=1))
+        slots += len(keys)
+    keys, values = torch.stack(
+        (torch.cat([p[0] for p in pages]), torch.cat([p[1] for p in pages])), 1
+    ).unbind(1)
+    starts = (64, 0, 33)
+    spans = [(start, prompt.length) for start, prompt in zip(starts, prompts, strict=True)]
+    q = torch.cat([prompt.q[start:] for start, prompt in zip(starts, prompts, strict=True)])
+    together = paged_attention_prefill(q, keys, values, torch.cat(rows), spans, prompts[0].scale)
+    alone = [p.prefilled([], 16, 0)[start:] for start, p in zip(starts, prompts, strict=True)]
+    assert torch.equal(together, torch.cat(alone))
+
+
+def test_two_threads_give_a_chunk_the_bits_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt = Prompt(200, Heads(2, 3, 80), torch.float32)
+    alone, shared = answers_of_one_thread_and_two(
+        monkeypatch, _attend_loop, lambda: prompt.prefilled([], 16, 50)
+    )
+    assert alone.equal(shared)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("name", ["keys", "values"])
+def test_nan_in_a_key_or_value_is_nan_from_its_position_on(name: str, dtype: torch.dtype) -> None:
+    prompt = Prompt(150, Heads(1, 2, 64), dtype)
+    getattr(prompt, name)[77, 0, 5] = torch.nan
+    found = prompt.prefilled([], 16, 0)
+    clean = Prompt(150, Heads(1, 2, 64), dtype).prefilled([], 16, 0)
+    assert torch.equal(found[:77], clean[:77])
+    assert found[77:, :, 5].isnan().all()
+    assert found[77:].isnan().all() == (name == "keys")
