@@ -6,6 +6,8 @@ from prefill to decode, and beside any neighbour. The oracle of values is the fo
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import pytest
@@ -15,19 +17,45 @@ from hypothesis import strategies as st
 from tests.kernels.loop_versions import answers_of_one_thread_and_two
 from torch import Tensor
 
+from ferryman_kernels.attention import _tile_split_compiled
 from ferryman_kernels.attention._attention_split_compiled import SPLIT
 from ferryman_kernels.attention._block_attention_compiled import _attend_loop
+from ferryman_kernels.attention._tile_attention_compiled import prefill_loop
 from ferryman_kernels.attention.paged_attention import (
     paged_attention_decode,
     paged_attention_prefill,
     paged_attention_reference,
 )
+from ferryman_kernels.cpu._tiles import has_tiles
 
 pytest.importorskip("numba")
 
+HAS_TILES = has_tiles()
+FORMS = [(torch.float32, False), (torch.bfloat16, False)] + [(torch.bfloat16, True)] * HAS_TILES
+"""Dtypes, with tiles and without, which stands for a processor that has none."""
+
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
-DTYPES = st.sampled_from(list(TOLERANCE))
 HEAD_DIMS = (8, 24, 40, 64, 80, 96, 128, 512)
+
+
+@contextmanager
+def _form(uses_tiles: bool, threads: int = 1) -> Iterator[None]:
+    before = torch.get_num_threads()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_tile_split_compiled, "has_tiles", lambda: uses_tiles)
+        torch.set_num_threads(threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+
+@pytest.fixture(params=FORMS, ids=str)
+def dtype(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
+    """Each form's dtype, in that form."""
+    kind, uses_tiles = request.param
+    with _form(uses_tiles):
+        yield kind
 
 
 class Heads(NamedTuple):
@@ -88,19 +116,19 @@ class Prompt:
 
     def expected(self, window: int, **seen: Any) -> Tensor:
         keys, values, table = self.pages(16, self.length)
-        wide = (t.double() for t in (self.q, keys, values))
+        q, keys, values = (t.double() for t in (self.q, keys, values))
         sinks = seen["sinks"]
         seen = seen | {"sinks": sinks if sinks is None else sinks.double()}
         spans = [(0, self.length)]
-        return paged_attention_reference(*wide, table, spans, self.scale, window, **seen)
+        return paged_attention_reference(q, keys, values, table, spans, self.scale, window, **seen)
 
 
 @settings(max_examples=60, deadline=None)
 @given(
     st.data(),
-    DTYPES,
+    st.sampled_from(FORMS),
     st.builds(
-        Heads, st.integers(1, 2), st.sampled_from([1, 2, 3, 4, 8]), st.sampled_from(HEAD_DIMS)
+        Heads, st.integers(1, 2), st.sampled_from([1, 2, 3, 4, 8, 17]), st.sampled_from(HEAD_DIMS)
     ),
     st.integers(1, 150),
     st.sampled_from([0, 0, 1, 5, 30, 64]),
@@ -110,7 +138,7 @@ class Prompt:
 )
 def test_a_row_has_the_bits_of_its_query_alone_however_the_prompt_is_cut(
     data: st.DataObject,
-    dtype: torch.dtype,
+    form: tuple[torch.dtype, bool],
     heads: Heads,
     length: int,
     window: int,
@@ -118,25 +146,22 @@ def test_a_row_has_the_bits_of_its_query_alone_however_the_prompt_is_cut(
     cap: float,
     threads: int,
 ) -> None:
+    dtype, uses_tiles = form
     prompt = Prompt(length, heads, dtype, seed=length)
     sinks = torch.randn(heads.kv * heads.group) if has_sinks else None
     seen = {"sinks": sinks, "score_cap": cap}
     sizes = st.sampled_from([16, 32, 64])
     cuts = sorted(data.draw(st.sets(st.integers(1, length - 1), max_size=4))) if length > 1 else []
-    alone = prompt.decoded(data.draw(sizes), window, **seen)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with _form(uses_tiles):
+        alone = prompt.decoded(data.draw(sizes), window, **seen)
+    with _form(uses_tiles, threads):
         found = prompt.prefilled(cuts, data.draw(sizes), window, **seen)
-    finally:
-        torch.set_num_threads(before)
     assert torch.equal(found, alone)
     bound = TOLERANCE[dtype]
     expected = prompt.expected(window, **seen)
     torch.testing.assert_close(found.double(), expected, rtol=bound, atol=bound)
 
 
-@pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize("window", [0, SPLIT + 100])
 @pytest.mark.parametrize("heads", [Heads(1, 1, 64), Heads(2, 3, 64), Heads(1, 4, 80)], ids=str)
 def test_splits_are_the_same_in_chunks_of_any_size(
@@ -152,7 +177,6 @@ def test_splits_are_the_same_in_chunks_of_any_size(
     assert torch.equal(paged_attention_decode(*asked, prompt.scale, window), whole[places])
 
 
-@pytest.mark.parametrize("dtype", list(TOLERANCE))
 def test_the_requests_of_a_step_do_not_change_a_row(dtype: torch.dtype) -> None:
     prompts = [Prompt(length, Heads(2, 3, 64), dtype, seed=length) for length in (130, 40, 77)]
     pages = [prompt.pages(32, prompt.length) for prompt in prompts]
@@ -172,15 +196,17 @@ def test_the_requests_of_a_step_do_not_change_a_row(dtype: torch.dtype) -> None:
     assert torch.equal(together, torch.cat(alone))
 
 
-def test_two_threads_give_a_chunk_the_bits_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    prompt = Prompt(200, Heads(2, 3, 80), torch.float32)
+def test_two_threads_give_a_chunk_the_bits_of_one(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    prompt = Prompt(200, Heads(2, 3, 80), dtype)
+    loop = prefill_loop if _tile_split_compiled.takes_tiles(dtype) else _attend_loop
     alone, shared = answers_of_one_thread_and_two(
-        monkeypatch, _attend_loop, lambda: prompt.prefilled([], 16, 50)
+        monkeypatch, loop, lambda: prompt.prefilled([], 16, 50)
     )
     assert alone.equal(shared)
 
 
-@pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize("name", ["keys", "values"])
 def test_nan_in_a_key_or_value_is_nan_from_its_position_on(name: str, dtype: torch.dtype) -> None:
     prompt = Prompt(150, Heads(1, 2, 64), dtype)

@@ -12,18 +12,18 @@ from typing import Any
 
 import numpy as np
 
-from ferryman_kernels.cpu._compiled import exp, narrow, part, wide
+from ferryman_kernels.cpu._compiled import compiled, exp, narrow, part, wide
 from ferryman_kernels.cpu._vectors import (
     LANES,
     exps,
     fused,
     greater,
     greatest,
-    less,
     load,
     prefetch,
     spread,
     store,
+    store_narrow,
     store_totals,
     total,
 )
@@ -37,6 +37,28 @@ AHEAD = 16
 """Keys from which the memory is asked for ahead; measured: 8 to 16 are the best of 4 to 32."""
 BLOCK = 4 * LANES
 """Channels of a value that are mixed in registers."""
+
+
+@compiled
+def splits_of(positions: Any, window_len: int) -> Any:
+    """Rows (token, first key, last key + 1, keys of the rows before), a query's splits in order.
+
+    A query at a negative position has none.
+    """
+    count = 0
+    for position in positions:
+        first = max(0, position + 1 - window_len) if window_len > 0 else 0
+        count += position // SPLIT - first // SPLIT + 1 if position >= 0 else 0
+    rows = np.empty((count, 4), np.int64)
+    row, before = 0, 0
+    for token in range(len(positions)):
+        end = positions[token] + 1
+        low = max(0, end - window_len) if window_len > 0 else 0
+        while low < end:
+            high = min(end, (low // SPLIT + 1) * SPLIT)
+            rows[row, 0], rows[row, 1], rows[row, 2], rows[row, 3] = token, low, high, before
+            row, before, low = row + 1, before + high - low, high
+    return rows
 
 
 @part
@@ -120,34 +142,36 @@ def _score_one(
 
 
 @part
-def soften(line: Any, first: int, end: int, score_cap: Any) -> Any:
-    """Turns the scores line[first : end] into weights exp(score - peak); returns the peak and their
+def soften(line: Any, first: int, end: int, scale: Any, score_cap: Any, weights: Any) -> Any:
+    """Turns scale · line[first : end] into weights exp(score - peak); returns the peak and their
     sum, whose lanes are those of the line: a split's keys have the same ones for every query.
 
-    Where every score is -inf the weights are 0: such a split adds nothing, though the others may
-    have a finite peak. NaN makes weights NaN, whether it is the peak or not.
+    `weights` may be the line's own memory, in bfloat16 too. Where every score is -inf the weights
+    are 0: such a split adds nothing, though the others may have a finite peak. NaN makes weights
+    NaN, whether it is the peak or not.
     """
     begin, whole = first // LANES * LANES, -(-end // LANES) * LANES
-    two, one = line.dtype.type(2), spread(line.dtype.type(1))
+    zero, one, two = line.dtype.type(0), line.dtype.type(1), line.dtype.type(2)
+    factor = spread(one if score_cap > 0 else scale)
     if score_cap > 0:  # score_cap · tanh(score / score_cap)
         for key in range(first, end):
-            swing = exp(two * line[key] / score_cap) + line.dtype.type(1)
+            swing = exp(two * (line[key] * scale) / score_cap) + one
             line[key] = score_cap - two * score_cap / swing
     # Numbers beside the first and the last score share their vectors, and must add nothing.
     for key in range(begin, first):
         line[key] = -np.inf
     for key in range(end, whole):
         line[key] = -np.inf
-    high = load(line, begin)
+    none = spread(-zero)
+    high = fused(load(line, begin), factor, none)
     for key in range(begin + LANES, whole, LANES):
-        high = greater(load(line, key), high)
+        high = greater(fused(load(line, key), factor, none), high)
     peak = greatest(high)
-    base = spread(line.dtype.type(0) if peak == -np.inf else peak)
-    norm = spread(line.dtype.type(0))
+    base, norm = spread(zero if peak == -np.inf else -peak), spread(zero)
     for key in range(begin, whole, LANES):
-        weights = exps(less(load(line, key), base))
-        store(line, key, weights)
-        norm = fused(weights, one, norm)
+        weight = exps(fused(load(line, key), factor, base))
+        store_narrow(weights, key, weight)
+        norm = fused(weight, spread(one), norm)
     return peak, total(norm)
 
 
@@ -177,6 +201,22 @@ def join_splits(
     # A query without keys, which pads a batch, has no norm and gets zeros.
     for channel in range(len(target)):
         target[channel] = narrow(mixed[channel] / norm if count > 0 else zero, target)
+
+
+@compiled
+def join_all(splits: Any, partial: Any, size: int, stride: int, sinks: Any, out: Any) -> None:
+    """Joins what each of decode's splits left for each head in its `stride` numbers."""
+    tokens, q_heads, head_dim = out.shape
+    begin, mixed = 0, np.empty(head_dim, partial.dtype)
+    for token in range(tokens):
+        end = begin
+        while end < len(splits) and splits[end, 0] == token:
+            end += 1
+        for head in range(q_heads):
+            at, step = (begin * q_heads + head) * stride, q_heads * stride
+            sink, target = sinks[head], out[token, head]
+            join_splits(partial, at, step, end - begin, size, sink, mixed, target)
+        begin = end
 
 
 @part

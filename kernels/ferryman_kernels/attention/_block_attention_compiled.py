@@ -26,6 +26,8 @@ from ferryman_kernels.attention._attention_split_compiled import (
     soften,
 )
 from ferryman_kernels.attention._paged_attention_compiled import no_sinks
+from ferryman_kernels.attention._tile_attention_compiled import prefill_loop
+from ferryman_kernels.attention._tile_split_compiled import takes_tiles
 from ferryman_kernels.cpu._compiled import STRICT, Loop, compiled, part, prange, row_like, wide
 from ferryman_kernels.cpu._lanes import LANES as WIDTH
 from ferryman_kernels.cpu._lanes import add_scaled, lanes_at
@@ -174,7 +176,7 @@ def _attend_block(
         for channel in range(dim):
             queries[row * dim + channel] = wide(query[channel]) * scale
     scores, seen = np.empty(all_rows * LINE, np.float32), np.empty((all_rows, 2), np.int64)
-    first_key = max(0, low + 1 - window_len) if window_len > 0 else 0
+    one, first_key = np.float32(1), max(0, low + 1 - window_len) if window_len > 0 else 0
     first_split = first_key // SPLIT
     splits = (high - 1) // SPLIT - first_split + 1
     partial, stride = np.zeros(splits * all_rows * width, np.float32), all_rows * width
@@ -198,7 +200,7 @@ def _attend_block(
         for row in range(all_rows):
             if seen[row, 0] < seen[row, 1]:
                 line = scores[row * LINE : (row + 1) * LINE]
-                peak, norm = soften(line, seen[row, 0], seen[row, 1], score_cap)
+                peak, norm = soften(line, seen[row, 0], seen[row, 1], one, score_cap, line)
                 at = split * stride + row * width + size
                 partial[at], partial[at + 1] = peak, norm
         for first in range(begin, end, part_keys):
@@ -267,7 +269,8 @@ def block_attention_compiled(
     out = torch.empty(*size[:2], values.shape[3], dtype=q.dtype)
     blocks, products = _blocks(tuple(spans), max(1, BLOCK_ROWS * kv_heads // size[1]), window_len)
     added = no_sinks(size[1], torch.float32) if sinks is None else sinks.numpy()
-    _attend_loop(
+    loop = prefill_loop if takes_tiles(q.dtype) else _attend_loop
+    loop(
         products * size[1] * (dim + values.shape[3]) // PRODUCTS_PER_ELEMENT,
         torch.get_num_threads(), row_like(q.dtype), q.data_ptr(), tuple(size), keys.data_ptr(),
         values.data_ptr(), (keys.stride(0), page_size, dim, keys.stride(2)), kv_heads,

@@ -18,12 +18,15 @@ from ferryman_kernels._precision import wide_dtype
 from ferryman_kernels.attention._attention_split_compiled import (
     LINE,
     SPLIT,
-    join_splits,
+    join_all,
     keys_in_page,
     mix_values,
     score_keys,
     soften,
+    splits_of,
 )
+from ferryman_kernels.attention._tile_attention_compiled import decode_loop
+from ferryman_kernels.attention._tile_split_compiled import takes_tiles
 from ferryman_kernels.attention.page_layout import check_page_layout
 from ferryman_kernels.cpu._compiled import (
     STRICT,
@@ -40,35 +43,13 @@ PRODUCTS_PER_ELEMENT = 4
 
 
 @compiled
-def _splits_of(positions: Any, window_len: int) -> Any:
-    """Rows (token, first key, last key + 1, keys of the rows before), a query's splits in order.
-
-    A query at a negative position has none.
-    """
-    count = 0
-    for position in positions:
-        first = max(0, position + 1 - window_len) if window_len > 0 else 0
-        count += position // SPLIT - first // SPLIT + 1 if position >= 0 else 0
-    rows = np.empty((count, 4), np.int64)
-    row, before = 0, 0
-    for token in range(len(positions)):
-        end = positions[token] + 1
-        low = max(0, end - window_len) if window_len > 0 else 0
-        while low < end:
-            high = min(end, (low // SPLIT + 1) * SPLIT)
-            rows[row, 0], rows[row, 1], rows[row, 2], rows[row, 3] = token, low, high, before
-            row, before, low = row + 1, before + high - low, high
-    return rows
-
-
-@compiled
 def _attend_share(
     share: int, shares: int, splits: Any, q: Any, kv_heads: int, keys: Any, values: Any,
     stride_page: int, page_size: int, page_table: Any, scale: Any, score_cap: Any, partial: Any,
 ) -> None:  # fmt: skip
     """The jobs of one thread: neighbours in the list, with as many keys as another thread's."""
     q_heads, head_dim = q.shape[1], q.shape[2]
-    group, width = q_heads // kv_heads, head_dim + 2
+    group, width, one = q_heads // kv_heads, head_dim + 2, partial.dtype.type(1)
     query, scores = np.empty(group * head_dim, partial.dtype), np.empty(group * LINE, partial.dtype)
     last = splits[len(splits) - 1]
     work = (last[3] + last[2] - last[1]) * kv_heads
@@ -97,7 +78,7 @@ def _attend_share(
             line, end_of_row = scores[member * LINE : (member + 1) * LINE], target + head_dim
             for channel in range(target, end_of_row):
                 partial[channel] = 0
-            peak, norm = soften(line, low - base, high - base, score_cap)
+            peak, norm = soften(line, low - base, high - base, one, score_cap, line)
             partial[end_of_row], partial[end_of_row + 1] = peak, norm
             target += width
         target = (row * q_heads + first_head) * width
@@ -109,21 +90,6 @@ def _attend_share(
             first = position - base
             mix_values(scores, first, group, head_dim, values, at, count, partial, target, width)
             position += count
-
-
-@compiled
-def _join(splits: Any, partial: Any, sinks: Any, out: Any) -> None:
-    tokens, q_heads, head_dim = out.shape
-    width, begin, mixed = head_dim + 2, 0, np.empty(head_dim, partial.dtype)
-    for token in range(tokens):
-        end = begin
-        while end < len(splits) and splits[end, 0] == token:
-            end += 1
-        for head in range(q_heads):
-            at, step = (begin * q_heads + head) * width, q_heads * width
-            sink, target = sinks[head], out[token, head]
-            join_splits(partial, at, step, end - begin, head_dim, sink, mixed, target)
-        begin = end
 
 
 def _attend(
@@ -138,7 +104,7 @@ def _attend(
     q = row_at(q_address, like)[:numbers].reshape(q_size)
     out = row_at(y, like)[:numbers].reshape(q_size)
     page_table = row_at(table, indices)[:entries].reshape(q_size[0], pages)
-    splits = _splits_of(row_at(position_address, indices)[: q_size[0]], window_len)
+    splits = splits_of(row_at(position_address, indices)[: q_size[0]], window_len)
     partial = np.empty(len(splits) * q.shape[1] * (q.shape[2] + 2), sinks.dtype)
     keys, values = row_at(key_address, q), row_at(value_address, q)
     if len(splits) > 0:
@@ -147,7 +113,7 @@ def _attend(
                 np.int64(share), shares, splits, q, kv_heads, keys, values, stride_page, page_size,
                 page_table, scale, score_cap, partial,
             )  # fmt: skip
-    _join(splits, partial, sinks, out)
+    join_all(splits, partial, q_size[2], q_size[2] + 2, sinks, out)
 
 
 _attend_loop = Loop(_attend, STRICT)
@@ -177,7 +143,8 @@ def paged_attention_decode_compiled(
     added = no_sinks(size[1], wide_dtype(q.dtype)) if sinks is None else sinks.numpy()
     number, reach = added.dtype.type, table.shape[1] * page_size
     seen = min(reach, window_len) if window_len else reach
-    _attend_loop(
+    loop = decode_loop if takes_tiles(q.dtype) else _attend_loop
+    loop(
         size.numel() * seen // PRODUCTS_PER_ELEMENT,
         threads, row_like(q.dtype), q.data_ptr(), tuple(size), kv_heads, key_pages.data_ptr(),
         value_pages.data_ptr(), key_pages.stride(0), page_size, row_like(torch.int64),

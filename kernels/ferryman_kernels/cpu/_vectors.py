@@ -93,6 +93,31 @@ def store(typing: Any, array: Any, at: Any, vector: Any) -> Any:
 
 
 @generated
+def store_narrow(typing: Any, array: Any, at: Any, vector: Any) -> Any:
+    """store_narrow(array, at, vector): as `store`, rounded to nearest even if the array is
+    bfloat16; a NaN that bfloat16 can hold stays one."""
+    is_narrow = is_bfloat16(array)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        numbers = _rounded(builder, args[2]) if is_narrow else args[2]
+        pointer = _pointer(context, builder, signature, args, numbers.type)
+        builder.store(numbers, pointer, align=array.dtype.bitwidth // 8)
+        return context.get_dummy_value()
+
+    return numba.types.void(array, numba.types.intp, vector), generate
+
+
+def _rounded(builder: Any, floats: Any) -> Any:
+    lanes = floats.type.count
+    words = ir.VectorType(ir.IntType(32), lanes)
+    bits = builder.bitcast(floats, words)
+    half, one, below = (ir.Constant(words, [number] * lanes) for number in (16, 1, 0x7FFF))
+    even = builder.and_(builder.lshr(bits, half), one)
+    upper = builder.lshr(builder.add(builder.add(bits, below), even), half)
+    return builder.trunc(upper, ir.VectorType(ir.IntType(16), lanes))
+
+
+@generated
 def prefetch(typing: Any, array: Any, at: Any) -> Any:
     """prefetch(array, at): asks for the memory of array[at], which may lie behind the end."""
 
@@ -121,16 +146,6 @@ def fused(typing: Any, a: Any, b: Any, c: Any) -> Any:
         return fused_values(builder, *args)
 
     return c(c, c, c), generate
-
-
-@generated
-def less(typing: Any, a: Any, b: Any) -> Any:
-    """less(a, b): a - b in each lane."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.fsub(*args)
-
-    return a(a, a), generate
 
 
 @generated

@@ -1,0 +1,167 @@
+"""The loops of prefill and decode in bfloat16 by tiles, for processors that have them.
+
+Formulas and names are those of `paged_attention`, jobs those of `_tile_split_compiled`. Both loops
+share a split's arithmetic, and join the splits of a row in their order, the sink last.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ferryman_kernels.attention._attention_split_compiled import (
+    SPLIT,
+    join_all,
+    join_splits,
+    splits_of,
+)
+from ferryman_kernels.attention._tile_split_compiled import (
+    WIDTH,
+    attend_split,
+    lay_places,
+    split_room,
+    tile_configuration,
+)
+from ferryman_kernels.cpu._compiled import STRICT, Loop, compiled, part, prange
+from ferryman_kernels.cpu._scan_tiles import padded
+from ferryman_kernels.cpu._tiles import CONFIG_BYTES, ROWS, configure, copy_configuration
+from ferryman_kernels.cpu._vectors import LANES, row_at
+
+BLOCK_ROWS = 128
+"""The rows of a block, if a query has no more heads for one of keys."""
+
+
+@part
+def _rows_of(q: Any, token: int, head: int, group: int, rows: int, size: int, laid: Any) -> None:
+    """Lays rows of the queries from `token` on, `group` heads of each from `head` on."""
+    for row in range(rows):
+        query = q[token + row // group, head + row % group]
+        for channel in range(len(query)):
+            laid[row * size + channel] = query[channel]
+
+
+@compiled
+def _attend_block(
+    block: Any, q: Any, kv_head: int, group: int, keys: Any, values: Any, sizes: Any, dims: Any,
+    page_table: Any, window_len: int, scale: Any, score_cap: Any, sinks: Any, room: Any, out: Any,
+) -> None:  # fmt: skip
+    """A job of prefill. `block` is its row of the table, its first token, and its positions."""
+    (stride_page, page_size, step), (_, size, value_dim, value_size) = sizes, dims
+    token, low, high, first_head = block[1], block[2], block[3], kv_head * group
+    rows, stride = (high - low) * group, value_size + LANES
+    all_rows = padded(rows, WIDTH)
+    queries = np.zeros(all_rows * size, np.uint16)
+    _rows_of(q, token, first_head, group, rows, size, queries)
+    configure(tile_configuration(rows))
+    first_key = max(0, low + 1 - window_len) if window_len > 0 else 0
+    first_split = first_key // SPLIT
+    splits = (high - 1) // SPLIT - first_split + 1
+    partial = np.empty(splits * all_rows * stride, np.float32)
+    seen, places = np.empty((rows, 2), np.int64), np.empty(SPLIT, np.int64)
+    for split in range(splits):
+        base = (first_split + split) * SPLIT
+        begin, end = max(first_key, base), min(high, base + SPLIT)
+        lay_places(places, page_table[block[0]], begin, end, stride_page, page_size, kv_head, step)
+        for row in range(rows):
+            own_end = low + row // group + 1
+            own = max(0, own_end - window_len) if window_len > 0 else 0
+            seen[row, 0] = min(max(own - base, 0), SPLIT)
+            seen[row, 1] = min(max(own_end - base, 0), SPLIT)
+        attend_split(
+            queries, rows, seen, keys, values, places, dims, scale, score_cap, room,
+            partial[split * all_rows * stride :], stride,
+        )  # fmt: skip
+    mixed = np.empty(value_dim, np.float32)
+    for row in range(rows):
+        position, head = low + row // group, first_head + row % group
+        own = max(0, position + 1 - window_len) // SPLIT if window_len > 0 else 0
+        at = (own - first_split) * all_rows * stride + row * stride
+        count, target = position // SPLIT - own + 1, out[token + row // group, head]
+        join_splits(partial, at, all_rows * stride, count, value_size, sinks[head], mixed, target)
+
+
+@compiled
+def _attend_one(
+    split: Any, q: Any, kv_head: int, group: int, keys: Any, values: Any, sizes: Any, dims: Any,
+    page_table: Any, scale: Any, score_cap: Any, room: Any, own_room: Any, partial: Any, at: int,
+) -> None:  # fmt: skip
+    """A job of decode: the heads of one query that read one head of keys, over one split."""
+    (stride_page, page_size, step), (_, size, _, value_size) = sizes, dims
+    (queries, seen, places, mixed), stride = own_room, value_size + LANES
+    token, low, high = split[0], split[1], split[2]
+    _rows_of(q, token, kv_head * group, group, group, size, queries)
+    base = low // SPLIT * SPLIT
+    lay_places(places, page_table[token], low, high, stride_page, page_size, kv_head, step)
+    for row in range(group):
+        seen[row, 0], seen[row, 1] = low - base, high - base
+    # Two tiles write 32 rows, one as many as it has.
+    rows = mixed if group > ROWS else partial[at:]
+    attend_split(
+        queries, group, seen, keys, values, places, dims, scale, score_cap, room, rows, stride
+    )
+    if group > ROWS:
+        partial[at : at + group * stride] = mixed[: group * stride]
+
+
+def _prefill(
+    shares: int, like: Any, q_address: int, q_size: Any, key_address: int, value_address: int,
+    sizes: Any, kv_heads: int, indices: Any, table: int, table_size: Any, blocks: Any,
+    window_len: int, scale: Any, score_cap: Any, sinks: Any, y: int, y_size: Any,
+) -> None:  # fmt: skip
+    """As the loop of `_block_attention_compiled`."""
+    q = row_at(q_address, like)[: q_size[0] * q_size[1] * q_size[2]].reshape(q_size)
+    out = row_at(y, like)[: y_size[0] * y_size[1] * y_size[2]].reshape(y_size)
+    page_table = row_at(table, indices)[: table_size[0] * table_size[1]].reshape(table_size)
+    keys, values = row_at(key_address, like), row_at(value_address, like)
+    jobs, group = len(blocks) * kv_heads, q_size[1] // kv_heads
+    (stride_page, page_size, dim, step), value_dim = sizes, y_size[2]
+    dims = dim, padded(dim, WIDTH), value_dim, padded(value_dim, WIDTH)
+    for share in prange(shares):
+        before = np.empty(CONFIG_BYTES, np.uint8)
+        copy_configuration(before)
+        room = split_room(dims)
+        for job in range(np.int64(share), jobs, shares):
+            _attend_block(
+                blocks[job // kv_heads], q, job % kv_heads, group, keys, values,
+                (stride_page, page_size, step), dims, page_table, window_len, scale, score_cap,
+                sinks, room, out,
+            )  # fmt: skip
+        configure(before)
+
+
+def _decode(
+    shares: int, like: Any, q_address: int, q_size: Any, kv_heads: int, key_address: int,
+    value_address: int, stride_page: int, page_size: int, indices: Any, table: int, pages: int,
+    position_address: int, window_len: int, scale: Any, score_cap: Any, sinks: Any, y: int,
+) -> None:  # fmt: skip
+    """As the loop of `_paged_attention_compiled`."""
+    dim, group, entries = q_size[2], q_size[1] // kv_heads, q_size[0] * pages
+    q = row_at(q_address, like)[: q_size[0] * q_size[1] * dim].reshape(q_size)
+    out = row_at(y, like)[: q_size[0] * q_size[1] * dim].reshape(q_size)
+    page_table = row_at(table, indices)[:entries].reshape(q_size[0], pages)
+    splits = splits_of(row_at(position_address, indices)[: q_size[0]], window_len)
+    keys, values = row_at(key_address, like), row_at(value_address, like)
+    size, jobs = padded(dim, WIDTH), len(splits) * kv_heads
+    stride, dims = size + LANES, (dim, size, dim, size)
+    partial = np.empty(jobs * group * stride, np.float32)
+    for share in prange(shares):
+        before = np.empty(CONFIG_BYTES, np.uint8)
+        copy_configuration(before)
+        configure(tile_configuration(group))
+        room, rows = split_room(dims), padded(group, WIDTH)
+        own_room = (
+            np.zeros(rows * size, np.uint16), np.empty((group, 2), np.int64),
+            np.empty(SPLIT, np.int64), np.empty(rows * stride, np.float32),
+        )  # fmt: skip
+        for job in range(np.int64(share), jobs, shares):
+            _attend_one(
+                splits[job // kv_heads], q, job % kv_heads, group, keys, values,
+                (stride_page, page_size, dim), dims, page_table, scale, score_cap, room, own_room,
+                partial, job * group * stride,
+            )  # fmt: skip
+        configure(before)
+    join_all(splits, partial, size, stride, sinks, out)
+
+
+prefill_loop, decode_loop = Loop(_prefill, STRICT), Loop(_decode, STRICT)
