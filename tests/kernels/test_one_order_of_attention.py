@@ -21,6 +21,10 @@ from ferryman_kernels.attention import _tile_split_compiled
 from ferryman_kernels.attention._attention_split_compiled import SPLIT
 from ferryman_kernels.attention._block_attention_compiled import _attend_loop
 from ferryman_kernels.attention._tile_attention_compiled import prefill_loop
+from ferryman_kernels.attention.latent_attention import (
+    latent_attention_decode,
+    latent_attention_prefill,
+)
 from ferryman_kernels.attention.paged_attention import (
     paged_attention_decode,
     paged_attention_prefill,
@@ -216,3 +220,30 @@ def test_nan_in_a_key_or_value_is_nan_from_its_position_on(name: str, dtype: tor
     assert torch.equal(found[:77], clean[:77])
     assert found[77:, :, 5].isnan().all()
     assert found[77:].isnan().all() == (name == "keys")
+
+
+@pytest.mark.parametrize("sizes", [(1, 20, 6), (16, 64, 32), (40, 48, 16)], ids=str)
+def test_a_latent_row_has_the_bits_of_its_token_alone(
+    sizes: tuple[int, int, int], dtype: torch.dtype
+) -> None:
+    """However its prompt is cut, in decode, and where its places are all that it sees."""
+    (heads, latent_dim, rope_dim), length, page_size = sizes, SPLIT + 80, 32
+    slab = torch.randn(30, page_size + 1, latent_dim + rope_dim).to(dtype)
+    pages, table = slab[:, :page_size], torch.randperm(30)[None]
+    q, sees = torch.randn(length, heads, latent_dim + rope_dim).to(dtype), (latent_dim, 0.2)
+    whole = latent_attention_prefill(q, pages, table, [(0, length)], *sees)
+    for cut in (1, 70, SPLIT, SPLIT + 33):
+        spans = [(0, cut), (cut, length)]
+        tables = table.expand(2, -1)
+        cut_whole = latent_attention_prefill(q, pages, tables, spans, *sees)
+        assert torch.equal(cut_whole, whole)
+        part = latent_attention_prefill(q[cut:], pages, table, spans[1:], *sees)
+        assert torch.equal(part, whole[cut:])
+    positions = torch.tensor([0, 69, SPLIT, length - 1])
+    tables = table.expand(len(positions), -1)
+    decoded = latent_attention_decode(q[positions], pages, tables, positions, *sees)
+    assert torch.equal(decoded, whole[positions])
+    padded = torch.tensor([5, -1, 70])
+    decoded = latent_attention_decode(q[padded], pages, table.expand(3, -1), padded, *sees)
+    assert torch.equal(decoded[[0, 2]], whole[[5, 70]])
+    assert not decoded[1].any()

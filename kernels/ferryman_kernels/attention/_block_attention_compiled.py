@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from ferryman_kernels.attention._attention_split_compiled import (
 from ferryman_kernels.attention._paged_attention_compiled import no_sinks
 from ferryman_kernels.attention._tile_attention_compiled import prefill_loop
 from ferryman_kernels.attention._tile_split_compiled import takes_tiles
+from ferryman_kernels.attention.page_layout import check_page_layout
 from ferryman_kernels.cpu._compiled import STRICT, Loop, compiled, part, prange, row_like, wide
 from ferryman_kernels.cpu._lanes import LANES as WIDTH
 from ferryman_kernels.cpu._lanes import add_scaled, lanes_at
@@ -247,10 +248,10 @@ def _attend(
 _attend_loop = Loop(_attend, STRICT)
 
 
-def block_attention_compiled(
+def paged_attention_prefill_compiled(
     q: Tensor,
-    keys: Tensor,
-    values: Tensor,
+    key_pages: Tensor,
+    value_pages: Tensor,
     page_table: Tensor,
     spans: Sequence[Span],
     scale: float,
@@ -258,24 +259,54 @@ def block_attention_compiled(
     sinks: Tensor | None,
     score_cap: float,
 ) -> Tensor:
-    """`q` [tokens, q_heads, key_dim] in float32 or bfloat16, at the positions of `spans`. The pages
-    are [slots, kv_heads, page_size, key_dim] and [slots, kv_heads, page_size, value_dim], whose
-    rows are equally far apart. Returns [tokens, q_heads, value_dim]."""
-    kv_heads, page_size, dim = keys.shape[1:]
-    assert keys.stride() == values.stride(), (keys.stride(), values.stride())
-    assert keys.stride()[1:] == (page_size * keys.stride(2), keys.stride(2), 1), keys.stride()
+    """`q` [tokens, q_heads, head_dim] in float32 or bfloat16, at the positions of `spans`."""
+    check_page_layout(key_pages, value_pages)
+    _, kv_heads, page_size, dim = key_pages.shape
+    rows = StoredRows(
+        key_pages.data_ptr(), value_pages.data_ptr(), (key_pages.stride(0), page_size, dim, dim),
+        kv_heads, dim,
+    )  # fmt: skip
+    return attend_blocks(q, rows, page_table, spans, scale, window_len, sinks, score_cap)
+
+
+class StoredRows(NamedTuple):
+    """Keys and values in memory, in the dtype of the queries.
+
+    `sizes` are the numbers from a page to the next one, the rows of a page, the numbers of a key,
+    and those from a row to the next one.
+    """
+
+    keys: int
+    values: int
+    sizes: tuple[int, int, int, int]
+    kv_heads: int
+    value_dim: int
+
+
+def attend_blocks(
+    q: Tensor,
+    rows: StoredRows,
+    page_table: Tensor,
+    spans: Sequence[Span],
+    scale: float,
+    window_len: int = 0,
+    sinks: Tensor | None = None,
+    score_cap: float = 0.0,
+) -> Tensor:
+    """Returns [tokens, q_heads, value_dim]."""
     assert page_table.dtype is torch.int64, page_table.dtype
     q, table, size = q.contiguous(), page_table.contiguous(), q.shape
-    out = torch.empty(*size[:2], values.shape[3], dtype=q.dtype)
-    blocks, products = _blocks(tuple(spans), max(1, BLOCK_ROWS * kv_heads // size[1]), window_len)
+    out = torch.empty(*size[:2], rows.value_dim, dtype=q.dtype)
+    tokens = max(1, BLOCK_ROWS * rows.kv_heads // size[1])
+    blocks, pairs = _blocks(tuple(spans), tokens, window_len)
     added = no_sinks(size[1], torch.float32) if sinks is None else sinks.numpy()
     loop = prefill_loop if takes_tiles(q.dtype) else _attend_loop
     loop(
-        products * size[1] * (dim + values.shape[3]) // PRODUCTS_PER_ELEMENT,
-        torch.get_num_threads(), row_like(q.dtype), q.data_ptr(), tuple(size), keys.data_ptr(),
-        values.data_ptr(), (keys.stride(0), page_size, dim, keys.stride(2)), kv_heads,
-        row_like(torch.int64), table.data_ptr(), tuple(table.shape), blocks, window_len,
-        np.float32(scale), np.float32(score_cap), added, out.data_ptr(), tuple(out.shape),
+        pairs * size[1] * (size[2] + rows.value_dim) // PRODUCTS_PER_ELEMENT,
+        torch.get_num_threads(), row_like(q.dtype), q.data_ptr(), tuple(size), rows.keys,
+        rows.values, rows.sizes, rows.kv_heads, row_like(torch.int64), table.data_ptr(),
+        tuple(table.shape), blocks, window_len, np.float32(scale), np.float32(score_cap), added,
+        out.data_ptr(), tuple(out.shape),
     )  # fmt: skip
     return out
 

@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 
 from ferryman_kernels._precision import wide_dtype
+from ferryman_kernels.attention._block_attention_compiled import StoredRows, attend_blocks
 from ferryman_kernels.attention._latent_attention_triton import latent_attention_triton
 from ferryman_kernels.attention.latent_pages import all_positions, places_of
+from ferryman_kernels.cpu._compiled import serves
 from ferryman_kernels.ragged import Span, first_tokens
 
 BLOCK = 1 << 22
@@ -54,6 +56,8 @@ def latent_attention(
     assert len(places) == len(q), (places.shape, q.shape)
     if q.is_cuda and q.dtype != torch.float64:
         return latent_attention_triton(q, pages, places, latent_dim, scale)
+    if _serves(q):
+        return _attend_to_places(q, pages, places, latent_dim, scale)
     out = torch.empty(*q.shape[:2], latent_dim, dtype=q.dtype, device=q.device)
     block = max(1, BLOCK // (places.shape[1] * q.shape[2]))
     for low in range(0, len(q), block):
@@ -75,12 +79,15 @@ def latent_attention_prefill(
     """Causal attention of several chunks, flattened; q and pages as for `latent_attention`.
 
     Request i's queries are at the absolute positions spans[i]. Rows up to its end are already
-    written to the pages in page_table[i]. It takes one product for each block of queries, on every
-    device.
+    written to the pages in page_table[i]. On a CPU a row has the bits of its token alone, in
+    decode; a card takes one product for each block of queries.
     """
     _check(q, pages, latent_dim)
     assert page_table.shape[0] == len(spans), (page_table.shape, spans)
     assert sum(end - start for start, end in spans) == len(q), (spans, q.shape)
+    if _serves(q):
+        sizes = (pages.stride(0), pages.shape[1])
+        return attend_blocks(q, _rows(pages, sizes, latent_dim), page_table, spans, scale)
     out = torch.empty(*q.shape[:2], latent_dim, dtype=q.dtype, device=q.device)
     for table, (start, end), first in zip(page_table, spans, first_tokens(spans), strict=False):
         named = table[: -(-end // pages.shape[1])]
@@ -117,6 +124,37 @@ def latent_attention_decode(
     seen = all_positions(positions, page_table.shape[1] * page_size)
     places = places_of(seen, page_table, rows, page_size)
     return latent_attention(q, pages, places, latent_dim, scale)
+
+
+def _serves(q: Tensor) -> bool:
+    return serves(q) and q.dtype != torch.float64
+
+
+def _rows(pages: Tensor, sizes: tuple[int, int], latent_dim: int) -> StoredRows:
+    """The latents in `pages` as keys and values of one head; `sizes` are from a page to the next
+    one, in numbers, and the rows of a page."""
+    dim = pages.shape[2]
+    assert pages.stride()[1:] == (dim, 1), pages.stride()
+    at = pages.data_ptr()
+    return StoredRows(at, at, (*sizes, dim, dim), 1, latent_dim)
+
+
+def _attend_to_places(
+    q: Tensor, pages: Tensor, places: Tensor, latent_dim: int, scale: float
+) -> Tensor:
+    """Each token's places are a request of its own, with pages of one row: the table names where a
+    row begins. A token's sums follow the order of its places."""
+    page_size, dim = pages.shape[1:]
+    begins = places // page_size * pages.stride(0) + places % page_size * dim
+    counts = (places >= 0).sum(1).tolist()
+    real = [token for token, count in enumerate(counts) if count]
+    if len(real) < len(counts):  # others pad the batch
+        out = q.new_zeros(*q.shape[:2], latent_dim)
+        if real:
+            out[real] = _attend_to_places(q[real], pages, places[real], latent_dim, scale)
+        return out
+    spans = [(count - 1, count) for count in counts]
+    return attend_blocks(q, _rows(pages, (1, 1), latent_dim), begins, spans, scale)
 
 
 def _check(q: Tensor, pages: Tensor, latent_dim: int) -> None:

@@ -22,7 +22,9 @@ import torch
 from torch import Tensor
 
 from ferryman_kernels._precision import wide_dtype
-from ferryman_kernels.attention._block_attention_compiled import block_attention_compiled
+from ferryman_kernels.attention._block_attention_compiled import (
+    paged_attention_prefill_compiled,
+)
 from ferryman_kernels.attention._paged_attention_compiled import paged_attention_decode_compiled
 from ferryman_kernels.attention._paged_attention_triton import (
     paged_attention_decode_triton,
@@ -177,7 +179,7 @@ def paged_attention_prefill(
     if q.is_cuda and q.dtype != torch.float64:
         return paged_attention_prefill_triton(*given, scales)
     if serves(q) and q.dtype != torch.float64:
-        return block_attention_compiled(*given)
+        return paged_attention_prefill_compiled(*given)
     return paged_attention_reference(*given)
 
 
