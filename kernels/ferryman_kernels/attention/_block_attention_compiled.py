@@ -266,7 +266,16 @@ def paged_attention_prefill_compiled(
         key_pages.data_ptr(), value_pages.data_ptr(), (key_pages.stride(0), page_size, dim, dim),
         kv_heads, dim,
     )  # fmt: skip
-    return attend_blocks(q, rows, page_table, spans, scale, window_len, sinks, score_cap)
+    blocks = blocks_of(tuple(spans), q.shape[1] // kv_heads, window_len)
+    return attend_blocks(q, rows, page_table, blocks, scale, window_len, sinks, score_cap)
+
+
+class Blocks(NamedTuple):
+    """Rows [row of the table, first token, first position, end], and about how many pairs of a
+    query and a key they have."""
+
+    rows: Any
+    pairs: int
 
 
 class StoredRows(NamedTuple):
@@ -287,38 +296,43 @@ def attend_blocks(
     q: Tensor,
     rows: StoredRows,
     page_table: Tensor,
-    spans: Sequence[Span],
+    blocks: Blocks,
     scale: float,
     window_len: int = 0,
     sinks: Tensor | None = None,
     score_cap: float = 0.0,
 ) -> Tensor:
-    """Returns [tokens, q_heads, value_dim]."""
+    """Returns [tokens, q_heads, value_dim]; zeros for a token that sees nothing."""
     assert page_table.dtype is torch.int64, page_table.dtype
     q, table, size = q.contiguous(), page_table.contiguous(), q.shape
     out = torch.empty(*size[:2], rows.value_dim, dtype=q.dtype)
-    tokens = max(1, BLOCK_ROWS * rows.kv_heads // size[1])
-    blocks, pairs = _blocks(tuple(spans), tokens, window_len)
     added = no_sinks(size[1], torch.float32) if sinks is None else sinks.numpy()
     loop = prefill_loop if takes_tiles(q.dtype) else _attend_loop
     loop(
-        pairs * size[1] * (size[2] + rows.value_dim) // PRODUCTS_PER_ELEMENT,
+        blocks.pairs * size[1] * (size[2] + rows.value_dim) // PRODUCTS_PER_ELEMENT,
         torch.get_num_threads(), row_like(q.dtype), q.data_ptr(), tuple(size), rows.keys,
         rows.values, rows.sizes, rows.kv_heads, row_like(torch.int64), table.data_ptr(),
-        tuple(table.shape), blocks, window_len, np.float32(scale), np.float32(score_cap), added,
-        out.data_ptr(), tuple(out.shape),
+        tuple(table.shape), blocks.rows, window_len, np.float32(scale), np.float32(score_cap),
+        added, out.data_ptr(), tuple(out.shape),
     )  # fmt: skip
     return out
 
 
 @lru_cache(maxsize=32)
-def _blocks(spans: tuple[Span, ...], tokens: int, window_len: int) -> tuple[Any, int]:
-    """The blocks [request, first token, first position, end] of at most `tokens` tokens, and the
-    number of pairs of a query and a key; once for all layers of a step."""
-    rows: list[tuple[int, ...]] = []
-    pairs = 0
+def blocks_of(spans: tuple[Span, ...], group: int, window_len: int = 0) -> Blocks:
+    """The blocks of chunks, for `group` heads of queries to one of keys; once for all layers of a
+    step."""
+    tokens, pairs, rows = max(1, BLOCK_ROWS // group), 0, []
     for request, ((start, end), first) in enumerate(zip(spans, first_tokens(spans), strict=False)):
         lows = range(start, end, tokens)
         rows += [(request, first + low - start, low, min(low + tokens, end)) for low in lows]
         pairs += (end - start) * (min(end, window_len) if window_len else end)
-    return np.array(rows, np.int64).reshape(-1, 4), pairs
+    return Blocks(np.array(rows, np.int64).reshape(-1, 4), pairs)
+
+
+def single_tokens(counts: Tensor, most: int) -> Blocks:
+    """A block for each token, which sees the first counts[token] keys of its own row of the table,
+    at most `most`. The numbers are read when the loop runs."""
+    tokens = torch.arange(len(counts))
+    rows = torch.stack((tokens, tokens, counts - 1, counts), dim=1)
+    return Blocks(rows.numpy(), len(counts) * most)

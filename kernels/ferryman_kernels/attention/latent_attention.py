@@ -16,7 +16,12 @@ import torch
 from torch import Tensor
 
 from ferryman_kernels._precision import wide_dtype
-from ferryman_kernels.attention._block_attention_compiled import StoredRows, attend_blocks
+from ferryman_kernels.attention._block_attention_compiled import (
+    StoredRows,
+    attend_blocks,
+    blocks_of,
+    single_tokens,
+)
 from ferryman_kernels.attention._latent_attention_triton import latent_attention_triton
 from ferryman_kernels.attention.latent_pages import all_positions, places_of
 from ferryman_kernels.cpu._compiled import serves
@@ -87,7 +92,8 @@ def latent_attention_prefill(
     assert sum(end - start for start, end in spans) == len(q), (spans, q.shape)
     if _serves(q):
         sizes = (pages.stride(0), pages.shape[1])
-        return attend_blocks(q, _rows(pages, sizes, latent_dim), page_table, spans, scale)
+        blocks = blocks_of(tuple(spans), q.shape[1])
+        return attend_blocks(q, _rows(pages, sizes, latent_dim), page_table, blocks, scale)
     out = torch.empty(*q.shape[:2], latent_dim, dtype=q.dtype, device=q.device)
     for table, (start, end), first in zip(page_table, spans, first_tokens(spans), strict=False):
         named = table[: -(-end // pages.shape[1])]
@@ -146,15 +152,8 @@ def _attend_to_places(
     row begins. A token's sums follow the order of its places."""
     page_size, dim = pages.shape[1:]
     begins = places // page_size * pages.stride(0) + places % page_size * dim
-    counts = (places >= 0).sum(1).tolist()
-    real = [token for token, count in enumerate(counts) if count]
-    if len(real) < len(counts):  # others pad the batch
-        out = q.new_zeros(*q.shape[:2], latent_dim)
-        if real:
-            out[real] = _attend_to_places(q[real], pages, places[real], latent_dim, scale)
-        return out
-    spans = [(count - 1, count) for count in counts]
-    return attend_blocks(q, _rows(pages, (1, 1), latent_dim), begins, spans, scale)
+    blocks = single_tokens((places >= 0).sum(1), places.shape[1])
+    return attend_blocks(q, _rows(pages, (1, 1), latent_dim), begins, blocks, scale)
 
 
 def _check(q: Tensor, pages: Tensor, latent_dim: int) -> None:
