@@ -19,8 +19,7 @@ from torch import Tensor
 
 from ferryman_kernels.attention import _tile_split_compiled
 from ferryman_kernels.attention._attention_split_compiled import SPLIT
-from ferryman_kernels.attention._block_attention_compiled import _attend_loop
-from ferryman_kernels.attention._tile_attention_compiled import prefill_loop
+from ferryman_kernels.attention._block_attention_compiled import attend_loop
 from ferryman_kernels.attention.latent_attention import (
     latent_attention_decode,
     latent_attention_prefill,
@@ -204,9 +203,9 @@ def test_two_threads_give_a_chunk_the_bits_of_one(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
 ) -> None:
     prompt = Prompt(200, Heads(2, 3, 80), dtype)
-    loop = prefill_loop if _tile_split_compiled.takes_tiles(dtype) else _attend_loop
+
     alone, shared = answers_of_one_thread_and_two(
-        monkeypatch, loop, lambda: prompt.prefilled([], 16, 50)
+        monkeypatch, attend_loop, lambda: prompt.prefilled([], 16, 50)
     )
     assert alone.equal(shared)
 

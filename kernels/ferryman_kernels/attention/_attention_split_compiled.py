@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ferryman_kernels.cpu._compiled import compiled, exp, narrow, part, wide
+from ferryman_kernels.cpu._scan_tiles import padded
 from ferryman_kernels.cpu._vectors import (
     LANES,
     exps,
@@ -35,6 +36,8 @@ LINE = SPLIT + LANES
 """Room for the scores of a split, and for what is stored behind the last of them."""
 AHEAD = 16
 """Keys from which the memory is asked for ahead; measured: 8 to 16 are the best of 4 to 32."""
+_PADDED = 32
+"""Keys to whole numbers of which places are padded."""
 BLOCK = 4 * LANES
 """Channels of a value that are mixed in registers."""
 
@@ -71,6 +74,26 @@ def keys_in_page(
     offset = position % page_size
     at = pages[position // page_size] * stride_page + (kv_head * page_size + offset) * head_dim
     return at, min(high - position, page_size - offset)
+
+
+@part
+def lay_places(
+    places: Any, page_table: Any, low: int, high: int, stride_page: int, page_size: int,
+    kv_head: int, step: int,
+) -> None:  # fmt: skip
+    """places[position % SPLIT] ← where the row of each position from `low` to `high` begins. Beside
+    them, to whole blocks, are those of the first and of the last one."""
+    position = low
+    while position < high:
+        at, count = keys_in_page(page_table, position, high, stride_page, page_size, kv_head, step)
+        for row in range(count):
+            places[position % SPLIT + row] = at + row * step
+        position += count
+    first, end = low % SPLIT, (high - 1) % SPLIT + 1
+    for key in range(first // _PADDED * _PADDED, first):
+        places[key] = places[first]
+    for key in range(end, padded(end, _PADDED)):
+        places[key] = places[end - 1]
 
 
 @part

@@ -1,16 +1,13 @@
 """Attention of blocks of queries for the CPU: the queries of a block share each key and value.
 
 Formulas and names are those of `paged_attention`. A row is one head of one query; a job is the rows
-of a block that read one head of keys. A split's keys and values are laid in order in float32, and
-then pass all rows, four rows at a time, in parts that the nearest cache holds.
-
-A row's sums have the order of decode (`_attention_split_compiled`): it adds the keys that it sees
-and no others, so its bits depend neither on the block nor on the other rows.
+of a block that read one head of keys. Splits are multiplied by tiles where the processor has them,
+or by vectors; those of a row are joined in their order, the sink last, as in decode.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -19,233 +16,166 @@ import torch
 from torch import Tensor
 
 from ferryman_kernels.attention._attention_split_compiled import (
-    LINE,
     SPLIT,
     join_splits,
-    keys_in_page,
-    soften,
+    lay_places,
 )
 from ferryman_kernels.attention._paged_attention_compiled import no_sinks
-from ferryman_kernels.attention._tile_attention_compiled import prefill_loop
-from ferryman_kernels.attention._tile_split_compiled import takes_tiles
+from ferryman_kernels.attention._tile_split_compiled import (
+    WIDTH,
+    attend_by_tiles,
+    takes_tiles,
+    tile_configuration,
+    tile_room,
+)
+from ferryman_kernels.attention._vector_split_compiled import attend_by_vectors, vector_room
 from ferryman_kernels.attention.page_layout import check_page_layout
-from ferryman_kernels.cpu._compiled import STRICT, Loop, compiled, part, prange, row_like, wide
-from ferryman_kernels.cpu._lanes import LANES as WIDTH
-from ferryman_kernels.cpu._lanes import add_scaled, lanes_at
-from ferryman_kernels.cpu._scan_tiles import (
-    PRODUCTS_PER_ELEMENT,
-    ROWS,
-    add_rows,
-    padded,
-    rows_at,
-    store_rows,
+from ferryman_kernels.cpu._compiled import (
+    STRICT,
+    Loop,
+    compiled,
+    narrow,
+    numba,
+    part,
+    prange,
+    row_like,
+    wide,
 )
-from ferryman_kernels.cpu._vectors import (
-    LANES,
-    fused,
-    load,
-    row_at,
-    spread,
-    store,
-    store_totals,
-)
+from ferryman_kernels.cpu._lanes import LANES as VECTOR_WIDTH
+from ferryman_kernels.cpu._scan_tiles import PRODUCTS_PER_ELEMENT, padded
+from ferryman_kernels.cpu._tiles import CONFIG_BYTES, configure, copy_configuration
+from ferryman_kernels.cpu._vectors import LANES, row_at
 from ferryman_kernels.ragged import Span, first_tokens
 
-BLOCK_ROWS = 64
+if numba is not None:
+    from numba.extending import overload
+
+BLOCK_ROWS = 128
 """The rows of a block, if a query has no more heads for one of keys."""
-PART = 4096
-"""The numbers of keys, or of values, that pass all rows before the next ones: 16 KiB."""
 
 
-@part
-def _lay_rows(
-    pages: Any, page_table: Any, low: int, high: int, stride_page: int, page_size: int,
-    kv_head: int, step: int, laid: Any, size: int, dim: int,
+def attend_split(
+    queries: Any, rows: Any, seen: Any, pages: Any, places: Any, dims: Any, scale: Any,
+    score_cap: Any, room: Any, mixed: Any, stride: Any,
 ) -> None:  # fmt: skip
-    """Widens rows at the positions from `low` to `high` into laid[position % SPLIT · size :]."""
-    position = low
-    while position < high:
-        at, count = keys_in_page(page_table, position, high, stride_page, page_size, kv_head, step)
-        for row in range(count):
-            source, target = at + row * step, (position + row) % SPLIT * size
-            for channel in range(0, dim // LANES * LANES, LANES):
-                store(laid, target + channel, load(pages, source + channel))
-            for channel in range(dim // LANES * LANES, dim):
-                laid[target + channel] = wide(pages[source + channel])
-        position += count
+    """`attend_by_tiles` for queries that are laid in bfloat16, else `attend_by_vectors`."""
+    raise NotImplementedError("only in compiled loops")
+
+
+def split_room(dims: Any, laid: Any) -> Any:
+    """The memory of one thread, for queries laid in the dtype of `laid`."""
+    raise NotImplementedError("only in compiled loops")
+
+
+def _attend_split(queries: Any, *_: Any) -> Callable[..., None]:
+    def by_vectors(
+        queries: Any, rows: Any, seen: Any, pages: Any, places: Any, dims: Any, scale: Any,
+        score_cap: Any, room: Any, mixed: Any, stride: Any,
+    ) -> None:  # fmt: skip
+        attend_by_vectors(
+            queries, rows, seen, pages[0], pages[1], places, dims, scale, score_cap, room, mixed,
+            stride,
+        )  # fmt: skip
+
+    def by_tiles(
+        queries: Any, rows: Any, seen: Any, pages: Any, places: Any, dims: Any, scale: Any,
+        score_cap: Any, room: Any, mixed: Any, stride: Any,
+    ) -> None:  # fmt: skip
+        before = np.empty(CONFIG_BYTES, np.uint8)
+        copy_configuration(before)
+        configure(tile_configuration(rows))
+        attend_by_tiles(
+            queries, rows, seen, pages[0], pages[1], places, dims, scale, score_cap, room, mixed,
+            stride,
+        )  # fmt: skip
+        configure(before)
+
+    return by_tiles if queries.dtype == numba.types.uint16 else by_vectors
+
+
+def _split_room(dims: Any, laid: Any) -> Callable[..., Any]:
+    if laid.dtype == numba.types.uint16:
+        return lambda dims, laid: tile_room(dims)
+    return lambda dims, laid: vector_room(dims)
+
+
+if numba is not None:
+    for stub, chosen in ((attend_split, _attend_split), (split_room, _split_room)):
+        overload(stub, jit_options={"error_model": "numpy"}, strict=False)(chosen)
 
 
 @part
-def _score_rows(
-    queries: Any, at: int, dim: int, keys: Any, first: int, end: int, scores: Any, line: int
-) -> None:
-    """Scores of the keys from `first` to `end` of a split by the four rows from queries[at] on."""
-    whole, last = dim // LANES * LANES, (end - 1) * dim
-    for key in range(first, end, 4):
-        k0 = key * dim
-        k1, k2, k3 = min(k0 + dim, last), min(k0 + 2 * dim, last), min(k0 + 3 * dim, last)
-        a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = spread(np.float32(0))
-        c0 = c1 = c2 = c3 = d0 = d1 = d2 = d3 = spread(np.float32(0))
-        for channel in range(0, whole, LANES):
-            here = at + channel
-            a, b = load(queries, here), load(queries, here + dim)
-            c, d = load(queries, here + 2 * dim), load(queries, here + 3 * dim)
-            number = load(keys, k0 + channel)
-            a0, b0 = fused(a, number, a0), fused(b, number, b0)
-            c0, d0 = fused(c, number, c0), fused(d, number, d0)
-            number = load(keys, k1 + channel)
-            a1, b1 = fused(a, number, a1), fused(b, number, b1)
-            c1, d1 = fused(c, number, c1), fused(d, number, d1)
-            number = load(keys, k2 + channel)
-            a2, b2 = fused(a, number, a2), fused(b, number, b2)
-            c2, d2 = fused(c, number, c2), fused(d, number, d2)
-            number = load(keys, k3 + channel)
-            a3, b3 = fused(a, number, a3), fused(b, number, b3)
-            c3, d3 = fused(c, number, c3), fused(d, number, d3)
-        store_totals(scores, line + key, a0, a1, a2, a3)
-        store_totals(scores, line + LINE + key, b0, b1, b2, b3)
-        store_totals(scores, line + 2 * LINE + key, c0, c1, c2, c3)
-        store_totals(scores, line + 3 * LINE + key, d0, d1, d2, d3)
-    for channel in range(whole, dim):
-        for row in range(ROWS):
-            query, place = queries[at + row * dim + channel], line + row * LINE
-            for key in range(first, end):
-                number = keys[key * dim + channel]
-                scores[place + key] = fused(query, number, scores[place + key])
-
-
-@part
-def _mix_row(
-    weights: Any, line: int, values: Any, size: int, first: int, end: int, mixed: Any, at: int
-) -> None:
-    """Adds the weighted values of a split's keys `first` to `end` to mixed[at : at + size]."""
-    for channel in range(0, size, WIDTH):
-        sums = lanes_at(mixed, at + channel)
-        for key in range(first, end):
-            sums = add_scaled(sums, values, key * size + channel, weights[line + key])
-        store(mixed, at + channel, sums)
-
-
-@part
-def _mix_rows(
-    weights: Any, line: int, values: Any, size: int, seen: Any, first: int, end: int, mixed: Any,
-    at: int, width: int,
-) -> None:  # fmt: skip
-    """The same for four rows `width` apart, each over the keys that it sees: from seen[row, 0] to
-    seen[row, 1]. Keys that all see are loaded once; those before and after are a row's own."""
-    begin, stop = first, end
-    for row in range(ROWS):
-        begin, stop = max(begin, seen[row, 0]), min(stop, seen[row, 1])
-    stop = max(begin, stop)
-    for row in range(ROWS):
-        own, last = max(first, seen[row, 0]), min(end, seen[row, 1], begin)
-        _mix_row(weights, line + row * LINE, values, size, own, last, mixed, at + row * width)
-    for channel in range(0, size, WIDTH):
-        sums = rows_at(mixed, at + channel, width)
-        places = begin * size + channel, size, 1, LINE
-        sums = add_rows(sums, values, places, weights, line + begin, stop - begin)
-        store_rows(mixed, at + channel, width, sums)
-    for row in range(ROWS):
-        own, last = max(first, seen[row, 0], stop), min(end, seen[row, 1])
-        _mix_row(weights, line + row * LINE, values, size, own, last, mixed, at + row * width)
-
-
-@part
-def _seen_of(seen: Any, low: int, group: int, rows: int, base: int, window_len: int) -> None:
-    """seen[row] ← the first key that a row sees of the split from `base` on, and their end."""
-    for row in range(len(seen)):
-        end = low + min(row, rows - 1) // group + 1
-        first = max(0, end - window_len) if window_len > 0 else 0
-        seen[row, 0], seen[row, 1] = max(first - base, 0), min(max(end - base, 0), SPLIT)
+def _first_key(position: int, window_len: int) -> int:
+    return max(0, position + 1 - window_len) if window_len > 0 else 0
 
 
 @compiled
 def _attend_block(
-    block: Any, q: Any, kv_head: int, group: int, keys: Any, values: Any, sizes: Any,
-    page_table: Any, window_len: int, scale: Any, score_cap: Any, sinks: Any, laid_keys: Any,
-    laid_values: Any, out: Any,
+    block: Any, q: Any, kv_head: int, group: int, pages: Any, sizes: Any, dims: Any,
+    page_table: Any, window_len: int, scale: Any, score_cap: Any, sinks: Any, laid: Any, room: Any,
+    out: Any,
 ) -> None:  # fmt: skip
-    """A job. `block` is its request's row of the table, its first token, and its positions."""
-    (stride_page, page_size, dim, step), token = sizes, block[1]
-    low, high, first_head, value_dim = block[2], block[3], kv_head * group, out.shape[2]
-    rows, size = (high - low) * group, padded(value_dim, WIDTH)
-    all_rows, width, part_keys = padded(rows, ROWS), size + LANES, max(LANES, PART // dim)
-    queries = np.empty(all_rows * dim, np.float32)
-    for row in range(all_rows):
-        real = min(row, rows - 1)
+    """A job. `block` is its row of the table, its first token, and its positions."""
+    (stride_page, page_size, step), (_, size, value_dim, value_size) = sizes, dims
+    token, low, high, first_head = block[1], block[2], block[3], kv_head * group
+    rows, stride = (high - low) * group, value_size + LANES
+    all_rows = padded(rows, WIDTH)
+    queries = np.zeros(all_rows * size, laid.dtype)
+    for line in range(all_rows):
+        real = min(line, rows - 1)
         query = q[token + real // group, first_head + real % group]
-        for channel in range(dim):
-            queries[row * dim + channel] = wide(query[channel]) * scale
-    scores, seen = np.empty(all_rows * LINE, np.float32), np.empty((all_rows, 2), np.int64)
-    one, first_key = np.float32(1), max(0, low + 1 - window_len) if window_len > 0 else 0
-    first_split = first_key // SPLIT
+        for channel in range(len(query)):
+            queries[line * size + channel] = narrow(wide(query[channel]), queries)
+    first_split = _first_key(low, window_len) // SPLIT
     splits = (high - 1) // SPLIT - first_split + 1
-    partial, stride = np.zeros(splits * all_rows * width, np.float32), all_rows * width
+    partial = np.empty(splits * all_rows * stride, np.float32)
+    seen, places = np.empty((all_rows, 2), np.int64), np.empty(SPLIT, np.int64)
     for split in range(splits):
         base = (first_split + split) * SPLIT
-        begin, end = max(first_key - base, 0), min(high - base, SPLIT)
-        for pages, laid, line, length in (
-            (keys, laid_keys, dim, dim), (values, laid_values, size, value_dim)
-        ):  # fmt: skip
-            _lay_rows(
-                pages, page_table[block[0]], base + begin, base + end, stride_page, page_size,
-                kv_head, step, laid, line, length,
-            )  # fmt: skip
-        _seen_of(seen, low, group, rows, base, window_len)
-        for first in range(begin, end, part_keys):
-            for row in range(0, all_rows, ROWS):
-                own = max(first, seen[row, 0])
-                last = min(first + part_keys, end, seen[row + ROWS - 1, 1])
-                if own < last:
-                    _score_rows(queries, row * dim, dim, laid_keys, own, last, scores, row * LINE)
-        for row in range(all_rows):
-            if seen[row, 0] < seen[row, 1]:
-                line = scores[row * LINE : (row + 1) * LINE]
-                peak, norm = soften(line, seen[row, 0], seen[row, 1], one, score_cap, line)
-                at = split * stride + row * width + size
-                partial[at], partial[at + 1] = peak, norm
-        for first in range(begin, end, part_keys):
-            last = min(first + part_keys, end)
-            for row in range(0, all_rows, ROWS):
-                if max(first, seen[row, 0]) < min(last, seen[row + ROWS - 1, 1]):
-                    _mix_rows(
-                        scores, row * LINE, laid_values, size, seen[row : row + ROWS], first, last,
-                        partial, split * stride + row * width, width,
-                    )  # fmt: skip
+        begin, end = max(_first_key(low, window_len), base), min(high, base + SPLIT)
+        lay_places(places, page_table[block[0]], begin, end, stride_page, page_size, kv_head, step)
+        for line in range(all_rows):
+            position = low + min(line, rows - 1) // group
+            seen[line, 0] = min(max(_first_key(position, window_len) - base, 0), SPLIT)
+            seen[line, 1] = min(max(position + 1 - base, 0), SPLIT)
+        attend_split(
+            queries, rows, seen, pages, places, dims, scale, score_cap, room,
+            partial[split * all_rows * stride :], stride,
+        )  # fmt: skip
     mixed = np.empty(value_dim, np.float32)
-    for row in range(rows):
-        position, head = low + row // group, first_head + row % group
-        own = max(0, position + 1 - window_len) // SPLIT if window_len > 0 else 0
-        at, count = (own - first_split) * stride + row * width, position // SPLIT - own + 1
-        target = out[token + row // group, head]
-        join_splits(partial, at, stride, count, size, sinks[head], mixed, target)
+    for line in range(rows):
+        position, head = low + line // group, first_head + line % group
+        own = _first_key(position, window_len) // SPLIT
+        at = (own - first_split) * all_rows * stride + line * stride
+        count, target = position // SPLIT - own + 1, out[token + line // group, head]
+        join_splits(partial, at, all_rows * stride, count, value_size, sinks[head], mixed, target)
 
 
 def _attend(
-    shares: int, like: Any, q_address: int, q_size: Any, key_address: int, value_address: int,
-    sizes: Any, kv_heads: int, indices: Any, table: int, table_size: Any, blocks: Any,
+    shares: int, like: Any, laid: Any, q_address: int, q_size: Any, page_addresses: Any, sizes: Any,
+    dims: Any, kv_heads: int, indices: Any, table: int, table_size: Any, blocks: Any,
     window_len: int, scale: Any, score_cap: Any, sinks: Any, y: int, y_size: Any,
 ) -> None:  # fmt: skip
     """Tensors are addresses; those of q, keys and values are of the dtype of `like`, the table's
-    entries of that of `indices`. `sizes` are the numbers from a page to the next one, the rows of a
-    page, the numbers of a key and those from a row to the next one."""
+    entries of that of `indices`; queries are laid in that of `laid`. `sizes` are the numbers from a
+    page to the next one, the rows of a page, and the numbers from a row to the next one; `dims`
+    those of a key and of a value, each with the padded one."""
     q = row_at(q_address, like)[: q_size[0] * q_size[1] * q_size[2]].reshape(q_size)
     out = row_at(y, like)[: y_size[0] * y_size[1] * y_size[2]].reshape(y_size)
     page_table = row_at(table, indices)[: table_size[0] * table_size[1]].reshape(table_size)
-    keys, values = row_at(key_address, like), row_at(value_address, like)
+    pages = row_at(page_addresses[0], like), row_at(page_addresses[1], like)
     jobs, group = len(blocks) * kv_heads, q_size[1] // kv_heads
     for share in prange(shares):
-        laid_keys = np.zeros(SPLIT * q_size[2], np.float32)
-        laid_values = np.zeros(SPLIT * padded(y_size[2], WIDTH), np.float32)
+        room = split_room(dims, laid)
         # Neighbours in the list are of one request, and the later one has more keys.
         for job in range(np.int64(share), jobs, shares):
             _attend_block(
-                blocks[job // kv_heads], q, job % kv_heads, group, keys, values, sizes, page_table,
-                window_len, scale, score_cap, sinks, laid_keys, laid_values, out,
+                blocks[job // kv_heads], q, job % kv_heads, group, pages, sizes, dims, page_table,
+                window_len, scale, score_cap, sinks, laid, room, out,
             )  # fmt: skip
 
 
-_attend_loop = Loop(_attend, STRICT)
+attend_loop = Loop(_attend, STRICT)
 
 
 def paged_attention_prefill_compiled(
@@ -263,7 +193,7 @@ def paged_attention_prefill_compiled(
     check_page_layout(key_pages, value_pages)
     _, kv_heads, page_size, dim = key_pages.shape
     rows = StoredRows(
-        key_pages.data_ptr(), value_pages.data_ptr(), (key_pages.stride(0), page_size, dim, dim),
+        key_pages.data_ptr(), value_pages.data_ptr(), (key_pages.stride(0), page_size, dim),
         kv_heads, dim,
     )  # fmt: skip
     blocks = blocks_of(tuple(spans), q.shape[1] // kv_heads, window_len)
@@ -281,13 +211,13 @@ class Blocks(NamedTuple):
 class StoredRows(NamedTuple):
     """Keys and values in memory, in the dtype of the queries.
 
-    `sizes` are the numbers from a page to the next one, the rows of a page, the numbers of a key,
-    and those from a row to the next one.
+    `sizes` are the numbers from a page to the next one, the rows of a page, and the numbers from a
+    row to the next one.
     """
 
     keys: int
     values: int
-    sizes: tuple[int, int, int, int]
+    sizes: tuple[int, int, int]
     kv_heads: int
     value_dim: int
 
@@ -307,13 +237,17 @@ def attend_blocks(
     q, table, size = q.contiguous(), page_table.contiguous(), q.shape
     out = torch.empty(*size[:2], rows.value_dim, dtype=q.dtype)
     added = no_sinks(size[1], torch.float32) if sinks is None else sinks.numpy()
-    loop = prefill_loop if takes_tiles(q.dtype) else _attend_loop
-    loop(
-        blocks.pairs * size[1] * (size[2] + rows.value_dim) // PRODUCTS_PER_ELEMENT,
-        torch.get_num_threads(), row_like(q.dtype), q.data_ptr(), tuple(size), rows.keys,
-        rows.values, rows.sizes, rows.kv_heads, row_like(torch.int64), table.data_ptr(),
-        tuple(table.shape), blocks.rows, window_len, np.float32(scale), np.float32(score_cap),
-        added, out.data_ptr(), tuple(out.shape),
+    by_tiles, value_dim = takes_tiles(q.dtype), rows.value_dim
+    width = WIDTH if by_tiles else VECTOR_WIDTH
+    key_size = -(-size[2] // width) * width if by_tiles else size[2]
+    attend_loop(
+        blocks.pairs * size[1] * (size[2] + value_dim) // PRODUCTS_PER_ELEMENT,
+        torch.get_num_threads(), row_like(q.dtype),
+        row_like(q.dtype if by_tiles else torch.float32), q.data_ptr(), tuple(size),
+        (rows.keys, rows.values), rows.sizes,
+        (size[2], key_size, value_dim, -(-value_dim // width) * width), rows.kv_heads,
+        row_like(torch.int64), table.data_ptr(), tuple(table.shape), blocks.rows, window_len,
+        np.float32(scale), np.float32(score_cap), added, out.data_ptr(), tuple(out.shape),
     )  # fmt: skip
     return out
 

@@ -25,7 +25,7 @@ from ferryman_kernels.attention._attention_split_compiled import (
     soften,
     splits_of,
 )
-from ferryman_kernels.attention._tile_attention_compiled import decode_loop
+from ferryman_kernels.attention._tile_decode_compiled import decode_loop
 from ferryman_kernels.attention._tile_split_compiled import takes_tiles
 from ferryman_kernels.attention.page_layout import check_page_layout
 from ferryman_kernels.cpu._compiled import (
@@ -49,7 +49,7 @@ def _attend_share(
 ) -> None:  # fmt: skip
     """The jobs of one thread: neighbours in the list, with as many keys as another thread's."""
     q_heads, head_dim = q.shape[1], q.shape[2]
-    group, width, one = q_heads // kv_heads, head_dim + 2, partial.dtype.type(1)
+    group, width = q_heads // kv_heads, head_dim + 2
     query, scores = np.empty(group * head_dim, partial.dtype), np.empty(group * LINE, partial.dtype)
     last = splits[len(splits) - 1]
     work = (last[3] + last[2] - last[1]) * kv_heads
@@ -64,8 +64,7 @@ def _attend_share(
         first_head = kv_head * group
         for member in range(group):
             for channel in range(head_dim):
-                number = wide(q[token, first_head + member, channel]) * scale
-                query[member * head_dim + channel] = number
+                query[member * head_dim + channel] = wide(q[token, first_head + member, channel])
         position, base = low, low // SPLIT * SPLIT
         while position < high:
             at, count = keys_in_page(
@@ -78,7 +77,7 @@ def _attend_share(
             line, end_of_row = scores[member * LINE : (member + 1) * LINE], target + head_dim
             for channel in range(target, end_of_row):
                 partial[channel] = 0
-            peak, norm = soften(line, low - base, high - base, one, score_cap, line)
+            peak, norm = soften(line, low - base, high - base, scale, score_cap, line)
             partial[end_of_row], partial[end_of_row + 1] = peak, norm
             target += width
         target = (row * q_heads + first_head) * width

@@ -21,7 +21,6 @@ import torch
 from ferryman_kernels.attention._attention_split_compiled import (
     LINE,
     SPLIT,
-    keys_in_page,
     soften,
 )
 from ferryman_kernels.cpu._compiled import compiled, numba, part
@@ -251,7 +250,7 @@ def _is_finite(row: Any, at: int, count: int) -> bool:
 
 
 @compiled
-def attend_split(
+def attend_by_tiles(
     queries: Any, rows: int, seen: Any, keys: Any, values: Any, places: Any, dims: Any, scale: Any,
     score_cap: Any, room: Any, mixed: Any, stride: int,
 ) -> None:  # fmt: skip
@@ -259,7 +258,7 @@ def attend_split(
     neither of which falls from a row to the next. Tiles are configured for so many rows.
 
     A row of mixed, each `stride` numbers, gets its weighted values, its peak and its sum of
-    weights. `room` is memory that `split_room` made.
+    weights. `room` is memory that `tile_room` made.
     """
     (dim, size, value_dim, value_size), (staged, laid_keys, laid_values, scores, halves, own) = (
         dims, room
@@ -321,7 +320,7 @@ def _aligned(words: int) -> Any:
 
 
 @part
-def split_room(dims: Any) -> Any:
+def tile_room(dims: Any) -> Any:
     """The memory of one thread: staged keys, laid keys and values, scores and weights, rows."""
     (_, size, value_dim, value_size), scores = dims, _aligned(WIDTH * LINE).view(np.float32)
     laid_values = _aligned(SPLIT * value_size // 2)
@@ -335,23 +334,3 @@ def split_room(dims: Any) -> Any:
         scores.view(np.uint16),
         np.empty(WIDTH * value_size, np.float32),
     )
-
-
-@part
-def lay_places(
-    places: Any, page_table: Any, low: int, high: int, stride_page: int, page_size: int,
-    kv_head: int, step: int,
-) -> None:  # fmt: skip
-    """places[position % SPLIT] ← where the row of each position from `low` to `high` begins. Beside
-    them, to whole blocks, are those of the first and of the last one."""
-    position = low
-    while position < high:
-        at, count = keys_in_page(page_table, position, high, stride_page, page_size, kv_head, step)
-        for row in range(count):
-            places[position % SPLIT + row] = at + row * step
-        position += count
-    first, end = low % SPLIT, (high - 1) % SPLIT + 1
-    for key in range(first // WIDTH * WIDTH, first):
-        places[key] = places[first]
-    for key in range(end, padded(end, WIDTH)):
-        places[key] = places[end - 1]

@@ -142,7 +142,7 @@ def _rows(pages: Tensor, sizes: tuple[int, int], latent_dim: int) -> StoredRows:
     dim = pages.shape[2]
     assert pages.stride()[1:] == (dim, 1), pages.stride()
     at = pages.data_ptr()
-    return StoredRows(at, at, (*sizes, dim, dim), 1, latent_dim)
+    return StoredRows(at, at, (*sizes, dim), 1, latent_dim)
 
 
 def _attend_to_places(
