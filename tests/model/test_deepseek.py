@@ -26,6 +26,7 @@ from ferryman.errors import ConfigError
 from ferryman.model.config import load_config
 from ferryman.model.families.deepseek import DeepseekConfig, SparseDeepseekConfig
 from ferryman.model.layers.expert_router import GroupedRouter
+from ferryman.model.layers.latent import by_head
 from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_model
 from ferryman.model.shapes.attention_shapes import IndexShape, RotaryPositions
@@ -316,3 +317,17 @@ def test_a_folder_in_8_bits_is_the_folder_of_the_numbers_it_stands_for(tmp_path:
     (folder / "config.json").write_text(json.dumps(raw))
     found = logits(folder)
     assert difference(found, load_oracle(plain, torch.float64).logits(PROMPT)) < 1e-9
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("sizes", [(3, 10, 20), (16, 128, 512)], ids=str)
+def test_a_product_by_head_does_not_depend_on_the_number_of_tokens(
+    sizes: tuple[int, int, int], dtype: torch.dtype
+) -> None:
+    heads, in_dim, out_dim = sizes
+    rows, weights = torch.randn(130, heads, in_dim), torch.randn(heads, in_dim, out_dim)
+    rows, weights = rows.to(dtype), weights.to(dtype)
+    whole = by_head(rows, weights)
+    for count in (1, 2, 3, 17, 64):
+        assert torch.equal(by_head(rows[:count], weights), whole[:count])
+        assert torch.equal(by_head(rows[-count:], weights), whole[-count:])

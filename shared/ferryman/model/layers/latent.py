@@ -53,6 +53,18 @@ def no_latent(x: Tensor) -> Tensor:
     return x
 
 
+def by_head(rows: Tensor, weights: Tensor) -> Tensor:
+    """rows[:, head] · weights[head] for each head: [tokens, heads, out_dim].
+
+    On a CPU a single token is multiplied twice: one row has another order of sums in torch than
+    two and more, which all have the same one.
+    """
+    each = rows.transpose(0, 1)
+    if rows.is_cpu and len(rows) == 1:
+        each = each.expand(-1, 2, -1)
+    return torch.bmm(each, weights).transpose(0, 1)[: len(rows)]
+
+
 @dataclass(frozen=True, slots=True)
 class LatentProjections:
     """Projections into rows and absorbed queries, and out of attended latents.
@@ -82,13 +94,12 @@ class LatentProjections:
         rows = torch.cat((self.row_norm(latents), row_ropes[:, 0]), dim=1)
         table = batch.page_tables[Kind.FULL]
         write_latents(pages, rows, table, batch.rows, batch.positions)
-        absorbed = torch.bmm(plain.transpose(0, 1), self.keys_up).transpose(0, 1)
+        absorbed = by_head(plain, self.keys_up)
         return torch.cat((absorbed, turned), dim=2)
 
     def finish(self, attended: Tensor) -> Tensor:
         """Hidden [tokens, hidden_dim] from attended latents [tokens, heads, latent_dim]."""
-        values = torch.bmm(attended.transpose(0, 1), self.values_up).transpose(0, 1)
-        return self.out(values.flatten(1))
+        return self.out(by_head(attended, self.values_up).flatten(1))
 
 
 @dataclass(frozen=True, slots=True)
