@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from tests.kernels.loop_versions import answers_of_one_thread_and_two
 from torch import Tensor
 
+from ferryman.model.shapes.state import CodedAttentionState
 from ferryman_kernels.attention import _tile_split_compiled
 from ferryman_kernels.attention._attention_split_compiled import SPLIT
 from ferryman_kernels.attention._block_attention_compiled import attend_loop
@@ -29,6 +30,7 @@ from ferryman_kernels.attention.paged_attention import (
     paged_attention_prefill,
     paged_attention_reference,
 )
+from ferryman_kernels.attention.quantised_pages import CODE_DTYPE, coded
 from ferryman_kernels.cpu._tiles import has_tiles
 
 pytest.importorskip("numba")
@@ -246,3 +248,20 @@ def test_a_latent_row_has_the_bits_of_its_token_alone(
     decoded = latent_attention_decode(q[padded], pages, table.expand(3, -1), padded, *sees)
     assert torch.equal(decoded[[0, 2]], whole[[5, 70]])
     assert not decoded[1].any()
+
+
+def test_a_chunk_attends_to_the_rounded_keys_that_it_has_stored(dtype: torch.dtype) -> None:
+    """So pages of codes have the same answers in any chunks: those of the stored values."""
+    prompt, page_size = Prompt(100, Heads(2, 2, 64), dtype), 16
+    codes = torch.zeros(7, 2, 2, page_size, 64, dtype=torch.uint8).view(CODE_DTYPE).unbind(1)
+    pages = CodedAttentionState(*codes, *torch.ones(2, 7, 2, page_size).unbind())
+    table, answers = torch.randperm(7)[None], []
+    for start, end in ((0, 33), (33, 34), (34, 100)):
+        positions = torch.arange(start, end)
+        rows = torch.zeros_like(positions)
+        pages.write(prompt.keys[start:end], prompt.values[start:end], table, rows, positions)
+        opened, places = pages.opened(table, dtype)
+        asked = prompt.q[start:end], opened.key_pages, opened.value_pages, places, [(start, end)]
+        answers.append(paged_attention_prefill(*asked, prompt.scale))
+    prompt.keys, prompt.values = (coded(t).values(dtype) for t in (prompt.keys, prompt.values))
+    assert torch.equal(torch.cat(answers), prompt.prefilled([], 64, 0))
