@@ -13,12 +13,12 @@ import torch
 from tests.kernels.loop_versions import answers_of_one_thread_and_two
 from torch import Tensor
 
-from ferryman_kernels.attention._attention_split_compiled import SPLIT
 from ferryman_kernels.attention._paged_attention_compiled import _attend_loop
 from ferryman_kernels.attention.paged_attention import (
     paged_attention_decode,
     paged_attention_reference,
 )
+from ferryman_kernels.attention.splits._attention_split_compiled import SPLIT
 
 pytest.importorskip("numba")
 

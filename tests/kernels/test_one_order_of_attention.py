@@ -18,8 +18,6 @@ from tests.kernels.loop_versions import answers_of_one_thread_and_two
 from torch import Tensor
 
 from ferryman.model.shapes.state import CodedAttentionState
-from ferryman_kernels.attention import _tile_split_compiled
-from ferryman_kernels.attention._attention_split_compiled import SPLIT
 from ferryman_kernels.attention._block_attention_compiled import attend_loop
 from ferryman_kernels.attention.latent_attention import (
     latent_attention_decode,
@@ -31,6 +29,8 @@ from ferryman_kernels.attention.paged_attention import (
     paged_attention_reference,
 )
 from ferryman_kernels.attention.quantised_pages import CODE_DTYPE, coded
+from ferryman_kernels.attention.splits import _tile_split_compiled
+from ferryman_kernels.attention.splits._attention_split_compiled import SPLIT
 from ferryman_kernels.cpu._tiles import has_tiles
 
 pytest.importorskip("numba")
@@ -63,7 +63,7 @@ def dtype(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
         yield kind
 
 
-class Heads(NamedTuple):
+class HeadSizes(NamedTuple):
     kv: int
     group: int
     dim: int
@@ -72,7 +72,7 @@ class Heads(NamedTuple):
 class Prompt:
     """Keys, values and queries of one request, and pages of any size that hold them."""
 
-    def __init__(self, length: int, heads: Heads, dtype: torch.dtype, seed: int = 0) -> None:
+    def __init__(self, length: int, heads: HeadSizes, dtype: torch.dtype, seed: int = 0) -> None:
         self.length, self.heads = length, heads
         draw = torch.Generator().manual_seed(seed)
         shape = (length, heads.kv, heads.dim)
@@ -133,7 +133,10 @@ class Prompt:
     st.data(),
     st.sampled_from(FORMS),
     st.builds(
-        Heads, st.integers(1, 2), st.sampled_from([1, 2, 3, 4, 8, 17]), st.sampled_from(HEAD_DIMS)
+        HeadSizes,
+        st.integers(1, 2),
+        st.sampled_from([1, 2, 3, 4, 8, 17]),
+        st.sampled_from(HEAD_DIMS),
     ),
     st.integers(1, 150),
     st.sampled_from([0, 0, 1, 5, 30, 64]),
@@ -144,7 +147,7 @@ class Prompt:
 def test_a_row_has_the_bits_of_its_query_alone_however_the_prompt_is_cut(
     data: st.DataObject,
     form: tuple[torch.dtype, bool],
-    heads: Heads,
+    heads: HeadSizes,
     length: int,
     window: int,
     has_sinks: bool,
@@ -168,9 +171,11 @@ def test_a_row_has_the_bits_of_its_query_alone_however_the_prompt_is_cut(
 
 
 @pytest.mark.parametrize("window", [0, SPLIT + 100])
-@pytest.mark.parametrize("heads", [Heads(1, 1, 64), Heads(2, 3, 64), Heads(1, 4, 80)], ids=str)
+@pytest.mark.parametrize(
+    "heads", [HeadSizes(1, 1, 64), HeadSizes(2, 3, 64), HeadSizes(1, 4, 80)], ids=str
+)
 def test_splits_are_the_same_in_chunks_of_any_size(
-    heads: Heads, window: int, dtype: torch.dtype
+    heads: HeadSizes, window: int, dtype: torch.dtype
 ) -> None:
     prompt = Prompt(2 * SPLIT + 70, heads, dtype)
     whole = prompt.prefilled([], 64, window)
@@ -183,7 +188,7 @@ def test_splits_are_the_same_in_chunks_of_any_size(
 
 
 def test_the_requests_of_a_step_do_not_change_a_row(dtype: torch.dtype) -> None:
-    prompts = [Prompt(length, Heads(2, 3, 64), dtype, seed=length) for length in (130, 40, 77)]
+    prompts = [Prompt(length, HeadSizes(2, 3, 64), dtype, seed=length) for length in (130, 40, 77)]
     pages = [prompt.pages(32, prompt.length) for prompt in prompts]
     width, slots, rows = max(len(p[2][0]) for p in pages), 0, []
     for keys, _, table in pages:
@@ -204,7 +209,7 @@ def test_the_requests_of_a_step_do_not_change_a_row(dtype: torch.dtype) -> None:
 def test_two_threads_give_a_chunk_the_bits_of_one(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
 ) -> None:
-    prompt = Prompt(200, Heads(2, 3, 80), dtype)
+    prompt = Prompt(200, HeadSizes(2, 3, 80), dtype)
 
     alone, shared = answers_of_one_thread_and_two(
         monkeypatch, attend_loop, lambda: prompt.prefilled([], 16, 50)
@@ -214,10 +219,10 @@ def test_two_threads_give_a_chunk_the_bits_of_one(
 
 @pytest.mark.parametrize("name", ["keys", "values"])
 def test_nan_in_a_key_or_value_is_nan_from_its_position_on(name: str, dtype: torch.dtype) -> None:
-    prompt = Prompt(150, Heads(1, 2, 64), dtype)
+    prompt = Prompt(150, HeadSizes(1, 2, 64), dtype)
     getattr(prompt, name)[77, 0, 5] = torch.nan
     found = prompt.prefilled([], 16, 0)
-    clean = Prompt(150, Heads(1, 2, 64), dtype).prefilled([], 16, 0)
+    clean = Prompt(150, HeadSizes(1, 2, 64), dtype).prefilled([], 16, 0)
     assert torch.equal(found[:77], clean[:77])
     assert found[77:, :, 5].isnan().all()
     assert found[77:].isnan().all() == (name == "keys")
@@ -252,7 +257,7 @@ def test_a_latent_row_has_the_bits_of_its_token_alone(
 
 def test_a_chunk_attends_to_the_rounded_keys_that_it_has_stored(dtype: torch.dtype) -> None:
     """So pages of codes have the same answers in any chunks: those of the stored values."""
-    prompt, page_size = Prompt(100, Heads(2, 2, 64), dtype), 16
+    prompt, page_size = Prompt(100, HeadSizes(2, 2, 64), dtype), 16
     codes = torch.zeros(7, 2, 2, page_size, 64, dtype=torch.uint8).view(CODE_DTYPE).unbind(1)
     pages = CodedAttentionState(*codes, *torch.ones(2, 7, 2, page_size).unbind())
     table, answers = torch.randperm(7)[None], []

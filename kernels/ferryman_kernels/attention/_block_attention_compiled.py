@@ -15,21 +15,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ferryman_kernels.attention._attention_split_compiled import (
+from ferryman_kernels.attention._paged_attention_compiled import no_sinks
+from ferryman_kernels.attention.page_layout import check_page_layout
+from ferryman_kernels.attention.splits._attention_split_compiled import (
     SPLIT,
     join_splits,
     lay_places,
 )
-from ferryman_kernels.attention._paged_attention_compiled import no_sinks
-from ferryman_kernels.attention._tile_split_compiled import (
+from ferryman_kernels.attention.splits._tile_split_compiled import (
     WIDTH,
     attend_by_tiles,
     takes_tiles,
     tile_configuration,
     tile_room,
 )
-from ferryman_kernels.attention._vector_split_compiled import attend_by_vectors, vector_room
-from ferryman_kernels.attention.page_layout import check_page_layout
+from ferryman_kernels.attention.splits._vector_split_compiled import attend_by_vectors, vector_room
 from ferryman_kernels.cpu._compiled import (
     STRICT,
     Loop,
@@ -145,9 +145,9 @@ def _attend_block(
     mixed = np.empty(value_dim, np.float32)
     for line in range(rows):
         position, head = low + line // group, first_head + line % group
-        own = _first_key(position, window_len) // SPLIT
-        at = (own - first_split) * all_rows * stride + line * stride
-        count, target = position // SPLIT - own + 1, out[token + line // group, head]
+        row_split = _first_key(position, window_len) // SPLIT
+        at = (row_split - first_split) * all_rows * stride + line * stride
+        count, target = position // SPLIT - row_split + 1, out[token + line // group, head]
         join_splits(partial, at, all_rows * stride, count, value_size, sinks[head], mixed, target)
 
 

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from ferryman_kernels._precision import wide_dtype
-from ferryman_kernels.attention._attention_split_compiled import (
+from ferryman_kernels.attention._tile_decode_compiled import decode_loop
+from ferryman_kernels.attention.page_layout import check_page_layout
+from ferryman_kernels.attention.splits._attention_split_compiled import (
     LINE,
     SPLIT,
     join_all,
@@ -25,9 +27,7 @@ from ferryman_kernels.attention._attention_split_compiled import (
     soften,
     splits_of,
 )
-from ferryman_kernels.attention._tile_decode_compiled import decode_loop
-from ferryman_kernels.attention._tile_split_compiled import takes_tiles
-from ferryman_kernels.attention.page_layout import check_page_layout
+from ferryman_kernels.attention.splits._tile_split_compiled import takes_tiles
 from ferryman_kernels.cpu._compiled import (
     STRICT,
     Loop,

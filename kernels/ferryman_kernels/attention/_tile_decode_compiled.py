@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from ferryman_kernels.attention._attention_split_compiled import (
+from ferryman_kernels.attention.splits._attention_split_compiled import (
     SPLIT,
     join_all,
     lay_places,
     splits_of,
 )
-from ferryman_kernels.attention._tile_split_compiled import (
+from ferryman_kernels.attention.splits._tile_split_compiled import (
     WIDTH,
     attend_by_tiles,
     tile_configuration,
@@ -65,7 +65,7 @@ def _decode(
     value_address: int, stride_page: int, page_size: int, indices: Any, table: int, pages: int,
     position_address: int, window_len: int, scale: Any, score_cap: Any, sinks: Any, y: int,
 ) -> None:  # fmt: skip
-    """As the loop of `_paged_attention_compiled`."""
+    """Arguments are those of `_paged_attention_compiled`'s loop."""
     dim, group, entries = q_size[2], q_size[1] // kv_heads, q_size[0] * pages
     q = row_at(q_address, like)[: q_size[0] * q_size[1] * dim].reshape(q_size)
     out = row_at(y, like)[: q_size[0] * q_size[1] * dim].reshape(q_size)

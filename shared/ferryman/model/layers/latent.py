@@ -59,10 +59,10 @@ def by_head(rows: Tensor, weights: Tensor) -> Tensor:
     On a CPU a single token is multiplied twice: one row has another order of sums in torch than
     two and more, which all have the same one.
     """
-    each = rows.transpose(0, 1)
+    by_heads = rows.transpose(0, 1)
     if rows.is_cpu and len(rows) == 1:
-        each = each.expand(-1, 2, -1)
-    return torch.bmm(each, weights).transpose(0, 1)[: len(rows)]
+        by_heads = by_heads.expand(-1, 2, -1)
+    return torch.bmm(by_heads, weights).transpose(0, 1)[: len(rows)]
 
 
 @dataclass(frozen=True, slots=True)

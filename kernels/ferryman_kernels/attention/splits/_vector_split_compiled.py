@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ferryman_kernels.attention._attention_split_compiled import LINE, SPLIT, soften
+from ferryman_kernels.attention.splits._attention_split_compiled import LINE, SPLIT, soften
 from ferryman_kernels.cpu._compiled import compiled, part, wide
 from ferryman_kernels.cpu._lanes import LANES as WIDTH
 from ferryman_kernels.cpu._lanes import add_scaled, lanes_at
@@ -106,16 +106,16 @@ def _mix_rows(
         begin, stop = max(begin, seen[row, 0]), min(stop, seen[row, 1])
     stop = max(begin, stop)
     for row in range(ROWS):
-        own, last = max(first, seen[row, 0]), min(end, seen[row, 1], begin)
-        _mix_row(weights, line + row * LINE, values, size, own, last, mixed, at + row * width)
+        low, last = max(first, seen[row, 0]), min(end, seen[row, 1], begin)
+        _mix_row(weights, line + row * LINE, values, size, low, last, mixed, at + row * width)
     for channel in range(0, size, WIDTH):
         sums = rows_at(mixed, at + channel, width)
         places = begin * size + channel, size, 1, LINE
         sums = add_rows(sums, values, places, weights, line + begin, stop - begin)
         store_rows(mixed, at + channel, width, sums)
     for row in range(ROWS):
-        own, last = max(first, seen[row, 0], stop), min(end, seen[row, 1])
-        _mix_row(weights, line + row * LINE, values, size, own, last, mixed, at + row * width)
+        low, last = max(first, seen[row, 0], stop), min(end, seen[row, 1])
+        _mix_row(weights, line + row * LINE, values, size, low, last, mixed, at + row * width)
 
 
 @compiled
@@ -153,11 +153,11 @@ def attend_by_vectors(
                 mixed[target], mixed[target + 1] = peak, norm
         for first in range(begin, end, part_keys):
             for row in range(group, stop, ROWS):
-                own, last = seen[row : row + ROWS], min(first + part_keys, end)
-                if max(first, own[0, 0]) < min(last, own[ROWS - 1, 1]):
+                tile_seen, last = seen[row : row + ROWS], min(first + part_keys, end)
+                if max(first, tile_seen[0, 0]) < min(last, tile_seen[ROWS - 1, 1]):
                     _mix_rows(
-                        scores, (row - group) * LINE, laid_values, value_size, own, first, last,
-                        mixed, row * stride, stride,
+                        scores, (row - group) * LINE, laid_values, value_size, tile_seen, first,
+                        last, mixed, row * stride, stride,
                     )  # fmt: skip
 
 

@@ -174,11 +174,11 @@ def soften(line: Any, first: int, end: int, scale: Any, score_cap: Any, weights:
     NaN, whether it is the peak or not.
     """
     begin, whole = first // LANES * LANES, -(-end // LANES) * LANES
-    zero, one, two = line.dtype.type(0), line.dtype.type(1), line.dtype.type(2)
-    factor = spread(one if score_cap > 0 else scale)
+    zero, unit, two = line.dtype.type(0), line.dtype.type(1), line.dtype.type(2)
+    factor = spread(unit if score_cap > 0 else scale)
     if score_cap > 0:  # score_cap · tanh(score / score_cap)
         for key in range(first, end):
-            swing = exp(two * (line[key] * scale) / score_cap) + one
+            swing = exp(two * (line[key] * scale) / score_cap) + unit
             line[key] = score_cap - two * score_cap / swing
     # Numbers beside the first and the last score share their vectors, and must add nothing.
     for key in range(begin, first):
@@ -194,7 +194,7 @@ def soften(line: Any, first: int, end: int, scale: Any, score_cap: Any, weights:
     for key in range(begin, whole, LANES):
         weight = exps(fused(load(line, key), factor, base))
         store_narrow(weights, key, weight)
-        norm = fused(weight, spread(one), norm)
+        norm = fused(weight, spread(unit), norm)
     return peak, total(norm)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ferryman_kernels.attention._attention_split_compiled import (
+from ferryman_kernels.attention.splits._attention_split_compiled import (
     LINE,
     SPLIT,
     soften,
@@ -90,9 +90,9 @@ def _storing(first: int) -> Any:
         byte, name = ir.IntType(8), "llvm.x86.tilestored64"
         for side in range(2):
             place = builder.add(args[0], args[0].type(side * _ROW_BYTES // 2))
-            given = byte(first + side), builder.inttoptr(place, byte.as_pointer()), args[1]
-            signs = ir.FunctionType(ir.VoidType(), [arg.type for arg in given])
-            builder.call(get_or_insert_function(builder.module, signs, name), given)
+            call_args = byte(first + side), builder.inttoptr(place, byte.as_pointer()), args[1]
+            signs = ir.FunctionType(ir.VoidType(), [arg.type for arg in call_args])
+            builder.call(get_or_insert_function(builder.module, signs, name), call_args)
         return context.get_dummy_value()
 
     size = numba.types.intp
@@ -111,8 +111,8 @@ def _turn_words(typing: Any, rows: Any, places: Any, first: Any, words: Any, to:
         for row in range(LANES):
             index = builder.add(low, low.type(row))
             kind = signature.args[1]
-            own = pointer_at(context, builder, kind, places, index, ir.IntType(64))
-            place = builder.add(builder.load(own), channel)
+            index_at = pointer_at(context, builder, kind, places, index, ir.IntType(64))
+            place = builder.add(builder.load(index_at), channel)
             pointer = pointer_at(context, builder, signature.args[0], rows, place, vector)
             turned.append(builder.load(pointer, align=2))
         for bit in (8, 4, 2, 1):
@@ -139,16 +139,16 @@ def _pair_rows(typing: Any, rows: Any, places: Any, masks: Any, words: Any, to: 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         rows, places, masks, words, to = args
         half, whole = (ir.VectorType(ir.IntType(bits), LANES) for bits in (16, 32))
-        found = []
+        halves = []
         for index in range(2):
             place = builder.extract_value(places, index)
             pointer = pointer_at(context, builder, signature.args[0], rows, place, half)
             mask = in_each_lane(builder, builder.extract_value(masks, index), LANES)
             wide = builder.zext(builder.load(pointer, align=2), whole)
-            found.append(builder.and_(wide, mask))
-        upper = builder.shl(found[1], ir.Constant(whole, [16] * LANES))
+            halves.append(builder.and_(wide, mask))
+        upper = builder.shl(halves[1], ir.Constant(whole, [16] * LANES))
         pointer = pointer_at(context, builder, signature.args[3], words, to, whole)
-        builder.store(builder.or_(found[0], upper), pointer, align=4)
+        builder.store(builder.or_(halves[0], upper), pointer, align=4)
         return context.get_dummy_value()
 
     return numba.types.void(rows, places, masks, words, numba.types.intp), generate
@@ -243,10 +243,53 @@ def _score(
 
 @part
 def _is_finite(row: Any, at: int, count: int) -> bool:
-    found = True
+    is_finite = True
     for channel in range(at, at + count):
-        found = found and abs(row[channel]) < np.inf
-    return found
+        is_finite = is_finite and abs(row[channel]) < np.inf
+    return is_finite
+
+
+@part
+def _soften_rows(
+    seen: Any, first: int, stop: int, scale: Any, score_cap: Any, scores: Any, halves: Any,
+    mixed: Any, at: int, stride: int,
+) -> None:  # fmt: skip
+    """Turns the scores of a group's rows into weights in bfloat16, which are zero for the keys of
+    the blocks from `first` to `stop` that a row does not see. A row's peak and sum of weights go to
+    mixed[at + row · stride] and the next number."""
+    for row in range(len(seen)):
+        low, high, target = seen[row, 0], seen[row, 1], at + row * stride
+        weights = halves[row * 2 * LINE : (row + 1) * 2 * LINE]
+        mixed[target], mixed[target + 1] = -np.inf, 0
+        if low < high:
+            line = scores[row * LINE : (row + 1) * LINE]
+            peak, norm = soften(line, low, high, scale, score_cap, weights)
+            mixed[target], mixed[target + 1] = peak, norm
+        else:
+            low = high = first * WIDTH
+        for key in range(first * WIDTH, low // LANES * LANES):
+            weights[key] = 0
+        for key in range(padded(high, LANES), stop * WIDTH):
+            weights[key] = 0
+
+
+@part
+def _mix_alone(
+    seen: Any, values: Any, places: Any, dims: Any, room: Any, mixed: Any, at: int, stride: int
+) -> None:
+    """Multiplies each row of a group with the values that it sees alone: a weight of zero does not
+    keep a value that is NaN or infinite from any row."""
+    (_, _, dim, size), (_, _, laid_values, scores, _, mixed_alone) = dims, room
+    for row in range(len(seen)):
+        low, high = seen[row, 0], seen[row, 1]
+        if low < high:
+            _lay_values(values, places, low, high, dim, size, laid_values)
+            _mix(
+                laid_values.ctypes.data, size, low // WIDTH, -(-high // WIDTH), scores.ctypes.data,
+                len(seen) > ROWS, mixed_alone.ctypes.data, size * 4,
+            )  # fmt: skip
+            for channel in range(size):
+                mixed[at + row * stride + channel] = mixed_alone[row * size + channel]
 
 
 @compiled
@@ -254,60 +297,31 @@ def attend_by_tiles(
     queries: Any, rows: int, seen: Any, keys: Any, values: Any, places: Any, dims: Any, scale: Any,
     score_cap: Any, room: Any, mixed: Any, stride: int,
 ) -> None:  # fmt: skip
-    """Attention of rows over the keys that they see of one split: seen[row, 0] to seen[row, 1],
-    neither of which falls from a row to the next. Tiles are configured for so many rows.
-
-    A row of mixed, each `stride` numbers, gets its weighted values, its peak and its sum of
-    weights. `room` is memory that `tile_room` made.
-    """
-    (dim, size, value_dim, value_size), (staged, laid_keys, laid_values, scores, halves, own) = (
-        dims, room
-    )  # fmt: skip
+    """Does what `attend_by_vectors` does, with memory of `tile_room` and tiles that are configured
+    for so many rows. Up to 16 rows are as many in `mixed`, more are padded to 32."""
+    dim, size, value_dim, value_size = dims
+    staged, laid_keys, laid_values, scores, halves, _ = room
     begin, end = seen[0, 0], seen[rows - 1, 1]
     for key in range(begin, min(begin + AHEAD, end)):
         _ask_for_row(values, places[key], value_dim)
     _lay_keys(keys, places, begin, end, dim, size, staged, laid_keys)
     _lay_values(values, places, begin, end, value_dim, value_size, laid_values)
-    weights, at = scores.ctypes.data, mixed.ctypes.data
     for group in range(0, rows, WIDTH):
         last = min(group + WIDTH, rows)
-        first_key, end_key = seen[group, 0], seen[last - 1, 1]
-        first, stop, others = first_key // WIDTH, -(-end_key // WIDTH), last - group > ROWS
-        if first_key < end_key:
-            x = queries.ctypes.data + group * size * 2
-            _score(laid_keys.ctypes.data, size, first, stop, x, others, weights)
-        for row in range(group, last):
-            low, high, target = seen[row, 0], seen[row, 1], row * stride + value_size
-            line = scores[(row - group) * LINE : (row - group + 1) * LINE]
-            half = halves[(row - group) * 2 * LINE : (row - group + 1) * 2 * LINE]
-            mixed[target], mixed[target + 1] = -np.inf, 0
-            if low < high:
-                peak, norm = soften(line, low, high, scale, score_cap, half)
-                mixed[target], mixed[target + 1] = peak, norm
-            else:
-                low = high = first * WIDTH
-            for key in range(first * WIDTH, low // LANES * LANES):
-                half[key] = 0
-            for key in range(padded(high, LANES), stop * WIDTH):
-                half[key] = 0
-        if first_key >= end_key:
-            continue
-        rows_at = at + group * stride * 4
-        values_at = laid_values.ctypes.data
-        _mix(values_at, value_size, first, stop, weights, others, rows_at, stride * 4)
+        first, stop = seen[group, 0] // WIDTH, -(-seen[last - 1, 1] // WIDTH)
+        others, at, group_seen = last - group > ROWS, group * stride, seen[group:last]
+        x = queries.ctypes.data + group * size * 2
+        _score(laid_keys.ctypes.data, size, first, stop, x, others, scores.ctypes.data)
+        _soften_rows(
+            group_seen, first, stop, scale, score_cap, scores, halves, mixed, at + value_size,
+            stride,
+        )  # fmt: skip
+        _mix(
+            laid_values.ctypes.data, value_size, first, stop, scores.ctypes.data, others,
+            mixed.ctypes.data + at * 4, stride * 4,
+        )  # fmt: skip
         if not _is_finite(mixed, (last - 1) * stride, value_dim):
-            # A value may be NaN or infinite. A weight of zero does not keep it from any row of the
-            # group, so each one is multiplied alone.
-            for row in range(group, last):
-                low, high = seen[row, 0], seen[row, 1]
-                if low < high:
-                    _lay_values(values, places, low, high, value_dim, value_size, laid_values)
-                    blocks = low // WIDTH, -(-high // WIDTH)
-                    own_at = own.ctypes.data
-                    _mix(values_at, value_size, *blocks, weights, others, own_at, value_size * 4)
-                    source = (row - group) * value_size
-                    for channel in range(value_size):
-                        mixed[row * stride + channel] = own[source + channel]
+            _mix_alone(group_seen, values, places, dims, room, mixed, at, stride)
             _lay_values(values, places, begin, end, value_dim, value_size, laid_values)
 
 

@@ -1,0 +1,1 @@
+"""One split of a request's keys: what every loop of attention on the CPU shares."""
