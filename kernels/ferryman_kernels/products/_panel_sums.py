@@ -5,11 +5,12 @@ Formulas and names are those of `packed_product`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from ferryman_kernels.cpu._compiled import narrow, part, wide
+from ferryman_kernels.cpu._compiled import narrow, numba, part, wide
 from ferryman_kernels.cpu._lanes import LANES, STEP_BYTES, lanes_at, store_rounded
 from ferryman_kernels.cpu._panel_tiles import (
     LONG_RUN,
@@ -36,6 +37,9 @@ from ferryman_kernels.cpu._tiles import (
     tile_configuration,
 )
 from ferryman_kernels.cpu._vectors import AHEAD_BYTES
+
+if numba is not None:
+    from numba.extending import overload
 
 _BLOCK = ROWS * STEP_BYTES  # the bytes of a panel that one step over tiles multiplies
 _BLOCK_OF_TOKEN = 2 * ROWS * 2  # and those of a token's inputs
@@ -116,20 +120,80 @@ def _add_pairs_of_tiles(
             store_sums(sums + pair * 2 * ROWS * STEP_BYTES + half, STEP_BYTES)
 
 
+def keep_configuration(multiplied: Any, before: Any) -> None:
+    """Writes the tiles' configuration to `before`, where products go by tiles."""
+    raise NotImplementedError("only in compiled loops")
+
+
+def put_back(multiplied: Any, before: Any) -> None:
+    """Configures the tiles as `before` says, where products go by tiles."""
+    raise NotImplementedError("only in compiled loops")
+
+
+def sums_of(
+    stored: Any, multiplied: Any, panel: Any, steps: Any, x: Any, stride: Any, rows: Any,
+    config: Any, sums: Any,
+) -> None:  # fmt: skip
+    """The panel's products with `rows` tokens, by tiles if `multiplied` is None, else by vectors.
+
+    The type decides, before anything is compiled: a processor without tiles has no code for them.
+    """
+    raise NotImplementedError("only in compiled loops")
+
+
+def _keep_configuration(multiplied: Any, before: Any) -> Callable[..., None]:
+    if _is_tiled(multiplied):
+        return lambda multiplied, before: copy_configuration(before)
+    return lambda multiplied, before: None
+
+
+def _put_back(multiplied: Any, before: Any) -> Callable[..., None]:
+    if _is_tiled(multiplied):
+        return lambda multiplied, before: configure(before)
+    return lambda multiplied, before: None
+
+
+def _sums_of(stored: Any, multiplied: Any, *_: Any) -> Callable[..., None]:
+    def by_tiles(
+        stored: Any, multiplied: Any, panel: Any, steps: Any, x: Any, stride: Any, rows: Any,
+        config: Any, sums: Any,
+    ) -> None:  # fmt: skip
+        _sums_by_tiles(panel, steps // ROWS, x, stride, rows, config, sums.ctypes.data)
+
+    def by_vectors(
+        stored: Any, multiplied: Any, panel: Any, steps: Any, x: Any, stride: Any, rows: Any,
+        config: Any, sums: Any,
+    ) -> None:  # fmt: skip
+        _sums_by_vectors(stored, multiplied, panel, steps, x, stride, rows, sums)
+
+    return by_tiles if _is_tiled(multiplied) else by_vectors
+
+
+def _is_tiled(multiplied: Any) -> bool:
+    return isinstance(multiplied, numba.types.NoneType)
+
+
+if numba is not None:
+    for stub, chosen in (
+        (keep_configuration, _keep_configuration),
+        (put_back, _put_back),
+        (sums_of, _sums_of),
+    ):
+        overload(stub, jit_options={"error_model": "numpy"}, strict=False)(chosen)
+
+
 @part
 def opened_for(multiplied: Any, tokens: Any) -> Any:
     """A thread's memory for slices of at most so many tokens: their sums, a panel's bias, the
     tiles' configuration, and what it was before."""
     config, before = tile_configuration(0, 0), np.zeros(CONFIG_BYTES, np.uint8)
-    if multiplied is None:
-        copy_configuration(before)
+    keep_configuration(multiplied, before)
     return np.empty(tokens * LANES, np.float32), np.empty(LANES, np.float32), config, before
 
 
 @part
 def close(multiplied: Any, opened: Any) -> None:
-    if multiplied is None:
-        configure(opened[3])
+    put_back(multiplied, opened[3])
 
 
 @part
@@ -145,11 +209,7 @@ def multiply_panel(
     bias[:] = 0
     for lane in range(min(width, len(added))):
         bias[lane] = wide(added[first + lane])
-    if multiplied is None:
-        data = sums.ctypes.data
-        _sums_by_tiles(panel, steps // ROWS, x, stride, len(rows), config, data)
-    else:
-        _sums_by_vectors(stored, multiplied, panel, steps, x, stride, len(rows), sums)
+    sums_of(stored, multiplied, panel, steps, x, stride, len(rows), config, sums)
     biases = lanes_at(bias, 0)
     for i in range(len(rows)):
         at = rows[i] * out_dim + first
