@@ -13,7 +13,6 @@ from torch.nn import functional as F
 from ferryman_kernels.recurrence.channel_delta_scan import (
     DeltaInputs,
     channel_delta_decode,
-    channel_delta_runs_compiled,
     channel_delta_runs_reference,
     channel_delta_runs_triton,
     channel_delta_scan,
@@ -43,7 +42,7 @@ def _states(dtype: torch.dtype) -> Tensor:
 
 @pytest.mark.parametrize(
     "backend",
-    [channel_delta_runs_reference, channel_delta_runs_compiled, channel_delta_runs_triton],
+    [channel_delta_runs_reference, channel_delta_runs_triton],
 )
 @every_dtype
 def test_runs_of_the_delta_rule_write_no_other_slot(

@@ -21,8 +21,8 @@ from tests.kernels.loop_versions import (
 from tests.kernels.oracles import assert_close, delta_rule, ragged, wide
 from torch import Tensor
 
-from ferryman_kernels.recurrence._delta_chunk_scan_compiled import _scan_loop
 from ferryman_kernels.recurrence._delta_chunk_scan_triton import delta_chunk_scan_triton
+from ferryman_kernels.recurrence._delta_compiled import _scan_loop
 from ferryman_kernels.recurrence.delta_chunk_scan import (
     delta_chunk_scan,
     delta_chunk_scan_reference,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from tests.kernels.delta_rule import CPU, Heads, random_inputs, random_states, r
 from tests.kernels.oracles import assert_close
 from torch import Tensor
 
-from ferryman_kernels.recurrence._delta_decode_compiled import delta_decode_compiled
+from ferryman_kernels.recurrence._delta_compiled import delta_scan_compiled
 from ferryman_kernels.recurrence.delta_decode import (
     delta_decode,
     delta_decode_reference,
@@ -32,11 +33,11 @@ every_run = pytest.mark.parametrize(
 def test_a_processor_runs_the_compiled_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[bool] = []
 
-    def watched(*args: Tensor) -> Tensor:
+    def watched(*args: Any) -> Tensor:
         called.append(True)
-        return delta_decode_compiled(*args)
+        return delta_scan_compiled(*args)
 
-    monkeypatch.setattr("ferryman_kernels.recurrence.delta_decode.delta_decode_compiled", watched)
+    monkeypatch.setattr("ferryman_kernels.recurrence.delta_decode.delta_scan_compiled", watched)
     inputs, slots = random_inputs(1, torch.bfloat16, Heads()), torch.tensor([0])
     step: Run = delta_decode
     step(random_states(1, torch.bfloat16, Heads()), *inputs.tensors(), slots, slots)

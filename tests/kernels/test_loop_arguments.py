@@ -14,12 +14,12 @@ from ferryman_kernels.elementwise.rms_norm import add_rms_norm
 from ferryman_kernels.products.int8_product import int8_product, int8_quad_product, quads_of_codes
 from ferryman_kernels.products.packed_product import pack_panels, packed_product
 from ferryman_kernels.recurrence._causal_conv_compiled import causal_conv_decode_compiled
-from ferryman_kernels.recurrence._delta_decode_compiled import delta_decode_compiled
 from ferryman_kernels.recurrence.causal_conv import (
     causal_conv_decode_reference,
     causal_conv_decode_triton,
 )
 from ferryman_kernels.recurrence.delta_decode import (
+    delta_decode,
     delta_decode_reference,
     delta_decode_triton,
 )
@@ -27,7 +27,7 @@ from ferryman_kernels.recurrence.delta_step import DeltaWeights, delta_step
 from ferryman_kernels.recurrence.mamba_step import StepWeights, mamba_step
 from ferryman_kernels.recurrence.ssd_chunk_scan import chunk_scan, chunk_scan_reference
 from ferryman_kernels.recurrence.ssd_decode import (
-    selective_state_update_compiled,
+    selective_state_update,
     selective_state_update_reference,
     selective_state_update_triton,
 )
@@ -153,7 +153,7 @@ def test_a_cleared_window_has_nothing_of_the_first_slot(
     "update",
     [
         selective_state_update_reference,
-        selective_state_update_compiled,
+        selective_state_update,
         selective_state_update_triton,
     ],
 )
@@ -172,9 +172,7 @@ def test_a_cleared_state_has_nothing_of_the_first_slot(
     assert states[0].isnan().all()
 
 
-@pytest.mark.parametrize(
-    "step", [delta_decode_reference, delta_decode_compiled, delta_decode_triton]
-)
+@pytest.mark.parametrize("step", [delta_decode, delta_decode_reference, delta_decode_triton])
 def test_a_cleared_memory_has_nothing_of_the_first_slot(
     step: Callable[..., Tensor], device: torch.device
 ) -> None:

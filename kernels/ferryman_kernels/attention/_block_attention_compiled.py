@@ -42,7 +42,7 @@ from ferryman_kernels.cpu._compiled import (
     wide,
 )
 from ferryman_kernels.cpu._lanes import LANES as VECTOR_WIDTH
-from ferryman_kernels.cpu._scan_tiles import PRODUCTS_PER_ELEMENT, padded
+from ferryman_kernels.cpu._row_tiles import PRODUCTS_PER_ELEMENT, padded
 from ferryman_kernels.cpu._tiles import CONFIG_BYTES, configure, copy_configuration
 from ferryman_kernels.cpu._vectors import LANES, row_at
 from ferryman_kernels.ragged import Span, first_tokens

@@ -23,7 +23,7 @@ from ferryman_kernels.attention.splits._tile_split_compiled import (
     tile_room,
 )
 from ferryman_kernels.cpu._compiled import STRICT, Loop, compiled, part, prange
-from ferryman_kernels.cpu._scan_tiles import padded
+from ferryman_kernels.cpu._row_tiles import padded
 from ferryman_kernels.cpu._tiles import CONFIG_BYTES, ROWS, configure, copy_configuration
 from ferryman_kernels.cpu._vectors import LANES, row_at
 

@@ -1,7 +1,8 @@
 """The causal convolution's loops for the CPU; formulas and names are those of `causal_conv`.
 
-Tokens are rows and channels run along vectors. For a chunk the weights are transposed: [width,
-conv_dim]; for one token that takes as long as the step.
+A sum begins with the bias and takes the taps in their order, in prefill as in decode, so a token
+has the same bits in both. Tokens are rows and channels run along vectors. For a chunk the weights
+are transposed: [width, conv_dim]; for one token that takes as long as the step.
 """
 
 from __future__ import annotations
@@ -14,7 +15,18 @@ import torch
 from torch import Tensor
 
 from ferryman_kernels._precision import wide_dtype
-from ferryman_kernels.cpu._compiled import Loop, as_array, as_flat, narrow, part, prange, silu, wide
+from ferryman_kernels.cpu._compiled import (
+    STRICT,
+    Loop,
+    as_array,
+    as_flat,
+    narrow,
+    part,
+    prange,
+    silu,
+    wide,
+)
+from ferryman_kernels.cpu._vectors import fused
 from ferryman_kernels.ragged import SlotAt, Span, first_tokens
 
 BLOCK_TOKENS = 16
@@ -51,11 +63,13 @@ def _convolve(
                     at = (first + since) * stride_x
                     row = x[at : at + conv_dim]
                     for c in range(conv_dim):
-                        total[c] += wide(row[c]) * weight[tap, c]
+                        total[c] = fused(wide(row[c]), weight[tap, c], total[c])
                 else:
                     at = slot * stride_slot + since + width - 1
                     for c in range(conv_dim):
-                        total[c] += wide(states[at + c * (width - 1)]) * weight[tap, c]
+                        total[c] = fused(
+                            wide(states[at + c * (width - 1)]), weight[tap, c], total[c]
+                        )
             out = y[token]
             for c in range(conv_dim):
                 out[c] = narrow(silu(total[c]) if activates else total[c], out)
@@ -108,24 +122,23 @@ def step_row(
     """
     conv_dim, width = weight.shape
     before = width - 1
-    total = np.empty(conv_dim, weight.dtype)
-    for c in range(conv_dim):
-        total[c] = wide(row[c]) * weight[c, before]
-    if bias.shape[0] > 0:
-        for c in range(conv_dim):
-            total[c] += bias[c]
+    total = np.zeros(conv_dim, weight.dtype)
+    for c in range(bias.shape[0]):
+        total[c] = bias[c]
     if slot >= 0:
         state = states[slot * stride_slot : slot * stride_slot + conv_dim * before]
         if before == 3:
             # Every Mamba has four taps. A stride that the compiler knows is twice as quick.
             for c in range(conv_dim):
-                total[c] += wide(state[3 * c]) * weight[c, 0]
-                total[c] += wide(state[3 * c + 1]) * weight[c, 1]
-                total[c] += wide(state[3 * c + 2]) * weight[c, 2]
+                first = fused(wide(state[3 * c]), weight[c, 0], total[c])
+                second = fused(wide(state[3 * c + 1]), weight[c, 1], first)
+                total[c] = fused(wide(state[3 * c + 2]), weight[c, 2], second)
         else:
             for j in range(before):
                 for c in range(conv_dim):
-                    total[c] += wide(state[c * before + j]) * weight[c, j]
+                    total[c] = fused(wide(state[c * before + j]), weight[c, j], total[c])
+    for c in range(conv_dim):
+        total[c] = fused(wide(row[c]), weight[c, before], total[c])
     if target >= 0:
         kept = states[target * stride_slot : target * stride_slot + conv_dim * before]
         if target == slot:
@@ -168,7 +181,8 @@ def _step(
             out[c] = narrow(total[c], out)
 
 
-_convolve_loop, _store_loop, _step_loop = Loop(_convolve), Loop(_store_states), Loop(_step)
+_convolve_loop, _step_loop = Loop(_convolve, STRICT), Loop(_step, STRICT)
+_store_loop = Loop(_store_states, STRICT)
 
 
 def causal_conv_prefill_compiled(

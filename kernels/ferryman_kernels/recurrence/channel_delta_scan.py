@@ -11,15 +11,14 @@ columns of a state do not know each other, so on a card a program holds some of 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ferryman_kernels._triton import Kernel, cdiv, next_power_of_two, tl
-from ferryman_kernels.cpu._compiled import Loop, as_array, as_flat, exp, prange, serves
 from ferryman_kernels.ragged import SlotAt, Span, on_device
+from ferryman_kernels.recurrence._delta_compiled import delta_scan_compiled, has_delta_loop
+from ferryman_kernels.recurrence.runs import decode_runs, prefill_runs
 from ferryman_kernels.recurrence.selective_scan import rounds_of
 
 BLOCK_VALUE = 16
@@ -44,67 +43,6 @@ def channel_delta_runs_reference(
         for slot in (dst, copy):
             if slot >= 0:
                 states[slot] = state
-
-
-def _scan(
-    states: Any,
-    stride_slot: int,
-    q: Any,
-    k: Any,
-    v: Any,
-    g: Any,
-    beta: Any,
-    runs: Any,
-    y: Any,
-) -> None:
-    """Each job has the state of one head of one run at hand for all of its tokens."""
-    heads, k_dim = k.shape[1:]
-    v_dim = v.shape[2]
-    for job in prange(len(runs) * heads):
-        first, count, src, dst, copy = runs[job // heads]
-        head = job % heads
-        held = np.zeros((k_dim, v_dim), states.dtype)
-        fed = np.empty(v_dim, states.dtype)
-        at = head * k_dim * v_dim
-        if src >= 0:
-            for i in range(k_dim):
-                for j in range(v_dim):
-                    held[i, j] = states[src * stride_slot + at + i * v_dim + j]
-        for token in range(first, first + count):
-            out, rate = y[token, head], beta[token, head]
-            out[:] = 0
-            fed[:] = 0
-            for i in range(k_dim):
-                row, decay, key = held[i], exp(g[token, head, i]), k[token, head, i]
-                for j in range(v_dim):
-                    row[j] = row[j] * decay
-                    fed[j] += key * row[j]
-            for j in range(v_dim):
-                fed[j] = rate * (v[token, head, j] - fed[j])
-            for i in range(k_dim):
-                row, key, query = held[i], k[token, head, i], q[token, head, i]
-                for j in range(v_dim):
-                    row[j] += key * fed[j]
-                    out[j] += query * row[j]
-        for slot in (dst, copy):
-            if slot >= 0:
-                for i in range(k_dim):
-                    for j in range(v_dim):
-                        states[slot * stride_slot + at + i * v_dim + j] = held[i, j]
-
-
-_scan_loop = Loop(_scan)
-
-
-def channel_delta_runs_compiled(
-    given: DeltaInputs, states: Tensor, runs: Tensor, y: Tensor
-) -> None:
-    assert states[0].is_contiguous(), states.stride()
-    arrays = [tensor.to(states.dtype).contiguous().numpy() for tensor in given]
-    _scan_loop(
-        y.numel() * states.shape[2],
-        as_flat(states), states.stride(0), *arrays, runs.numpy(), as_array(y),
-    )  # fmt: skip
 
 
 @Kernel
@@ -191,6 +129,9 @@ def channel_delta_scan(
     assert slots.shape == (len(spans),), (slots.shape, spans)
     assert sum(end - start for start, end in spans) == len(v), (spans, v.shape)
     assert all(spans[i][0] < p <= spans[i][1] for i, p, _ in snapshots), (spans, snapshots)
+    if has_delta_loop(v, g, beta, ssm_states):
+        runs = prefill_runs(spans, slots, snapshots)
+        return delta_scan_compiled(q, k, v, g, beta, ssm_states, runs)
     y = v.new_empty(v.shape, dtype=ssm_states.dtype)
     for rows in rounds_of(spans, snapshots):
         first, count, request, copy = on_device(rows, v.device).unbind(1)
@@ -217,6 +158,8 @@ def channel_delta_decode(
     """
     _check((q, k, v, g, beta), ssm_states)
     assert slots.shape == into.shape == (len(v),), (slots.shape, into.shape, v.shape)
+    if has_delta_loop(v, g, beta, ssm_states):
+        return delta_scan_compiled(q, k, v, g, beta, ssm_states, decode_runs(slots, into))
     tokens = torch.arange(len(v), device=v.device)
     ones, none = torch.ones_like(tokens), torch.full_like(tokens, -1)
     runs = torch.stack((tokens, ones, slots, into, none), dim=1)
@@ -233,10 +176,5 @@ def _check(given: DeltaInputs, ssm_states: Tensor) -> None:
 
 
 def _run(given: DeltaInputs, states: Tensor, runs: Tensor, y: Tensor) -> None:
-    if y.is_cuda:
-        channel_delta_runs_triton(given, states, runs, y)
-        return
-    is_wide = states.dtype in (torch.float32, torch.float64)
-    compiled = is_wide and serves(*given, states)
-    run = channel_delta_runs_compiled if compiled else channel_delta_runs_reference
+    run = channel_delta_runs_triton if y.is_cuda else channel_delta_runs_reference
     run(given, states, runs, y)

@@ -19,19 +19,18 @@ of a cold run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ferryman_kernels.cpu._compiled import serves
 from ferryman_kernels.ragged import SlotAt, Span
-from ferryman_kernels.recurrence._delta_chunk_scan_compiled import delta_chunk_scan_compiled
 from ferryman_kernels.recurrence._delta_chunk_scan_triton import (
     MAX_CHUNK_LEN,
     delta_chunk_scan_triton,
 )
+from ferryman_kernels.recurrence._delta_compiled import delta_scan_compiled, has_delta_loop
 from ferryman_kernels.recurrence.chunk_grid import (
     Grid,
     check_spans,
@@ -39,6 +38,7 @@ from ferryman_kernels.recurrence.chunk_grid import (
     in_blocks,
     lay_grid,
 )
+from ferryman_kernels.recurrence.runs import prefill_runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,17 +165,10 @@ def delta_chunk_scan(
     assert g.shape == beta.shape == (tokens, v_heads), (g.shape, beta.shape)
     assert slots.shape == (len(spans),), (slots.shape, spans)
     check_spans(spans, snapshots, tokens, chunk_len)
-    run = _chosen((q, k, v), g, beta, ssm_states, chunk_len)
+    if has_delta_loop(v, g, beta, ssm_states):
+        runs = prefill_runs(spans, slots, snapshots)
+        return delta_scan_compiled(q, k, v, g[..., None], beta, ssm_states, runs)
+    is_single = ssm_states.dtype is torch.float32
+    on_card = ssm_states.is_cuda and chunk_len <= MAX_CHUNK_LEN and is_single
+    run = delta_chunk_scan_triton if on_card else delta_chunk_scan_reference
     return run(q, k, v, g, beta, ssm_states, spans, slots, snapshots, chunk_len)
-
-
-def _chosen(
-    rows: Sequence[Tensor], g: Tensor, beta: Tensor, ssm_states: Tensor, chunk_len: int
-) -> Callable[..., Tensor]:
-    """`rows` are q, k and v."""
-    if ssm_states.dtype is not torch.float32:
-        return delta_chunk_scan_reference
-    if ssm_states.is_cuda:
-        return delta_chunk_scan_triton if chunk_len <= MAX_CHUNK_LEN else delta_chunk_scan_reference
-    is_wide = g.dtype is beta.dtype is torch.float32
-    return delta_chunk_scan_compiled if is_wide and serves(*rows) else delta_chunk_scan_reference

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from ferryman_kernels._triton import Kernel, cdiv, next_power_of_two, tl
-from ferryman_kernels.cpu._compiled import serves
-from ferryman_kernels.recurrence._delta_decode_compiled import delta_decode_compiled
+from ferryman_kernels.recurrence._delta_compiled import delta_scan_compiled, has_delta_loop
+from ferryman_kernels.recurrence.runs import decode_runs
 
 BLOCK_DIM = 32
 """Columns of a head's state that one program holds."""
@@ -150,7 +150,7 @@ def delta_decode(
     assert slots.shape == into.shape == (requests,), (slots.shape, into.shape, requests)
     if v.is_cuda:
         return delta_decode_triton(ssm_states, q, k, v, g, beta, slots, into)
-    is_wide = ssm_states.dtype in (torch.float32, torch.float64)
-    if is_wide and serves(ssm_states, q, k, v, g, beta):
-        return delta_decode_compiled(ssm_states, q, k, v, g, beta, slots, into)
+    if has_delta_loop(v, g, beta, ssm_states):
+        runs = decode_runs(slots, into)
+        return delta_scan_compiled(q, k, v, g[..., None], beta, ssm_states, runs)
     return delta_decode_reference(ssm_states, q, k, v, g, beta, slots, into)

@@ -18,17 +18,25 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ferryman_kernels.cpu._compiled import Loop, part, prange, row_like, serves, wide
+from ferryman_kernels.cpu._compiled import STRICT, Loop, prange, row_like, serves, wide
 from ferryman_kernels.cpu._vectors import row_at
 from ferryman_kernels.elementwise.rms_norm import rms_norm
 from ferryman_kernels.recurrence._causal_conv_compiled import step_rounded
-from ferryman_kernels.recurrence._delta_decode_compiled import advance_value_head
+from ferryman_kernels.recurrence._delta_compiled import scan_head
+from ferryman_kernels.recurrence._gates_compiled import (
+    delta_gates_compiled,
+    has_row_loops,
+    log_decay,
+    rate,
+)
+from ferryman_kernels.recurrence._unit_heads_compiled import (
+    LENGTH_EPS,
+    set_lengths,
+    unit_heads_compiled,
+)
 from ferryman_kernels.recurrence.causal_conv import causal_conv_decode
 from ferryman_kernels.recurrence.delta_decode import delta_decode
-from ferryman_kernels.recurrence.mamba_step import SOFTPLUS_THRESHOLD, softplus
-
-LENGTH_EPS = 1e-6
-"""Added to the squared length of a key before the division by the length."""
+from ferryman_kernels.recurrence.runs import decode_runs
 
 
 class DeltaWeights(NamedTuple):
@@ -44,6 +52,8 @@ class DeltaWeights(NamedTuple):
     def rates(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         """The log decay g, at most 0, and β, in the accumulation dtype; all [tokens, v_heads]."""
         dtype = self.decay.dtype
+        if has_row_loops(a, self.decay):
+            return delta_gates_compiled(a, b, self.dt_bias, self.decay, self.max_rate)
         g = F.softplus(a.to(dtype) + self.dt_bias) * -self.decay
         return g, b.to(dtype).sigmoid() * self.max_rate
 
@@ -55,6 +65,9 @@ class DeltaWeights(NamedTuple):
         """
         dim, value_dim = len(self.unit), v_heads * v_dim
         keys, v = mixed.split_with_sizes((mixed.shape[1] - value_dim, value_dim), dim=1)
+        if has_row_loops(mixed, self.unit):
+            q, k = unit_heads_compiled(keys, dim).view(len(mixed), 2, -1, dim).unbind(1)
+            return q, k, v.reshape(-1, v_heads, v_dim)
         rows = keys.to(self.unit.dtype).reshape(-1, dim)
         units = rms_norm(rows, self.unit, LENGTH_EPS / dim).view(len(mixed), 2, -1, dim)
         q, k = units.unbind(1)
@@ -78,60 +91,49 @@ def delta_step_reference(
     return delta_decode(ssm_states, q, k, v, *weights.rates(a, b), slots, into)
 
 
-@part
-def set_length(row: Any, length: Any, eps: Any) -> None:
-    """row ← length · row / √(Σ row² + eps)."""
-    total = eps
-    for c in range(row.shape[0]):
-        total += row[c] * row[c]
-    scale = length / np.sqrt(total)
-    for c in range(row.shape[0]):
-        row[c] = row[c] * scale
-
-
-def _step_heads(
-    like: Any, floats: Any, mixed: int, stride_mixed: int, a: int, stride_a: int, b: int,
-    stride_b: int, conv_states: int, stride_conv: int, weight: int, ssm_states: int,
-    stride_ssm: int, decay: int, dt_bias: int, max_rate: float, slots: Any, into: Any, y: int,
-    conv_size: Any, ssm_size: Any,
+def _step(
+    like: Any, floats: Any, mixed_rows: Any, a_rows: Any, b_rows: Any, conv_slots: Any, weight: int,
+    states: Any, decay: Any, dt_bias: Any, max_rate: float, runs: Any, y: int, sizes: Any,
 ) -> None:  # fmt: skip
-    """Tensors are addresses with strides of requests in elements. `like` and `floats` are empty
-    rows of the model's dtype and of the accumulation's; the sizes of the states are (conv_dim,
-    width) and (v_heads, k_dim, v_dim)."""
-    (conv_dim, width), (v_heads, k_dim, v_dim) = conv_size, ssm_size
-    requests, number = len(slots), floats.dtype.type
-    key_dim = (conv_dim - v_heads * v_dim) // 2
+    """Tensors are addresses, of requests and slots with the numbers from one to the next. `like`
+    and `floats` are empty rows of the model's dtype and of the accumulation's; the sizes are
+    (conv_dim, width) and (v_heads, k_heads, (k_dim, v_dim))."""
+    (conv_dim, width), (v_heads, k_heads, (k_dim, v_dim)) = sizes
+    # A shared loop takes numbers and arrays, no tuples.
+    (mixed, step_mixed), (a, step_a), (b, step_b) = mixed_rows, a_rows, b_rows
+    (conv_states, conv_size), (first_slot, slot_size) = conv_slots, states
+    sources, firsts, tokens, counts, kept = runs
+    requests, number, of_floats = len(sources), floats.dtype.type, floats.itemsize
+    key_dim = k_heads * k_dim
     convolved = np.empty((requests, conv_dim), floats.dtype)
+    g, beta = (
+        np.empty((requests, v_heads, 1), floats.dtype),
+        np.empty((requests, v_heads), floats.dtype),
+    )
     for request in prange(requests):
-        row = row_at(mixed + request * stride_mixed * like.itemsize, like)[:conv_dim]
+        row = row_at(mixed + request * step_mixed * like.itemsize, like)[:conv_dim]
         taps = row_at(weight, floats)[: conv_dim * width].reshape(conv_dim, width)
-        none, states = row_at(weight, floats)[:0], row_at(conv_states, like)
-        out = convolved[request]
-        step_rounded(row, states, stride_conv, taps, none, slots[request], into[request], out)
-        # Once for each key head here; value heads share them below.
-        shortened, one = number(1) / np.sqrt(number(k_dim)), number(1)
-        for first in range(0, 2 * key_dim, k_dim):
-            length = shortened if first < key_dim else one
-            set_length(out[first : first + k_dim], length, number(LENGTH_EPS))
+        given, slots = (conv_size, taps, taps[0, :0]), (sources[request], kept[request])
+        step_rounded(row, row_at(conv_states, like), *given, *slots, convolved[request])
+        set_lengths(convolved[request], key_dim, k_dim)
+        steps = row_at(a + request * step_a * like.itemsize, like)
+        opened = row_at(b + request * step_b * like.itemsize, like)
+        for head in range(v_heads):
+            g[request, head, 0] = log_decay(wide(steps[head]), dt_bias[head], decay[head])
+            beta[request, head] = rate(wide(opened[head]), number(max_rate), number(1))
+    # As in prefill from here on, but that the convolution's output is wide already.
     for job in prange(requests * v_heads):
-        request, head = job // v_heads, job % v_heads
-        raw = wide(row_at(a, like)[request * stride_a + head]) + row_at(dt_bias, floats)[head]
-        soft = softplus(raw, number(SOFTPLUS_THRESHOLD))
-        kept = np.exp(-soft * row_at(decay, floats)[head])
-        open_by = wide(row_at(b, like)[request * stride_b + head])
-        rate = number(max_rate) / (number(1) + np.exp(-open_by))
-        row, at = convolved[request], head * (key_dim // k_dim) // v_heads * k_dim
-        query, key = row[at : at + k_dim], row[key_dim + at : key_dim + at + k_dim]
-        value = row[2 * key_dim + head * v_dim : 2 * key_dim + (head + 1) * v_dim]
-        size = k_dim * v_dim
-        old = slots[request] * stride_ssm + head * size if slots[request] >= 0 else -1
-        new = into[request] * stride_ssm + head * size if into[request] >= 0 else -1
-        out = row_at(y, like)[job * v_dim : (job + 1) * v_dim]
-        states = row_at(ssm_states, floats)
-        advance_value_head(states, old, new, query, key, value, kept, rate, out)
+        q = np.intp(convolved.ctypes.data)  # taken here, where the loop keeps the array alive
+        k = q + key_dim * of_floats
+        rows = (q, conv_dim), (k, conv_dim), (k + key_dim * of_floats, conv_dim)
+        scan_head(
+            job, floats, floats, rows, g, beta, (first_slot, slot_size),
+            (sources, firsts, tokens, counts, kept), (y, like),
+            (v_heads, k_heads, (k_dim, v_dim)),
+        )  # fmt: skip
 
 
-_step_loop = Loop(_step_heads)
+_step_loop = Loop(_step, STRICT)
 
 
 def delta_step_compiled(
@@ -144,20 +146,22 @@ def delta_step_compiled(
     slots: Tensor,
     into: Tensor,
 ) -> Tensor:
-    sizes = weights.conv_weight.shape, ssm_states.shape[1:]
-    v_heads, k_dim, v_dim = sizes[1]
+    conv_dim, width = weights.conv_weight.shape
+    v_heads, k_dim, v_dim = ssm_states.shape[1:]
     assert ssm_states.stride()[1:] == (k_dim * v_dim, v_dim, 1), ssm_states.stride()
     assert conv_states.stride()[1:] == (conv_states.shape[2], 1), conv_states.stride()
     assert mixed.stride(1) == a.stride(1) == b.stride(1) == 1, (mixed.stride(), a.stride())
     assert all(each.is_contiguous() for each in weights[:4]), "as loaded"
+    k_heads = (conv_dim - v_heads * v_dim) // (2 * k_dim)
     y = torch.empty(len(mixed), v_heads, v_dim, dtype=mixed.dtype)
     _step_loop(
-        len(mixed) * sizes[1].numel(),
-        row_like(mixed.dtype), row_like(ssm_states.dtype), mixed.data_ptr(), mixed.stride(0),
-        a.data_ptr(), a.stride(0), b.data_ptr(), b.stride(0), conv_states.data_ptr(),
-        conv_states.stride(0), weights.conv_weight.data_ptr(), ssm_states.data_ptr(),
-        ssm_states.stride(0), weights.decay.data_ptr(), weights.dt_bias.data_ptr(),
-        float(weights.max_rate), slots.numpy(), into.numpy(), y.data_ptr(), *map(tuple, sizes),
+        len(mixed) * ssm_states[0].numel(),
+        row_like(mixed.dtype), row_like(ssm_states.dtype),
+        *((each.data_ptr(), each.stride(0)) for each in (mixed, a, b, conv_states)),
+        weights.conv_weight.data_ptr(), (ssm_states.data_ptr(), ssm_states.stride(0)),
+        weights.decay.numpy(), weights.dt_bias.numpy(), float(weights.max_rate),
+        tuple(decode_runs(slots, into)), y.data_ptr(),
+        ((conv_dim, width), (v_heads, k_heads, (k_dim, v_dim))),
     )  # fmt: skip
     return y
 

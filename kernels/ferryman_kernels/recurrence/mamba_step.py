@@ -18,13 +18,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ferryman_kernels.cpu._compiled import Loop, part, prange, row_like, serves, wide
+from ferryman_kernels.cpu._compiled import STRICT, Loop, prange, row_like, serves, wide
 from ferryman_kernels.cpu._vectors import row_at
 from ferryman_kernels.recurrence._causal_conv_compiled import step_rounded
+from ferryman_kernels.recurrence._gates_compiled import (
+    has_row_loops,
+    time_step,
+    time_steps_compiled,
+)
+from ferryman_kernels.recurrence._ssd_compiled import scan_head
 from ferryman_kernels.recurrence.causal_conv import causal_conv_decode, causal_conv_decode_triton
+from ferryman_kernels.recurrence.runs import decode_runs
 from ferryman_kernels.recurrence.ssd_decode import (
     StateInputs,
-    advance_head,
     raw_state_update_triton,
     selective_state_update,
 )
@@ -43,6 +49,8 @@ class StepWeights(NamedTuple):
 
     def time_steps(self, dt: Tensor) -> Tensor:
         """dt [tokens, ssm_heads] after its bias, softplus and clamp, in the accumulation dtype."""
+        if has_row_loops(dt, self.dt_bias):
+            return time_steps_compiled(dt, self.dt_bias, self.dt_limit)
         return F.softplus(dt.to(self.dt_bias.dtype) + self.dt_bias).clamp_(*self.dt_limit)
 
 
@@ -91,56 +99,46 @@ def _state_inputs(
     return ssm_states, x, dt, weights.A, B, C, weights.D
 
 
-@part
-def softplus(raw: Any, threshold: Any) -> Any:
-    """log(1 + exp(raw)); raw itself above the threshold."""
-    return raw if raw > threshold else np.log1p(np.exp(raw))
-
-
-def _step_heads(
-    like: Any, floats: Any, mixed: int, stride_mixed: int, dt: int, stride_dt: int,
-    conv_states: int, stride_conv: int, weight: int, bias: int, ssm_states: int, stride_ssm: int,
-    A: int, D: int, dt_bias: int, low: float, high: float, slots: Any, into: Any, y: int,
-    conv_size: Any, ssm_size: Any,
+def _step(
+    like: Any, floats: Any, mixed_rows: Any, dt_rows: Any, conv_slots: Any, weight: int, bias: int,
+    states: Any, A: Any, D: Any, dt_bias: Any, limits: Any, runs: Any, y: int, sizes: Any,
 ) -> None:  # fmt: skip
-    """Tensors are addresses with strides of requests in elements; a bias of 0 stands for none.
-
-    `like` and `floats` are empty rows of the model's dtype and of the accumulation's; the sizes of
-    the states are (conv_dim, width) and (heads, head_dim, state_dim).
-    """
-    (conv_dim, width), (heads, head_dim, state_dim) = conv_size, ssm_size
-    requests, inner_dim, number = len(slots), heads * head_dim, floats.dtype.type
-    groups = (conv_dim - inner_dim) // (2 * state_dim)
-    convolved = np.empty((requests, conv_dim), floats.dtype)
+    """Tensors are addresses, of requests and slots with the numbers from one to the next; a bias
+    of 0 stands for none. `like` and `floats` are empty rows of the model's dtype and of the
+    accumulation's; the sizes are (conv_dim, width) and (heads, groups, (head_dim, state_dim))."""
+    (conv_dim, width), (heads, groups, (head_dim, state_dim)) = sizes
+    # A shared loop takes numbers and arrays, no tuples.
+    (mixed, step_mixed), (dt, step_dt), (conv_states, conv_size) = mixed_rows, dt_rows, conv_slots
+    (first_slot, slot_size), (sources, firsts, tokens, counts, kept) = states, runs
+    requests, number, of_floats = len(sources), floats.dtype.type, floats.itemsize
+    low, high = number(limits[0]), number(limits[1])
+    convolved, steps = (
+        np.empty((requests, conv_dim), floats.dtype),
+        np.empty((requests, heads), floats.dtype),
+    )
     for request in prange(requests):
-        row = row_at(mixed + request * stride_mixed * like.itemsize, like)[:conv_dim]
+        row = row_at(mixed + request * step_mixed * like.itemsize, like)[:conv_dim]
         taps = row_at(weight, floats)[: conv_dim * width].reshape(conv_dim, width)
         shift = row_at(bias, floats)[: conv_dim if bias != 0 else 0]
-        states = row_at(conv_states, like)
-        given = stride_conv, taps, shift, slots[request], into[request]
-        step_rounded(row, states, *given, convolved[request])
+        given = conv_size, taps, shift, sources[request], kept[request]
+        step_rounded(row, row_at(conv_states, like), *given, convolved[request])
+        raw = row_at(dt + request * step_dt * like.itemsize, like)
+        for head in range(heads):
+            steps[request, head] = time_step(wide(raw[head]), dt_bias[head], low, high)
+    # As in prefill from here on, but that the convolution's output is wide already.
+    group_dim = groups * state_dim
     for job in prange(requests * heads):
-        request, head = job // heads, job % heads
-        raw = wide(row_at(dt, like)[request * stride_dt + head]) + row_at(dt_bias, floats)[head]
-        step = softplus(raw, number(SOFTPLUS_THRESHOLD))
-        step = number(low) if step < number(low) else step
-        step = number(high) if step > number(high) else step
-        row = convolved[request]
-        first = inner_dim + head * groups // heads * state_dim
-        b = row[first : first + state_dim]
-        c = row[first + groups * state_dim : first + (groups + 1) * state_dim]
-        x = row[head * head_dim : (head + 1) * head_dim]
-        at = head * head_dim * state_dim
-        old = slots[request] * stride_ssm + at if slots[request] >= 0 else -1
-        new = into[request] * stride_ssm + at if into[request] >= 0 else -1
-        out = row_at(y, like)[job * head_dim : (job + 1) * head_dim]
-        a, d = row_at(A, floats)[head], row_at(D, floats)[head]
-        advance_head(row_at(ssm_states, floats), old, new, x, step, a, b, c, d, out)
+        x = np.intp(convolved.ctypes.data)  # taken here, where the loop keeps the array alive
+        B = x + heads * head_dim * of_floats
+        rows = (x, conv_dim), (B, conv_dim), (B + group_dim * of_floats, conv_dim)
+        scan_head(
+            job, floats, floats, rows, steps, (A, D), (first_slot, slot_size),
+            (sources, firsts, tokens, counts, kept), (y, like),
+            (heads, groups, (head_dim, state_dim)),
+        )  # fmt: skip
 
 
-_step_loop = Loop(_step_heads)
-SOFTPLUS_THRESHOLD = 20.0
-"""Above it softplus is the identity, as torch has it."""
+_step_loop = Loop(_step, STRICT)
 
 
 def mamba_step_compiled(
@@ -152,22 +150,23 @@ def mamba_step_compiled(
     slots: Tensor,
     into: Tensor,
 ) -> Tensor:
-    sizes = weights.conv_weight.shape, ssm_states.shape[1:]
-    _, head_dim, state_dim = sizes[1]
+    conv_dim, width = weights.conv_weight.shape
+    heads, head_dim, state_dim = ssm_states.shape[1:]
     assert ssm_states.stride()[1:] == (head_dim * state_dim, state_dim, 1), ssm_states.stride()
     assert conv_states.stride()[1:] == (conv_states.shape[2], 1), conv_states.stride()
     assert mixed.stride(1) == dt.stride(1) == 1, (mixed.stride(), dt.stride())
     assert all(each.is_contiguous() for each in weights[:5] if each is not None), "as loaded"
-    bias = weights.conv_bias
-    y = torch.empty(len(mixed), *sizes[1][:2], dtype=mixed.dtype)
+    bias, groups = weights.conv_bias, (conv_dim - heads * head_dim) // (2 * state_dim)
+    y = torch.empty(len(mixed), heads, head_dim, dtype=mixed.dtype)
     _step_loop(
-        len(mixed) * sizes[1].numel(),
-        row_like(mixed.dtype), row_like(ssm_states.dtype), mixed.data_ptr(), mixed.stride(0),
-        dt.data_ptr(), dt.stride(0), conv_states.data_ptr(), conv_states.stride(0),
+        len(mixed) * ssm_states[0].numel(),
+        row_like(mixed.dtype), row_like(ssm_states.dtype),
+        *((each.data_ptr(), each.stride(0)) for each in (mixed, dt, conv_states)),
         weights.conv_weight.data_ptr(), 0 if bias is None else bias.data_ptr(),
-        ssm_states.data_ptr(), ssm_states.stride(0), weights.A.data_ptr(), weights.D.data_ptr(),
-        weights.dt_bias.data_ptr(), *map(float, weights.dt_limit), slots.numpy(), into.numpy(),
-        y.data_ptr(), *map(tuple, sizes),
+        (ssm_states.data_ptr(), ssm_states.stride(0)), weights.A.numpy(), weights.D.numpy(),
+        weights.dt_bias.numpy(), tuple(map(float, weights.dt_limit)),
+        tuple(decode_runs(slots, into)), y.data_ptr(),
+        ((conv_dim, width), (heads, groups, (head_dim, state_dim))),
     )  # fmt: skip
     return y
 

@@ -20,7 +20,9 @@ import torch
 from torch import Tensor
 
 from ferryman_kernels._triton import Kernel, cdiv, next_power_of_two, tl
-from ferryman_kernels.cpu._compiled import Loop, as_array, as_flat, exp, prange, serves
+from ferryman_kernels.cpu._compiled import STRICT, Loop, as_array, as_flat, prange, serves
+from ferryman_kernels.cpu._row_tiles import padded
+from ferryman_kernels.cpu._vectors import LANES, exps, fused, load, spread, store, total
 from ferryman_kernels.ragged import SlotAt, Span, first_tokens, on_device
 
 BLOCK_DIM = 32
@@ -65,29 +67,34 @@ def _scan(
     y: Any,
 ) -> None:
     """Each job has the states of some channels of one run at hand for all of its tokens."""
-    inner_dim, state_dim = A.shape
+    (inner_dim, state_dim), dtype = A.shape, states.dtype
     num_blocks = -(-inner_dim // block_dim)
     for job in prange(len(runs) * num_blocks):
         first, count, src, dst, copy = runs[job // num_blocks]
         low = job % num_blocks * block_dim
         high = min(low + block_dim, inner_dim)
-        held = np.zeros((high - low, state_dim), states.dtype)
+        width = padded(state_dim, LANES)
+        held, rates = np.zeros((high - low, width), dtype), np.zeros((high - low, width), dtype)
+        b, c, zero = np.zeros(width, dtype), np.zeros(width, dtype), spread(dtype.type(0))
+        for i in range(high - low):
+            rates[i, :state_dim] = A[low + i]
         if src >= 0:
             old = src * stride_slot + low * state_dim
             for i in range(high - low):
                 for n in range(state_dim):
                     held[i, n] = states[old + i * state_dim + n]
         for token in range(first, first + count):
-            b, c = B[token], C[token]
+            b[:state_dim], c[:state_dim] = B[token], C[token]
             for i in range(high - low):
                 step, value = dt[token, low + i], x[token, low + i]
-                fed, total = step * value, D[low + i] * value
-                state, rates = held[i], A[low + i]
-                for n in range(state_dim):
-                    new = exp(step * rates[n]) * state[n] + fed * b[n]
-                    state[n] = new
-                    total += new * c[n]
-                y[token, low + i] = total
+                steps, fed, sums = spread(step), spread(step * value), zero
+                state, rate = held[i], rates[i]
+                for n in range(0, width, LANES):
+                    kept = fused(exps(fused(steps, load(rate, n), zero)), load(state, n), zero)
+                    new = fused(fed, load(b, n), kept)
+                    store(state, n, new)
+                    sums = fused(new, load(c, n), sums)
+                y[token, low + i] = total(sums) + D[low + i] * value
         for slot in (dst, copy):
             if slot >= 0:
                 at = slot * stride_slot + low * state_dim
@@ -96,7 +103,7 @@ def _scan(
                         states[at + i * state_dim + n] = held[i, n]
 
 
-_scan_loop = Loop(_scan)
+_scan_loop = Loop(_scan, STRICT)
 
 
 def selective_runs_compiled(given: Inputs, states: Tensor, runs: Tensor, y: Tensor) -> None:

@@ -15,15 +15,14 @@ feeds. So a run that resumes at the end of a block computes exactly the numbers 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from ferryman_kernels.cpu._compiled import serves
 from ferryman_kernels.ragged import SlotAt, Span
-from ferryman_kernels.recurrence._ssd_chunk_scan_compiled import chunk_scan_compiled
 from ferryman_kernels.recurrence._ssd_chunk_scan_triton import MAX_CHUNK_LEN, chunk_scan_triton
+from ferryman_kernels.recurrence._ssd_compiled import has_ssd_loop, ssd_scan_compiled
 from ferryman_kernels.recurrence.chunk_grid import (
     Grid,
     check_spans,
@@ -31,6 +30,7 @@ from ferryman_kernels.recurrence.chunk_grid import (
     in_blocks,
     lay_grid,
 )
+from ferryman_kernels.recurrence.runs import prefill_runs
 
 
 def chunk_scan_reference(
@@ -145,23 +145,10 @@ def chunk_scan(
     assert ssm_heads % B.shape[1] == 0, (B.shape, C.shape)
     assert slots.shape == (len(spans),), (slots.shape, spans)
     check_spans(spans, snapshots, tokens, chunk_len)
-    run = _chosen((x, B, C), dt, A, D, ssm_states, chunk_len)
-    return run(x, dt, A, B, C, D, ssm_states, spans, slots, snapshots, chunk_len)
-
-
-def _chosen(
-    rows: Sequence[Tensor],
-    dt: Tensor,
-    A: Tensor,
-    D: Tensor,
-    ssm_states: Tensor,
-    chunk_len: int,
-) -> Callable[..., Tensor]:
-    """`rows` are x, B and C."""
-    if any(each.dtype is not torch.float32 for each in (dt, A, D, ssm_states)):
-        return chunk_scan_reference
-    if ssm_states.is_cuda:
-        return chunk_scan_triton if chunk_len <= MAX_CHUNK_LEN else chunk_scan_reference
-    # The loop reads all three at addresses, as numbers of one dtype.
-    has_loop = serves(*rows) and len({each.dtype for each in rows}) == 1
-    return chunk_scan_compiled if has_loop else chunk_scan_reference
+    given = x, dt, A, B, C, D, ssm_states
+    if has_ssd_loop(*given):
+        return ssd_scan_compiled(*given, prefill_runs(spans, slots, snapshots))
+    on_card = ssm_states.is_cuda and chunk_len <= MAX_CHUNK_LEN
+    is_single = all(each.dtype is torch.float32 for each in (dt, A, D, ssm_states))
+    run = chunk_scan_triton if on_card and is_single else chunk_scan_reference
+    return run(*given, spans, slots, snapshots, chunk_len)

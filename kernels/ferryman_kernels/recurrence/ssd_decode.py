@@ -11,14 +11,12 @@ where the old state must survive a draft that may be rejected.
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
 import torch
 from torch import Tensor
 
 from ferryman_kernels._triton import Kernel, cdiv, next_power_of_two, tl
-from ferryman_kernels.cpu._compiled import Loop, as_array, as_flat, narrow, part, prange, serves
+from ferryman_kernels.recurrence._ssd_compiled import has_ssd_loop, ssd_scan_compiled
+from ferryman_kernels.recurrence.runs import decode_runs
 
 BLOCK_DIM = 16
 """Rows of a head's state that one program holds."""
@@ -50,99 +48,6 @@ def selective_state_update_reference(
     state = decay[..., None, None] * old + fed
     ssm_states[into[kept]] = state[kept]
     y = (state @ C[..., None]).squeeze(-1) + D.to(wide)[:, None] * x.to(wide)
-    return y.to(x.dtype)
-
-
-@part
-def advance_head(
-    states: Any, old: int, new: int, x: Any, dt: Any, a: Any, b: Any, c: Any, d: Any, y: Any
-) -> None:
-    """One head of one request: its state is at `old` in `states`, and goes to `new`; -1 for none.
-
-    Reads and writes each state once; a state that stays in its place is updated there.
-    """
-    state_dim, decay = b.shape[0], np.exp(dt * a)
-    # Both branches sum over one row in the same order, so the bits are the same.
-    if old == new and old >= 0:
-        for row in range(x.shape[0]):
-            at = old + row * state_dim
-            state, value = states[at : at + state_dim], x[row]
-            fed, total = dt * value, d * value
-            for n in range(state_dim):
-                next_one = decay * state[n] + fed * b[n]
-                state[n] = next_one
-                total += next_one * c[n]
-            y[row] = narrow(total, y)
-    else:
-        held = np.zeros(state_dim, states.dtype)
-        for row in range(x.shape[0]):
-            if old >= 0:
-                at = old + row * state_dim
-                before = states[at : at + state_dim]
-                for n in range(state_dim):
-                    held[n] = before[n]
-            else:
-                held[:] = 0
-            value = x[row]
-            fed, total = dt * value, d * value
-            for n in range(state_dim):
-                next_one = decay * held[n] + fed * b[n]
-                held[n] = next_one
-                total += next_one * c[n]
-            y[row] = narrow(total, y)
-            if new >= 0:
-                to = new + row * state_dim
-                kept = states[to : to + state_dim]
-                for n in range(state_dim):
-                    kept[n] = held[n]
-
-
-def _advance_heads(
-    states: Any,
-    stride_slot: int,
-    x: Any,
-    dt: Any,
-    A: Any,
-    B: Any,
-    C: Any,
-    D: Any,
-    slots: Any,
-    into: Any,
-    y: Any,
-) -> None:
-    requests, heads, head_dim = x.shape
-    heads_per_group, size = heads // B.shape[1], head_dim * B.shape[2]
-    for job in prange(requests * heads):
-        request, head = job // heads, job % heads
-        b, c = B[request, head // heads_per_group], C[request, head // heads_per_group]
-        old = slots[request] * stride_slot + head * size if slots[request] >= 0 else -1
-        new = into[request] * stride_slot + head * size if into[request] >= 0 else -1
-        given = x[request, head], dt[request, head], A[head], b, c, D[head]
-        advance_head(states, old, new, *given, y[request, head])
-
-
-_advance_loop = Loop(_advance_heads)
-
-
-def selective_state_update_compiled(
-    ssm_states: Tensor,
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor,
-    slots: Tensor,
-    into: Tensor,
-) -> Tensor:
-    assert ssm_states[0].is_contiguous(), ssm_states.stride()
-    wide = ssm_states.dtype
-    y = torch.empty(x.shape, dtype=wide)
-    given = [tensor.to(wide).contiguous().numpy() for tensor in (x, dt, A, B, C, D)]
-    _advance_loop(
-        ssm_states[0].numel() * len(x), as_flat(ssm_states), ssm_states.stride(0), *given,
-        slots.numpy(), into.numpy(), as_array(y),
-    )  # fmt: skip
     return y.to(x.dtype)
 
 
@@ -295,7 +200,6 @@ def selective_state_update(
     assert ssm_heads % B.shape[1] == 0, (B.shape, C.shape)
     if x.is_cuda:
         return selective_state_update_triton(ssm_states, x, dt, A, B, C, D, slots, into)
-    is_wide = ssm_states.dtype in (torch.float32, torch.float64)
-    if is_wide and serves(ssm_states, x, dt, B):
-        return selective_state_update_compiled(ssm_states, x, dt, A, B, C, D, slots, into)
+    if has_ssd_loop(x, dt, A, B, C, D, ssm_states):
+        return ssd_scan_compiled(x, dt, A, B, C, D, ssm_states, decode_runs(slots, into))
     return selective_state_update_reference(ssm_states, x, dt, A, B, C, D, slots, into)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ferryman_kernels.cpu._compiled import compiled, exp, narrow, part, wide
-from ferryman_kernels.cpu._scan_tiles import padded
+from ferryman_kernels.cpu._row_tiles import padded
 from ferryman_kernels.cpu._vectors import (
     LANES,
     exps,

@@ -24,7 +24,7 @@ from ferryman_kernels.attention.splits._attention_split_compiled import (
     soften,
 )
 from ferryman_kernels.cpu._compiled import compiled, numba, part
-from ferryman_kernels.cpu._scan_tiles import padded
+from ferryman_kernels.cpu._row_tiles import padded
 from ferryman_kernels.cpu._tiles import (
     CONFIG_BYTES,
     ROWS,

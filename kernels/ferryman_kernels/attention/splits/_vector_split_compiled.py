@@ -16,7 +16,7 @@ from ferryman_kernels.attention.splits._attention_split_compiled import LINE, SP
 from ferryman_kernels.cpu._compiled import compiled, part, wide
 from ferryman_kernels.cpu._lanes import LANES as WIDTH
 from ferryman_kernels.cpu._lanes import add_scaled, lanes_at
-from ferryman_kernels.cpu._scan_tiles import ROWS, add_rows, padded, rows_at, store_rows
+from ferryman_kernels.cpu._row_tiles import ROWS, add_rows, padded, rows_at, store_rows
 from ferryman_kernels.cpu._vectors import (
     LANES,
     fused,

@@ -1,5 +1,4 @@
-"""Parts of the loops of both chunk scans: a tile of 4 rows × 64 lanes, whose sums stay in
-registers, and the states of slots.
+"""Parts of loops over a tile of 4 rows × 64 lanes, whose sums stay in registers.
 
 A vector is loaded once for four rows, and each product is fused with its sum in the order of the
 source, so the bits do not depend on what else is computed.
@@ -9,11 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
-
 from ferryman_kernels.cpu._compiled import part
-from ferryman_kernels.cpu._lanes import add_scaled, lanes_at, no_sums
-from ferryman_kernels.cpu._vectors import fused, row_at, store
+from ferryman_kernels.cpu._lanes import add_scaled, lanes_at
+from ferryman_kernels.cpu._vectors import store
 
 ROWS = 4
 """Rows that share a vector while it is in a register."""
@@ -57,37 +54,9 @@ def add_rows(sums: Any, vectors: Any, places: Any, factors: Any, at: Any, count:
 
 
 @part
-def scaled_rows(sums: Any, factors: Any, at: Any) -> Any:
-    """Four sums, each lane times its factor."""
-    lanes = lanes_at(factors, at)
-    sums0, sums1, sums2, sums3 = sums
-    return (
-        fused(sums0, lanes, no_sums()),
-        fused(sums1, lanes, no_sums()),
-        fused(sums2, lanes, no_sums()),
-        fused(sums3, lanes, no_sums()),
-    )
-
-
-@part
 def store_rows(rows: Any, at: Any, step: Any, sums: Any) -> None:
     sums0, sums1, sums2, sums3 = sums
     store(rows, at, sums0)
     store(rows, at + step, sums1)
     store(rows, at + 2 * step, sums2)
     store(rows, at + 3 * step, sums3)
-
-
-@part
-def state_of(states: Any, place: Any, head: Any, size: Any, floats: Any) -> Any:
-    """The state of `size` of a head; `place` is a slot and the elements of one."""
-    (slot, elements), (rows, columns) = place, size
-    at = slot * elements + head * rows * columns
-    row = row_at(states + at * floats.itemsize, floats)
-    return row[: rows * columns].reshape(size)
-
-
-def in_rows(tokens: Tensor) -> Tensor:
-    """The tensor with each token's [heads, dim] in one piece, however far tokens are apart."""
-    is_dense = tokens.stride()[1:] == (tokens.shape[2], 1)
-    return tokens if is_dense else tokens.contiguous()
