@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -21,10 +21,7 @@ from ferryman_kernels.recurrence._causal_conv_compiled import (
     causal_conv_decode_compiled,
     causal_conv_prefill_compiled,
 )
-from ferryman_kernels.recurrence._delta_chunk_scan_compiled import delta_chunk_scan_compiled
 from ferryman_kernels.recurrence._delta_chunk_scan_triton import delta_chunk_scan_triton
-from ferryman_kernels.recurrence._delta_decode_compiled import delta_decode_compiled
-from ferryman_kernels.recurrence._ssd_chunk_scan_compiled import chunk_scan_compiled
 from ferryman_kernels.recurrence._ssd_chunk_scan_triton import chunk_scan_triton
 from ferryman_kernels.recurrence.causal_conv import (
     causal_conv_decode_reference,
@@ -33,21 +30,29 @@ from ferryman_kernels.recurrence.causal_conv import (
     causal_conv_prefill_triton,
 )
 from ferryman_kernels.recurrence.channel_delta_scan import (
-    channel_delta_runs_compiled,
+    channel_delta_decode,
     channel_delta_runs_reference,
     channel_delta_runs_triton,
+    channel_delta_scan,
 )
-from ferryman_kernels.recurrence.delta_chunk_scan import delta_chunk_scan_reference
-from ferryman_kernels.recurrence.delta_decode import delta_decode_reference, delta_decode_triton
+from ferryman_kernels.recurrence.delta_chunk_scan import (
+    delta_chunk_scan,
+    delta_chunk_scan_reference,
+)
+from ferryman_kernels.recurrence.delta_decode import (
+    delta_decode,
+    delta_decode_reference,
+    delta_decode_triton,
+)
 from ferryman_kernels.recurrence.selective_scan import (
     rounds_of,
     selective_runs_compiled,
     selective_runs_reference,
     selective_runs_triton,
 )
-from ferryman_kernels.recurrence.ssd_chunk_scan import chunk_scan_reference
+from ferryman_kernels.recurrence.ssd_chunk_scan import chunk_scan, chunk_scan_reference
 from ferryman_kernels.recurrence.ssd_decode import (
-    selective_state_update_compiled,
+    selective_state_update,
     selective_state_update_reference,
     selective_state_update_triton,
 )
@@ -144,6 +149,21 @@ def _kimi_delta(name: str, run: Any) -> Backend:
     return _in_runs(f"Kimi delta, {name}", (HEADS, 16, DIM), draw, reference, run, go)
 
 
+def _compiled_kimi_delta() -> Backend:
+    """On a processor the rule has no runs of its own: it is the loop of the gated delta rule."""
+    by_runs = _kimi_delta("compiled", channel_delta_runs_reference)
+
+    def scan(rows: Rows, states: Tensor, *where: Any) -> Tensor:
+        q, k, v, g, beta = rows
+        return channel_delta_scan(q, k, v, g, beta, states, *where)
+
+    def advance(rows: Rows, states: Tensor, slots: Tensor, into: Tensor) -> Tensor:
+        q, k, v, g, beta = rows
+        return channel_delta_decode(states, q, k, v, g, beta, slots, into)
+
+    return replace(by_runs, scan=scan, step=advance)
+
+
 def _in_runs(
     name: str,
     state_shape: tuple[int, ...],
@@ -197,16 +217,16 @@ def _backends() -> list[Backend]:
         _convolution("compiled", causal_conv_prefill_compiled, causal_conv_decode_compiled),
         _convolution("Triton", causal_conv_prefill_triton, causal_conv_decode_triton),
         _mamba("torch", chunk_scan_reference, selective_state_update_reference),
-        _mamba("compiled", chunk_scan_compiled, selective_state_update_compiled),
+        _mamba("compiled", chunk_scan, selective_state_update),
         _mamba("Triton", chunk_scan_triton, selective_state_update_triton),
         _mamba1("torch", selective_runs_reference),
         _mamba1("compiled", selective_runs_compiled),
         _mamba1("Triton", selective_runs_triton),
         _kimi_delta("torch", channel_delta_runs_reference),
-        _kimi_delta("compiled", channel_delta_runs_compiled),
+        _compiled_kimi_delta(),
         _kimi_delta("Triton", channel_delta_runs_triton),
         _delta("torch", delta_chunk_scan_reference, delta_decode_reference),
-        _delta("compiled", delta_chunk_scan_compiled, delta_decode_compiled),
+        _delta("compiled", delta_chunk_scan, delta_decode),
         _delta("Triton", delta_chunk_scan_triton, delta_decode_triton),
     ]
 

@@ -1,14 +1,13 @@
 """The loop of the delta rule for the CPU, for prefill and decode alike.
 
 Formulas and names are those of `delta_decode`; a decay may belong to a head or to each channel of
-its key (`channel_delta_scan`). 32 columns of a head's state pass over some tokens before the next
+its key (`channel_delta_scan`). 64 columns of a head's state pass over some tokens before the next
 ones do: columns do not know each other. With decayed keys k' = exp(g)·k and queries q' = exp(g)·q
 
     fed = β·(v - k'·state),   y = q'·state + (q·k)·fed,   state ← exp(g)·state + k ⊗ fed
 
-a token reads the state once, and the pass that feeds it takes the next token's sums as well. A sum
-over the rows of a state takes even and odd rows apart, and joins the two: one order, whatever the
-number of tokens (decision 0137).
+a token reads the state once: the pass that feeds it takes the next token's sums as well. Those are
+taken in the order of the rows, whatever the number of tokens (decision 0137).
 """
 
 from __future__ import annotations
@@ -42,112 +41,122 @@ from ferryman_kernels.recurrence._states import (
 )
 from ferryman_kernels.recurrence.runs import Runs
 
-COLUMNS = 2 * LANES
+COLUMNS = 4 * LANES
 """Columns of a state that pass over a block of tokens at once."""
-BLOCK = 16
+BLOCK = 8
 """Tokens whose keys and queries stay in the nearest cache meanwhile."""
 
 
 @part
-def add_row(state: Any, at: Any, factors: Any, row: Any, sums: Any) -> Any:
-    """The sums k'·state and q'·state of 32 columns, each in two vectors, with one row added."""
-    (keys, queries), (key0, key1, query0, query1) = factors, sums
-    key, query = spread(keys[row]), spread(queries[row])
-    low, high = load(state, at), load(state, at + LANES)
+def row_of(state: Any, at: Any) -> Any:
+    """64 columns of a row, in four vectors."""
     return (
-        fused(key, low, key0),
-        fused(key, high, key1),
-        fused(query, low, query0),
-        fused(query, high, query1),
+        load(state, at),
+        load(state, at + LANES),
+        load(state, at + 2 * LANES),
+        load(state, at + 3 * LANES),
     )
 
 
 @part
-def feed_row(old: Any, new: Any, at: Any, decays: Any, keys: Any, row: Any, fed: Any) -> None:
-    """One row of 32 columns: new ← decay·old + key·fed."""
-    decay, key, zero = spread(decays[row]), spread(keys[row]), spread(old.dtype.type(0))
-    store(new, at, fused(key, fed[0], fused(decay, load(old, at), zero)))
-    high = at + LANES
-    store(new, high, fused(key, fed[1], fused(decay, load(old, high), zero)))
+def store_row(state: Any, at: Any, row: Any) -> None:
+    store(state, at, row[0])
+    store(state, at + LANES, row[1])
+    store(state, at + 2 * LANES, row[2])
+    store(state, at + 3 * LANES, row[3])
 
 
 @part
-def joined(even: Any, odd: Any, one: Any) -> Any:
+def scaled_sum(factor: Any, row: Any, added: Any) -> Any:
+    """factor·row + added, by columns."""
+    each = spread(factor)
     return (
-        fused(odd[0], one, even[0]),
-        fused(odd[1], one, even[1]),
-        fused(odd[2], one, even[2]),
-        fused(odd[3], one, even[3]),
+        fused(each, row[0], added[0]),
+        fused(each, row[1], added[1]),
+        fused(each, row[2], added[2]),
+        fused(each, row[3], added[3]),
     )
 
 
 @part
-def read_columns(state: Any, whole: Any, factors: Any) -> Any:
-    """The sums over all rows of the 32 columns at `state`."""
-    (rows, width), zero = whole, spread(state.dtype.type(0))
-    even = zero, zero, zero, zero
-    odd = zero, zero, zero, zero
-    for row in range(0, rows, 2):
-        even = add_row(state, row * width, factors, row, even)
-        odd = add_row(state, (row + 1) * width, factors, row + 1, odd)
-    return joined(even, odd, spread(state.dtype.type(1)))
+def no_row(like: Any) -> Any:
+    zero = spread(like.dtype.type(0))
+    return zero, zero, zero, zero
+
+
+@part
+def fed_row(old: Any, at: Any, decay: Any, key: Any, fed: Any) -> Any:
+    """decay·old + key·fed of a row."""
+    return scaled_sum(key, fed, scaled_sum(decay, row_of(old, at), no_row(old)))
+
+
+@part
+def read_columns(state: Any, step: Any, rows: Any, keys: Any, queries: Any) -> Any:
+    """The sums k'·state and q'·state over all rows of the columns at `state`, `step` apart."""
+    known, seen = no_row(state), no_row(state)
+    for row in range(rows):
+        own = row_of(state, row * step)
+        known, seen = scaled_sum(keys[row], own, known), scaled_sum(queries[row], own, seen)
+    return known, seen
 
 
 @part
 def feed_and_read(
-    old: Any, new: Any, whole: Any, decays: Any, keys: Any, fed: Any, factors: Any
+    old: Any, step: Any, new: Any, rows: Any, token: Any, fed: Any, next_token: Any
 ) -> Any:
-    """Feeds a token to the 32 columns at `old`, and returns the next token's sums over them."""
-    (rows, width), zero = whole, spread(old.dtype.type(0))
-    even = zero, zero, zero, zero
-    odd = zero, zero, zero, zero
-    for row in range(0, rows, 2):
-        at, after = row * width, (row + 1) * width
-        feed_row(old, new, at, decays, keys, row, fed)
-        feed_row(old, new, after, decays, keys, row + 1, fed)
-        even = add_row(new, at, factors, row, even)
-        odd = add_row(new, after, factors, row + 1, odd)
-    return joined(even, odd, spread(old.dtype.type(1)))
+    """Feeds a token to the columns at `old`, and returns the next token's sums over them.
+
+    Tokens are (decays, keys) and (decayed keys, decayed queries); the columns go to `new`, where
+    their rows follow each other.
+    """
+    (decays, keys), (next_keys, next_queries) = token, next_token
+    known, seen = no_row(old), no_row(old)
+    for row in range(rows):
+        own = fed_row(old, row * step, decays[row], keys[row], fed)
+        store_row(new, row * COLUMNS, own)
+        known = scaled_sum(next_keys[row], own, known)
+        seen = scaled_sum(next_queries[row], own, seen)
+    return known, seen
 
 
 @part
-def feed_columns(old: Any, new: Any, whole: Any, decays: Any, keys: Any, fed: Any) -> None:
-    rows, width = whole
+def feed_columns(
+    old: Any, step: Any, new: Any, new_step: Any, rows: Any, token: Any, fed: Any
+) -> None:
+    decays, keys = token
     for row in range(rows):
-        feed_row(old, new, row * width, decays, keys, row, fed)
+        store_row(new, row * new_step, fed_row(old, row * step, decays[row], keys[row], fed))
 
 
 @part
 def advance_columns(
     floats: Any, whole: Any, places: Any, count: Any, tokens: Any, values: Any, shown: Any
 ) -> None:
-    """`count` tokens of 32 columns of one head.
+    """`count` tokens of 64 columns of one head.
 
-    `places` are the addresses of the columns before the tokens, of those after them, and of room
-    for those between. `tokens` hold, each flat: decays, keys, decayed keys and decayed queries with
-    the rows of a state for each token; rates and q·k, a number for each. `values` and `shown` begin
-    at these columns and have the width of a state for each token.
+    `places` are the addresses, each with its step from row to row, of the columns before the tokens
+    and of those after them, and the address of room for those between. `tokens` hold, each flat:
+    decays, keys, decayed keys and decayed queries with the rows of a state for each token; rates
+    and q·k, a number for each. `values` and `shown` begin at these columns and have the width of a
+    state for each token.
     """
-    (rows, width), (source, target, held) = whole, places
+    (rows, width), ((source, step), (target, target_step), held) = whole, places
     decays, keys, decayed, queries, rates, matches = tokens
-    zero = spread(floats.dtype.type(0))
-    sums = read_columns(row_at(source, floats), whole, (decayed, queries))
+    none, minus = no_row(floats), -floats.dtype.type(1)
+    known, seen = read_columns(row_at(source, floats), step, rows, decayed, queries)
     for token in range(count):
-        at, minus = token * width, spread(-floats.dtype.type(1))
-        rate, match = spread(rates[token]), spread(matches[token])
-        low = fused(minus, sums[0], load(values, at))
-        high = fused(minus, sums[1], load(values, at + LANES))
-        fed = fused(rate, low, zero), fused(rate, high, zero)
-        store(shown, at, fused(match, fed[0], sums[2]))
-        store(shown, at + LANES, fused(match, fed[1], sums[3]))
-        old = row_at(source if token == 0 else held, floats)
-        own, after = token * rows, (token + 1) * rows
+        at, own, after = token * width, token * rows, (token + 1) * rows
+        unfed = scaled_sum(minus, known, row_of(values, at))
+        fed = scaled_sum(rates[token], unfed, none)
+        store_row(shown, at, scaled_sum(matches[token], fed, seen))
+        feeding, old = (decays[own:], keys[own:]), row_at(source, floats)
         if token == count - 1:
-            feed_columns(old, row_at(target, floats), whole, decays[own:], keys[own:], fed)
+            feed_columns(old, step, row_at(target, floats), target_step, rows, feeding, fed)
         else:
-            factors = decayed[after:], queries[after:]
+            following = decayed[after:], queries[after:]
             new = row_at(held, floats)
-            sums = feed_and_read(old, new, whole, decays[own:], keys[own:], fed, factors)
+            known, seen = feed_and_read(old, step, new, rows, feeding, fed, following)
+            source, step = held, COLUMNS
 
 
 @part
@@ -217,12 +226,15 @@ def scan_tokens(
             (v[first * step_v :], step_v),
         )
         take_tokens(here, floats, g[first:], beta[first:], taken, size, whole, tokens, values)
-        after = target if first + taken == count else held
+        # In the room the rows of 64 columns follow each other, so they stay in the nearest cache:
+        # in a slot they are a power of two apart, and fall into a part of its lines.
+        begins, ends = first == 0, first + taken == count
         for n in range(0, width, COLUMNS):
-            at = n * floats.itemsize
-            columns = source + at, after + at, held + at
+            at, inside = n * floats.itemsize, (held + n * rows * floats.itemsize, COLUMNS)
+            before = (source + at, width) if begins else inside
+            after = (target + at, width) if ends else inside
+            columns = before, after, inside[0]
             advance_columns(floats, whole, columns, taken, tokens, values[n:], shown[n:])
-        source = after
         for token in range(taken):
             row, sums = out[(first + token) * step_y :], shown[token * width :]
             for n in range(size[1]):
@@ -245,15 +257,17 @@ def scan_head(
     shared, number = head * k_heads // heads * k_dim, floats.itemsize
     sources, firsts, tokens, counts, kept = runs
     whole = padded(k_dim, LANES), padded(v_dim, COLUMNS)
-    room = np.empty(whole[0] * whole[1], floats.dtype)
-    held, own = np.intp(room.ctypes.data), states[0] + head * k_dim * v_dim * number
-    slot_bytes = states[1] * number
-    place = open_state(floats, stored_at(own, sources[request], slot_bytes), size, whole, held)
+    elements, own = whole[0] * whole[1], states[0] + head * k_dim * v_dim * number
+    room = np.empty(2 * elements, floats.dtype)
+    held = np.intp(room.ctypes.data)
+    padded_state, slot_bytes = held + elements * number, states[1] * number
+    stored = stored_at(own, sources[request], slot_bytes)
+    place = open_state(floats, stored, size, whole, padded_state)
     for run in range(firsts[request], firsts[request + 1]):
         token, count = tokens[run], counts[run]
         stored = stored_at(own, kept[run], slot_bytes)
         if count > 0:
-            after = place_after(stored, size, whole, held)
+            after = place_after(stored, size, whole, padded_state)
             rows = (
                 (row_at(q[0] + (token * q[1] + shared) * number, floats), q[1]),
                 (row_at(k[0] + (token * k[1] + shared) * number, floats), k[1]),

@@ -130,8 +130,8 @@ def channel_delta_scan(
     assert sum(end - start for start, end in spans) == len(v), (spans, v.shape)
     assert all(spans[i][0] < p <= spans[i][1] for i, p, _ in snapshots), (spans, snapshots)
     if has_delta_loop(v, g, beta, ssm_states):
-        runs = prefill_runs(spans, slots, snapshots)
-        return delta_scan_compiled(q, k, v, g, beta, ssm_states, runs)
+        pieces = prefill_runs(spans, slots, snapshots)
+        return delta_scan_compiled(q, k, v, g, beta, ssm_states, pieces)
     y = v.new_empty(v.shape, dtype=ssm_states.dtype)
     for rows in rounds_of(spans, snapshots):
         first, count, request, copy = on_device(rows, v.device).unbind(1)
