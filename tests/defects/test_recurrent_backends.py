@@ -17,10 +17,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ferryman_kernels.recurrence._causal_conv_compiled import (
-    causal_conv_decode_compiled,
-    causal_conv_prefill_compiled,
-)
 from ferryman_kernels.recurrence._delta_chunk_scan_triton import delta_chunk_scan_triton
 from ferryman_kernels.recurrence._ssd_chunk_scan_triton import chunk_scan_triton
 from ferryman_kernels.recurrence.causal_conv import (
@@ -43,6 +39,10 @@ from ferryman_kernels.recurrence.delta_decode import (
     delta_decode,
     delta_decode_reference,
     delta_decode_triton,
+)
+from ferryman_kernels.recurrence.loops._causal_conv_compiled import (
+    causal_conv_decode_compiled,
+    causal_conv_prefill_compiled,
 )
 from ferryman_kernels.recurrence.selective_scan import (
     rounds_of,

@@ -22,12 +22,12 @@ from tests.kernels.oracles import assert_close, delta_rule, ragged, wide
 from torch import Tensor
 
 from ferryman_kernels.recurrence._delta_chunk_scan_triton import delta_chunk_scan_triton
-from ferryman_kernels.recurrence._delta_compiled import _scan_loop
 from ferryman_kernels.recurrence.delta_chunk_scan import (
     delta_chunk_scan,
     delta_chunk_scan_reference,
 )
 from ferryman_kernels.recurrence.delta_decode import delta_decode
+from ferryman_kernels.recurrence.loops._delta_compiled import _scan_loop
 
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-5, torch.bfloat16: 1e-2}
 Run = Callable[..., Tensor]

@@ -11,12 +11,12 @@ from tests.kernels.delta_rule import CPU, Heads, random_inputs, random_states, r
 from tests.kernels.oracles import assert_close
 from torch import Tensor
 
-from ferryman_kernels.recurrence._delta_compiled import delta_scan_compiled
 from ferryman_kernels.recurrence.delta_decode import (
     delta_decode,
     delta_decode_reference,
     delta_decode_triton,
 )
+from ferryman_kernels.recurrence.loops._delta_compiled import delta_scan_compiled
 
 TOLERANCE = {torch.float64: 1e-13, torch.float32: 1e-5, torch.bfloat16: 1e-2}
 SHAPES = [

@@ -13,7 +13,6 @@ from ferryman_kernels.elementwise.gated_silu import gated_silu
 from ferryman_kernels.elementwise.rms_norm import add_rms_norm
 from ferryman_kernels.products.int8_product import int8_product, int8_quad_product, quads_of_codes
 from ferryman_kernels.products.packed_product import pack_panels, packed_product
-from ferryman_kernels.recurrence._causal_conv_compiled import causal_conv_decode_compiled
 from ferryman_kernels.recurrence.causal_conv import (
     causal_conv_decode_reference,
     causal_conv_decode_triton,
@@ -24,6 +23,7 @@ from ferryman_kernels.recurrence.delta_decode import (
     delta_decode_triton,
 )
 from ferryman_kernels.recurrence.delta_step import DeltaWeights, delta_step
+from ferryman_kernels.recurrence.loops._causal_conv_compiled import causal_conv_decode_compiled
 from ferryman_kernels.recurrence.mamba_step import StepWeights, mamba_step
 from ferryman_kernels.recurrence.ssd_chunk_scan import chunk_scan, chunk_scan_reference
 from ferryman_kernels.recurrence.ssd_decode import (

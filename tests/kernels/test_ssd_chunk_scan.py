@@ -15,7 +15,7 @@ from tests.kernels.oracles import assert_close, ragged, state_space, strided_sta
 from torch import Tensor
 
 from ferryman_kernels.recurrence._ssd_chunk_scan_triton import chunk_scan_triton
-from ferryman_kernels.recurrence._ssd_compiled import _scan_loop
+from ferryman_kernels.recurrence.loops._ssd_compiled import _scan_loop
 from ferryman_kernels.recurrence.ssd_chunk_scan import chunk_scan, chunk_scan_reference
 
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-5, torch.bfloat16: 1e-2}

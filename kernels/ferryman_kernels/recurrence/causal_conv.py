@@ -20,7 +20,7 @@ from ferryman_kernels._precision import wide_dtype
 from ferryman_kernels._triton import Kernel, cdiv, tl, wide_type
 from ferryman_kernels.cpu._compiled import serves
 from ferryman_kernels.ragged import SlotAt, Span, first_tokens, on_device
-from ferryman_kernels.recurrence._causal_conv_compiled import (
+from ferryman_kernels.recurrence.loops._causal_conv_compiled import (
     causal_conv_decode_compiled,
     causal_conv_prefill_compiled,
 )

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from ferryman_kernels._triton import Kernel, cdiv, next_power_of_two, tl
 from ferryman_kernels.ragged import SlotAt, Span, on_device
-from ferryman_kernels.recurrence._delta_compiled import delta_scan_compiled, has_delta_loop
-from ferryman_kernels.recurrence.runs import decode_runs, prefill_runs
+from ferryman_kernels.recurrence.loops._delta_compiled import delta_scan_compiled, has_delta_loop
+from ferryman_kernels.recurrence.loops.runs import decode_runs, prefill_runs
 from ferryman_kernels.recurrence.selective_scan import rounds_of
 
 BLOCK_VALUE = 16

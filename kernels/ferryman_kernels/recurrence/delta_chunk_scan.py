@@ -30,7 +30,6 @@ from ferryman_kernels.recurrence._delta_chunk_scan_triton import (
     MAX_CHUNK_LEN,
     delta_chunk_scan_triton,
 )
-from ferryman_kernels.recurrence._delta_compiled import delta_scan_compiled, has_delta_loop
 from ferryman_kernels.recurrence.chunk_grid import (
     Grid,
     check_spans,
@@ -38,7 +37,8 @@ from ferryman_kernels.recurrence.chunk_grid import (
     in_blocks,
     lay_grid,
 )
-from ferryman_kernels.recurrence.runs import prefill_runs
+from ferryman_kernels.recurrence.loops._delta_compiled import delta_scan_compiled, has_delta_loop
+from ferryman_kernels.recurrence.loops.runs import prefill_runs
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from ferryman_kernels._triton import Kernel, cdiv, next_power_of_two, tl
-from ferryman_kernels.recurrence._delta_compiled import delta_scan_compiled, has_delta_loop
-from ferryman_kernels.recurrence.runs import decode_runs
+from ferryman_kernels.recurrence.loops._delta_compiled import delta_scan_compiled, has_delta_loop
+from ferryman_kernels.recurrence.loops.runs import decode_runs
 
 BLOCK_DIM = 32
 """Columns of a head's state that one program holds."""

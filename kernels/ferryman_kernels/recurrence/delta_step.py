@@ -21,22 +21,22 @@ from torch.nn import functional as F
 from ferryman_kernels.cpu._compiled import STRICT, Loop, prange, row_like, serves, wide
 from ferryman_kernels.cpu._vectors import row_at
 from ferryman_kernels.elementwise.rms_norm import rms_norm
-from ferryman_kernels.recurrence._causal_conv_compiled import step_rounded
-from ferryman_kernels.recurrence._delta_compiled import scan_head
-from ferryman_kernels.recurrence._gates_compiled import (
+from ferryman_kernels.recurrence.causal_conv import causal_conv_decode
+from ferryman_kernels.recurrence.delta_decode import delta_decode
+from ferryman_kernels.recurrence.loops._causal_conv_compiled import step_rounded
+from ferryman_kernels.recurrence.loops._delta_compiled import scan_head
+from ferryman_kernels.recurrence.loops._gates_compiled import (
     delta_gates_compiled,
     has_row_loops,
     log_decay,
     rate,
 )
-from ferryman_kernels.recurrence._unit_heads_compiled import (
+from ferryman_kernels.recurrence.loops._unit_heads_compiled import (
     LENGTH_EPS,
     set_lengths,
     unit_heads_compiled,
 )
-from ferryman_kernels.recurrence.causal_conv import causal_conv_decode
-from ferryman_kernels.recurrence.delta_decode import delta_decode
-from ferryman_kernels.recurrence.runs import decode_runs
+from ferryman_kernels.recurrence.loops.runs import decode_runs
 
 
 class DeltaWeights(NamedTuple):

@@ -20,15 +20,15 @@ from torch.nn import functional as F
 
 from ferryman_kernels.cpu._compiled import STRICT, Loop, prange, row_like, serves, wide
 from ferryman_kernels.cpu._vectors import row_at
-from ferryman_kernels.recurrence._causal_conv_compiled import step_rounded
-from ferryman_kernels.recurrence._gates_compiled import (
+from ferryman_kernels.recurrence.causal_conv import causal_conv_decode, causal_conv_decode_triton
+from ferryman_kernels.recurrence.loops._causal_conv_compiled import step_rounded
+from ferryman_kernels.recurrence.loops._gates_compiled import (
     has_row_loops,
     time_step,
     time_steps_compiled,
 )
-from ferryman_kernels.recurrence._ssd_compiled import scan_head
-from ferryman_kernels.recurrence.causal_conv import causal_conv_decode, causal_conv_decode_triton
-from ferryman_kernels.recurrence.runs import decode_runs
+from ferryman_kernels.recurrence.loops._ssd_compiled import scan_head
+from ferryman_kernels.recurrence.loops.runs import decode_runs
 from ferryman_kernels.recurrence.ssd_decode import (
     StateInputs,
     raw_state_update_triton,

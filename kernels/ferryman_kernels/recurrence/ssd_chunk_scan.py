@@ -22,7 +22,6 @@ from torch import Tensor
 
 from ferryman_kernels.ragged import SlotAt, Span
 from ferryman_kernels.recurrence._ssd_chunk_scan_triton import MAX_CHUNK_LEN, chunk_scan_triton
-from ferryman_kernels.recurrence._ssd_compiled import has_ssd_loop, ssd_scan_compiled
 from ferryman_kernels.recurrence.chunk_grid import (
     Grid,
     check_spans,
@@ -30,7 +29,8 @@ from ferryman_kernels.recurrence.chunk_grid import (
     in_blocks,
     lay_grid,
 )
-from ferryman_kernels.recurrence.runs import prefill_runs
+from ferryman_kernels.recurrence.loops._ssd_compiled import has_ssd_loop, ssd_scan_compiled
+from ferryman_kernels.recurrence.loops.runs import prefill_runs
 
 
 def chunk_scan_reference(

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from ferryman_kernels._triton import Kernel, cdiv, next_power_of_two, tl
-from ferryman_kernels.recurrence._ssd_compiled import has_ssd_loop, ssd_scan_compiled
-from ferryman_kernels.recurrence.runs import decode_runs
+from ferryman_kernels.recurrence.loops._ssd_compiled import has_ssd_loop, ssd_scan_compiled
+from ferryman_kernels.recurrence.loops.runs import decode_runs
 
 BLOCK_DIM = 16
 """Rows of a head's state that one program holds."""

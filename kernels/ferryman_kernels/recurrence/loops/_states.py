@@ -12,9 +12,9 @@ from ferryman_kernels.cpu._vectors import row_at
 
 
 @part
-def stored_at(own: Any, slot: Any, slot_bytes: Any) -> Any:
+def stored_at(first_state: Any, slot: Any, slot_bytes: Any) -> Any:
     """The address of a head's state in a slot, from that in slot 0; 0 for a negative slot."""
-    return own + slot * slot_bytes if slot >= 0 else np.intp(0)
+    return first_state + slot * slot_bytes if slot >= 0 else np.intp(0)
 
 
 @part
@@ -29,8 +29,8 @@ def copy_state(floats: Any, source: Any, width: Any, target: Any, step: Any, siz
 
 @part
 def open_state(floats: Any, stored: Any, size: Any, whole: Any, held: Any) -> Any:
-    """Where the state lies in whole vectors: at `stored`, or in the room `held` if its own rows are
-    not whole, or if it is cleared (`stored` is 0)."""
+    """The state lies at `stored`, or in the room `held` if its rows are not whole vectors, or if
+    it is cleared (`stored` is 0)."""
     rows, width = whole
     if stored != 0 and size == whole:
         return stored
@@ -44,7 +44,7 @@ def open_state(floats: Any, stored: Any, size: Any, whole: Any, held: Any) -> An
 
 @part
 def place_after(stored: Any, size: Any, whole: Any, held: Any) -> Any:
-    """Where a loop writes the state that belongs at `stored` (0: nowhere), in whole vectors."""
+    """The address where a loop writes the state that belongs at `stored` (0: nowhere)."""
     return stored if stored != 0 and size == whole else held
 
 

@@ -1,4 +1,4 @@
-"""How a CPU's loops scan recurrences: token by token, one loop for prefill and decode.
+"""Runs of tokens, as a CPU scans recurrences: token by token, prefill as decode.
 
 A *run* is some consecutive tokens of one request, and the slot that gets the state after them, or
 a negative one for none. A request's runs follow each other: the first reads the request's source
@@ -21,7 +21,7 @@ from torch import Tensor
 from ferryman_kernels.ragged import SlotAt, Span, first_tokens
 
 
-class Runs(NamedTuple):
+class TokenRuns(NamedTuple):
     """`sources` [requests] are slots; request i has runs firsts[i] to firsts[i + 1]. Of each run
     [runs]: its first token, the number of its tokens, the slot `kept` that gets the state after
     them."""
@@ -33,7 +33,7 @@ class Runs(NamedTuple):
     kept: Any
 
 
-def prefill_runs(spans: Sequence[Span], slots: Tensor, snapshots: Sequence[SlotAt]) -> Runs:
+def prefill_runs(spans: Sequence[Span], slots: Tensor, snapshots: Sequence[SlotAt]) -> TokenRuns:
     """Each request's span, from the state of its slot to that slot, cut at its snapshots."""
     begins, firsts, rows = first_tokens(spans), [0], list[tuple[int, int, int]]()
     for index, ((start, end), slot) in enumerate(zip(spans, slots.tolist(), strict=True)):
@@ -44,13 +44,13 @@ def prefill_runs(spans: Sequence[Span], slots: Tensor, snapshots: Sequence[SlotA
             done = position
         firsts.append(len(rows))
     tokens, counts, kept = np.array(rows).T.copy()
-    return Runs(slots.numpy(), np.array(firsts), tokens, counts, kept)
+    return TokenRuns(slots.numpy(), np.array(firsts), tokens, counts, kept)
 
 
-def decode_runs(slots: Tensor, into: Tensor) -> Runs:
+def decode_runs(slots: Tensor, into: Tensor) -> TokenRuns:
     """One token of each request, from the state at `slots` to the slots `into`."""
     numbers, ones = _one_token_each(len(slots))
-    return Runs(slots.numpy(), numbers, numbers[:-1], ones, into.numpy())
+    return TokenRuns(slots.numpy(), numbers, numbers[:-1], ones, into.numpy())
 
 
 @lru_cache(maxsize=512)

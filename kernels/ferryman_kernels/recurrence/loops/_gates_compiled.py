@@ -1,4 +1,4 @@
-"""What recurrences read of their gates: time steps, decays and rates, for prefill and decode alike.
+"""Time steps, decays and rates that recurrences read of their gates, in prefill as in decode.
 
 Each number follows from one number of its token, by libm or by the loops' own `exp`: torch's
 vectors have other bits at the end of a tensor than in its middle.
@@ -103,6 +103,6 @@ def delta_gates_compiled(
 
 
 def has_row_loops(rows: Tensor, weights: Tensor) -> bool:
-    """Whether loops of gates and of heads' lengths take them; weights are in the sums' dtype."""
+    """True if loops of gates and of heads' lengths take them; weights are in the sums' dtype."""
     on_processor = not rows.is_cuda and serves(rows, weights)
     return on_processor and weights.dtype is wide_dtype(rows.dtype)

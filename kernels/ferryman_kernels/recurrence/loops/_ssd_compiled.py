@@ -28,14 +28,14 @@ from ferryman_kernels.cpu._compiled import (
 )
 from ferryman_kernels.cpu._row_tiles import padded
 from ferryman_kernels.cpu._vectors import LANES, fused, load, row_at, spread, store, store_totals
-from ferryman_kernels.recurrence._states import (
+from ferryman_kernels.recurrence.loops._states import (
     in_rows,
     keep_state,
     open_state,
     place_after,
     stored_at,
 )
-from ferryman_kernels.recurrence.runs import Runs
+from ferryman_kernels.recurrence.loops.runs import TokenRuns
 
 ROWS = 4
 """Rows of a state that share a vector of B and C while it is in a register."""
@@ -129,8 +129,8 @@ def scan_tokens(
     room for those between.
     """
     (a, d), (size, whole), (source, target, held) = constants, sizes, places
-    (head_dim, _), (rows, width), (x, step_x) = size, whole, given[0]
-    (_, step_b), (_, step_c), (out, step_y) = given[1], given[2], y
+    (head_dim, _), (rows, width), (out, step_y) = size, whole, y
+    (x, step_x), (keys, step_b), (queries, step_c) = given
     block = min(count, BLOCK)
     decays, fed = np.empty(block, floats.dtype), np.zeros(block * rows, floats.dtype)
     b, c = np.zeros(block * width, floats.dtype), np.zeros(block * width, floats.dtype)
@@ -139,18 +139,18 @@ def scan_tokens(
         tokens = min(count - first, BLOCK)
         rows_here = (
             (x[first * step_x :], step_x),
-            (given[1][0][first * step_b :], step_b),
-            (given[2][0][first * step_c :], step_c),
+            (keys[first * step_b :], step_b),
+            (queries[first * step_c :], step_c),
         )
         take_tokens(rows_here, steps[first:], a, tokens, size, whole, decays, fed, b, c)
         after = target if first + tokens == count else held
         advance_tokens(floats, whole, (source, after, held), tokens, decays, fed, b, c, shown)
         source = after
         for token in range(tokens):
-            row, own = out[(first + token) * step_y :], x[(first + token) * step_x :]
+            row, raw_row = out[(first + token) * step_y :], x[(first + token) * step_x :]
             sums = shown[token * rows :]
             for p in range(head_dim):
-                row[p] = narrow(sums[p] + d * wide(own[p]), out)
+                row[p] = narrow(sums[p] + d * wide(raw_row[p]), out)
 
 
 @part
@@ -158,7 +158,7 @@ def scan_head(
     job: Any, like: Any, floats: Any, given: Any, steps: Any, weights: Any, states: Any, runs: Any,
     y: Any, sizes: Any,
 ) -> None:  # fmt: skip
-    """All runs of one head of one request: the `job`th of requests × heads.
+    """Scans all runs of one head of one request: the `job`th of requests × heads.
 
     `given` are the addresses of x, B and C, each with its step from token to token in numbers of
     the dtype of `like`; `states` an address and the numbers of a slot. `weights` are A and D; y is
@@ -170,13 +170,13 @@ def scan_head(
     sources, firsts, tokens, counts, kept = runs
     whole = padded(head_dim, ROWS), padded(state_dim, LANES)
     room = np.empty(whole[0] * whole[1], floats.dtype)
-    held, own = np.intp(room.ctypes.data), states[0] + head * head_dim * state_dim * number
+    held, first_state = np.intp(room.ctypes.data), states[0] + head * head_dim * state_dim * number
     place = open_state(
-        floats, stored_at(own, sources[request], states[1] * number), size, whole, held
+        floats, stored_at(first_state, sources[request], states[1] * number), size, whole, held
     )
     for run in range(firsts[request], firsts[request + 1]):
         token, count = tokens[run], counts[run]
-        stored = stored_at(own, kept[run], states[1] * number)
+        stored = stored_at(first_state, kept[run], states[1] * number)
         if count > 0:
             after = place_after(stored, size, whole, held)
             rows = (
@@ -222,7 +222,7 @@ def ssd_scan_compiled(
     C: Tensor,
     D: Tensor,
     ssm_states: Tensor,
-    runs: Runs,
+    runs: TokenRuns,
 ) -> Tensor:
     """y as `x`, [tokens, ssm_heads, ssm_head_dim]; the states advance from slot to slot."""
     tokens, heads, head_dim = x.shape
@@ -243,7 +243,7 @@ def ssd_scan_compiled(
 def has_ssd_loop(
     x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, ssm_states: Tensor
 ) -> bool:
-    """Whether the loop takes them: rows of one dtype, all else in the dtype of its sums."""
+    """True if the loop takes them: rows of one dtype, all else in the dtype of its sums."""
     # The first question, as in every launcher: on a card there are kernels of its own.
     if x.is_cuda or not serves(x, ssm_states):
         return False

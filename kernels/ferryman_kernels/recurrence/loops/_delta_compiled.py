@@ -32,14 +32,14 @@ from ferryman_kernels.cpu._compiled import (
 )
 from ferryman_kernels.cpu._row_tiles import padded
 from ferryman_kernels.cpu._vectors import LANES, exps, fused, load, row_at, spread, store, total
-from ferryman_kernels.recurrence._states import (
+from ferryman_kernels.recurrence.loops._states import (
     in_rows,
     keep_state,
     open_state,
     place_after,
     stored_at,
 )
-from ferryman_kernels.recurrence.runs import Runs
+from ferryman_kernels.recurrence.loops.runs import TokenRuns
 
 COLUMNS = 4 * LANES
 """Columns of a state that pass over a block of tokens at once."""
@@ -69,12 +69,12 @@ def store_row(state: Any, at: Any, row: Any) -> None:
 @part
 def scaled_sum(factor: Any, row: Any, added: Any) -> Any:
     """factor·row + added, by columns."""
-    each = spread(factor)
+    lanes = spread(factor)
     return (
-        fused(each, row[0], added[0]),
-        fused(each, row[1], added[1]),
-        fused(each, row[2], added[2]),
-        fused(each, row[3], added[3]),
+        fused(lanes, row[0], added[0]),
+        fused(lanes, row[1], added[1]),
+        fused(lanes, row[2], added[2]),
+        fused(lanes, row[3], added[3]),
     )
 
 
@@ -93,11 +93,14 @@ def fed_row(old: Any, at: Any, decay: Any, key: Any, fed: Any) -> Any:
 @part
 def read_columns(state: Any, step: Any, rows: Any, keys: Any, queries: Any) -> Any:
     """The sums k'·state and q'·state over all rows of the columns at `state`, `step` apart."""
-    known, seen = no_row(state), no_row(state)
+    matched, queried = no_row(state), no_row(state)
     for row in range(rows):
-        own = row_of(state, row * step)
-        known, seen = scaled_sum(keys[row], own, known), scaled_sum(queries[row], own, seen)
-    return known, seen
+        numbers = row_of(state, row * step)
+        matched, queried = (
+            scaled_sum(keys[row], numbers, matched),
+            scaled_sum(queries[row], numbers, queried),
+        )
+    return matched, queried
 
 
 @part
@@ -110,13 +113,13 @@ def feed_and_read(
     their rows follow each other.
     """
     (decays, keys), (next_keys, next_queries) = token, next_token
-    known, seen = no_row(old), no_row(old)
+    matched, queried = no_row(old), no_row(old)
     for row in range(rows):
-        own = fed_row(old, row * step, decays[row], keys[row], fed)
-        store_row(new, row * COLUMNS, own)
-        known = scaled_sum(next_keys[row], own, known)
-        seen = scaled_sum(next_queries[row], own, seen)
-    return known, seen
+        numbers = fed_row(old, row * step, decays[row], keys[row], fed)
+        store_row(new, row * COLUMNS, numbers)
+        matched = scaled_sum(next_keys[row], numbers, matched)
+        queried = scaled_sum(next_queries[row], numbers, queried)
+    return matched, queried
 
 
 @part
@@ -130,32 +133,32 @@ def feed_columns(
 
 @part
 def advance_columns(
-    floats: Any, whole: Any, places: Any, count: Any, tokens: Any, values: Any, shown: Any
+    floats: Any, whole: Any, places: Any, count: Any, tokens: Any, values: Any, sums: Any
 ) -> None:
     """`count` tokens of 64 columns of one head.
 
     `places` are the addresses, each with its step from row to row, of the columns before the tokens
     and of those after them, and the address of room for those between. `tokens` hold, each flat:
     decays, keys, decayed keys and decayed queries with the rows of a state for each token; rates
-    and q·k, a number for each. `values` and `shown` begin at these columns and have the width of a
+    and q·k, a number for each. `values` and `sums` begin at these columns and have the width of a
     state for each token.
     """
     (rows, width), ((source, step), (target, target_step), held) = whole, places
     decays, keys, decayed, queries, rates, matches = tokens
     none, minus = no_row(floats), -floats.dtype.type(1)
-    known, seen = read_columns(row_at(source, floats), step, rows, decayed, queries)
+    matched, queried = read_columns(row_at(source, floats), step, rows, decayed, queries)
     for token in range(count):
-        at, own, after = token * width, token * rows, (token + 1) * rows
-        unfed = scaled_sum(minus, known, row_of(values, at))
+        at, row, next_row = token * width, token * rows, (token + 1) * rows
+        unfed = scaled_sum(minus, matched, row_of(values, at))
         fed = scaled_sum(rates[token], unfed, none)
-        store_row(shown, at, scaled_sum(matches[token], fed, seen))
-        feeding, old = (decays[own:], keys[own:]), row_at(source, floats)
+        store_row(sums, at, scaled_sum(matches[token], fed, queried))
+        feeding, old = (decays[row:], keys[row:]), row_at(source, floats)
         if token == count - 1:
             feed_columns(old, step, row_at(target, floats), target_step, rows, feeding, fed)
         else:
-            following = decayed[after:], queries[after:]
+            following = decayed[next_row:], queries[next_row:]
             new = row_at(held, floats)
-            known, seen = feed_and_read(old, step, new, rows, feeding, fed, following)
+            matched, queried = feed_and_read(old, step, new, rows, feeding, fed, following)
             source, step = held, COLUMNS
 
 
@@ -173,18 +176,22 @@ def take_tokens(
     given: Any, floats: Any, g: Any, beta: Any, count: Any, size: Any, whole: Any, tokens: Any,
     values: Any,
 ) -> None:  # fmt: skip
-    """What a head needs of its tokens, widened and decayed; `given` are rows of q, k and v with
+    """Widens and decays what a head needs of its tokens; `given` are rows of q, k and v with
     their steps, g [tokens, 1 or k_dim] and beta [tokens] are the head's own."""
     ((q, step_q), (k, step_k), (v, step_v)), (k_dim, v_dim) = given, size
     (rows, width), (decays, keys, decayed, queries, rates, matches) = whole, tokens
     for token in range(count):
         # Rows that begin at 0: an index that might be negative keeps a loop from being a vector's.
         at, logs = token * rows, g[token]
-        decay, key, own_k = decays[at : at + rows], keys[at : at + rows], k[token * step_k :]
-        faded, query, own_q = decayed[at : at + rows], queries[at : at + rows], q[token * step_q :]
-        value, own_v = values[token * width :], v[token * step_v :]
+        decay, key, raw_key = decays[at : at + rows], keys[at : at + rows], k[token * step_k :]
+        faded, query, raw_query = (
+            decayed[at : at + rows],
+            queries[at : at + rows],
+            q[token * step_q :],
+        )
+        value, raw_value = values[token * width :], v[token * step_v :]
         for row in range(k_dim):
-            key[row], query[row] = own_k[row], own_q[row]
+            key[row], query[row] = raw_key[row], raw_query[row]
         if logs.shape[0] == k_dim:
             decay[:k_dim], decay[k_dim:] = logs, 0
             for row in range(0, rows, LANES):
@@ -196,7 +203,7 @@ def take_tokens(
             faded[row] = decay[row] * key[row]
             query[row] = decay[row] * query[row]
         for n in range(v_dim):
-            value[n] = wide(own_v[n])
+            value[n] = wide(raw_value[n])
         rates[token] = beta[token]
 
 
@@ -216,7 +223,7 @@ def scan_tokens(
         np.zeros(block * rows, dtype), np.zeros(block * rows, dtype), np.zeros(block * rows, dtype),
         np.zeros(block * rows, dtype), np.empty(block, dtype), np.empty(block, dtype),
     )  # fmt: skip
-    values, shown = np.zeros(block * width, dtype), np.empty(block * width, dtype)
+    values, sums = np.zeros(block * width, dtype), np.empty(block * width, dtype)
     (q, step_q), (k, step_k), (v, step_v) = given
     for first in range(0, count, BLOCK):
         taken = min(count - first, BLOCK)
@@ -234,11 +241,11 @@ def scan_tokens(
             before = (source + at, width) if begins else inside
             after = (target + at, width) if ends else inside
             columns = before, after, inside[0]
-            advance_columns(floats, whole, columns, taken, tokens, values[n:], shown[n:])
+            advance_columns(floats, whole, columns, taken, tokens, values[n:], sums[n:])
         for token in range(taken):
-            row, sums = out[(first + token) * step_y :], shown[token * width :]
+            row, totals = out[(first + token) * step_y :], sums[token * width :]
             for n in range(size[1]):
-                row[n] = narrow(sums[n], out)
+                row[n] = narrow(totals[n], out)
 
 
 @part
@@ -246,7 +253,7 @@ def scan_head(
     job: Any, like: Any, floats: Any, given: Any, g: Any, beta: Any, states: Any, runs: Any, y: Any,
     sizes: Any,
 ) -> None:  # fmt: skip
-    """All runs of one value head of one request: the `job`th of requests × heads.
+    """Scans all runs of one value head of one request: the `job`th of requests × heads.
 
     `given` are the addresses of q, k (in the dtype of `floats`) and v (of `like`), each with its
     step from token to token; `states` an address and the numbers of a slot; y is an address and a
@@ -257,15 +264,15 @@ def scan_head(
     shared, number = head * k_heads // heads * k_dim, floats.itemsize
     sources, firsts, tokens, counts, kept = runs
     whole = padded(k_dim, LANES), padded(v_dim, COLUMNS)
-    elements, own = whole[0] * whole[1], states[0] + head * k_dim * v_dim * number
+    elements, first_state = whole[0] * whole[1], states[0] + head * k_dim * v_dim * number
     room = np.empty(2 * elements, floats.dtype)
     held = np.intp(room.ctypes.data)
     padded_state, slot_bytes = held + elements * number, states[1] * number
-    stored = stored_at(own, sources[request], slot_bytes)
+    stored = stored_at(first_state, sources[request], slot_bytes)
     place = open_state(floats, stored, size, whole, padded_state)
     for run in range(firsts[request], firsts[request + 1]):
         token, count = tokens[run], counts[run]
-        stored = stored_at(own, kept[run], slot_bytes)
+        stored = stored_at(first_state, kept[run], slot_bytes)
         if count > 0:
             after = place_after(stored, size, whole, padded_state)
             rows = (
@@ -303,7 +310,7 @@ _scan_loop = Loop(_scan, STRICT)
 
 
 def delta_scan_compiled(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, ssm_states: Tensor, runs: Runs
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, ssm_states: Tensor, runs: TokenRuns
 ) -> Tensor:
     """y as `v`, [tokens, v_heads, v_dim]; g [tokens, v_heads, 1 or k_dim]."""
     tokens, heads, v_dim = v.shape
@@ -322,7 +329,7 @@ def delta_scan_compiled(
 
 
 def has_delta_loop(v: Tensor, g: Tensor, beta: Tensor, ssm_states: Tensor) -> bool:
-    """Whether the loop takes them: gates and states in the dtype of its sums."""
+    """True if the loop takes them: gates and states in the dtype of its sums."""
     # The first question, as in every launcher: on a card there are kernels of its own.
     if v.is_cuda or not serves(v, ssm_states):
         return False
