@@ -128,5 +128,7 @@ def _lines(candidate: RouteCandidate) -> list[tuple[str, str]]:
         *((name, f"{value * 1000:.2f}") for name, value in seconds.items()),
         ("usable tokens", str(candidate.usable_tokens)),
         *((f"  {tier}", str(count)) for tier, count in tokens.items()),
+        ("in another arithmetic", str(candidate.unlike_tokens)),
         ("data plane", candidate.plane),
+        ("exactness", candidate.exactness.value),
     ]

@@ -134,6 +134,7 @@ class PromptAttempt(ABC):
     async def _leased(self) -> AsyncIterator[HostLease]:
         brought = await self._prefetched()
         lease = await self._ctx.host.lease_for(self.order.request, self._tags, brought)
+        lease = replace(lease, view=replace(lease.view, unlike_pages=self.order.unlike_pages))
         self._is_leased = True
         try:
             yield lease

@@ -16,6 +16,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Self
 
+from ferryman.cache.arithmetic import Exactness
 from ferryman.cache.keys import TokenIds, as_token_ids, page_keys, root_key
 from ferryman.cache.resume import ResumePlan
 from ferryman.cache.slots import Ledger
@@ -59,7 +60,7 @@ class Completion:
     `prompt_logprobs` has one entry per token of the prompt (empty if not requested): None for the
     first, else the log probabilities and ranks of that token and of the likeliest ones.
     `cached_tokens` counts reused prompt tokens by tier; `uncached_reasons` counts the computed
-    pages by reason.
+    pages by reason. `exactness` is that of all answers of this model.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -69,6 +70,7 @@ class Completion:
     logprobs: tuple[Mapping[int, float], ...]
     cached_tokens: Mapping[str, int]
     uncached_reasons: Mapping[str, int]
+    exactness: Exactness
     prompt_logprobs: tuple[Position, ...] = ()
 
 
@@ -157,7 +159,8 @@ class LLM:
             self._run(answers)
         finally:
             self._abandon(answers)
-        return [answer.completion() for answer in answers.values()]
+        exactness = self._engine.manifest.exactness
+        return [answer.completion(exactness) for answer in answers.values()]
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Token ids of a text."""
@@ -333,7 +336,7 @@ class _Answer:
             if released.stop is not None:
                 self._finish_reason = "stop"
 
-    def completion(self) -> Completion:
+    def completion(self, exactness: Exactness) -> Completion:
         return Completion(
             prompt_token_ids=tuple(self.request.token_ids.tolist()),
             token_ids=tuple(sampled.token_id for sampled in self._sampled),
@@ -342,6 +345,7 @@ class _Answer:
             logprobs=tuple(s.logprobs for s in self._sampled if s.logprobs),
             cached_tokens=self._cached,
             uncached_reasons=self._uncached,
+            exactness=exactness,
             prompt_logprobs=self._scores.scores()
             if self.request.prompt_logprobs is not None
             else (),

@@ -189,6 +189,43 @@ def test_pages_that_a_slower_tier_kept_back_say_why(
     assert [(reason, *span) for reason, span in merged.items()] == spans
 
 
+@pytest.mark.parametrize(
+    ("unlike_pages", "spans"),
+    [
+        (0, [(Reason.HOST_FULL, 0, 2), (Reason.NEVER_SEEN, 2, 5)]),
+        (1, [(Reason.HOST_FULL, 0, 2), (Reason.NEVER_SEEN, 2, 5)]),
+        (4, [(Reason.HOST_FULL, 0, 2), (Reason.OTHER_ARITHMETIC, 2, 4), (Reason.NEVER_SEEN, 4, 5)]),
+        (9, [(Reason.HOST_FULL, 0, 2), (Reason.OTHER_ARITHMETIC, 2, 5)]),
+    ],
+)
+def test_pages_that_were_seen_in_another_arithmetic_alone_say_so(
+    unlike_pages: int, spans: list[tuple[Reason, int, int]]
+) -> None:
+    host = HostView(shortfall=Shortfall(2, Reason.HOST_FULL), unlike_pages=unlike_pages)
+    plan = planner(*HYBRID).plan(keys_for(18), 18, nothing(18), host)
+    assert list(plan.uncached) == spans
+
+
+def test_an_arithmetic_is_not_blamed_for_what_this_one_has_seen() -> None:
+    """The pages are here; their snapshot is not."""
+    device = Device(keys_for(30), 5, frozenset(), frozenset({1}))
+    plan = planner(*HYBRID).plan(keys_for(30), 30, device, HostView(unlike_pages=7))
+    assert list(plan.uncached) == [
+        (Reason.NO_SNAPSHOT, 2, 5),
+        (Reason.OTHER_ARITHMETIC, 5, 7),
+        (Reason.NEVER_SEEN, 7, 8),
+    ]
+
+
+def test_declined_loads_keep_the_other_arithmetic() -> None:
+    units = {(k, p): unit(k, p) for k in HYBRID for p in (0, 1)}
+    host = HostView(units, unlike_pages=4)
+    plans = list(planner(*HYBRID).plans(keys_for(18), 18, nothing(18), host))
+    assert plans[0].loads
+    assert not plans[-1].loads
+    assert Reason.OTHER_ARITHMETIC in {span.reason for span in plans[-1].uncached}
+
+
 def test_recomputing_by_choice_is_not_blamed_on_a_slower_tier() -> None:
     host = HostView(
         {(k, p): unit(k, p) for k in HYBRID for p in (0, 1)}, Shortfall(2, Reason.RATE_LIMITED)

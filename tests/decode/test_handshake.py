@@ -33,6 +33,10 @@ OTHERS = {
         in_dtype("bfloat16"),
         f"dtype {MANIFEST.layout(Kind.FULL).sections[0].dtype} here, bfloat16 there",
     ),
+    "arithmetic": (
+        replace(MANIFEST, arithmetic="cpu/avx512.znver4/float32/r2965f0ee/tp1"),
+        "arithmetic: any here, cpu/avx512.znver4/float32/r2965f0ee/tp1 there",
+    ),
     "keys kept as codes": (
         in_dtype("float8_e4m3fn"),
         f"dtype {MANIFEST.layout(Kind.FULL).sections[0].dtype} here, float8_e4m3fn there",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 import pytest
 from tests.hostcache.attached import load, prompt_of, read_all, source_of, worker_at
@@ -166,6 +167,15 @@ async def test_another_model_is_refused_and_told_why(host_cache: RunningHostCach
         other = manifest_of(Kind.FULL, Kind.RECURRENT, fingerprint="another")
         with pytest.raises(ManifestMismatch, match="fingerprint: tiny here, another there"):
             host_cache.host.attach(WorkerLife("prefill-00000002", 1), other)
+
+
+async def test_a_worker_of_another_arithmetic_is_refused_and_told_which(
+    host_cache: RunningHostCache,
+) -> None:
+    async with worker_at(host_cache.address, MANIFEST):
+        unlike = replace(MANIFEST, arithmetic="cpu/avx512/float32/r0/tp1")
+        with pytest.raises(ManifestMismatch, match="arithmetic: any here, cpu/avx512/float32/r0/"):
+            host_cache.host.attach(WorkerLife("prefill-00000002", 1), unlike)
 
 
 async def test_a_restart_makes_a_new_epoch_and_the_old_leases_void(

@@ -12,8 +12,9 @@ import pytest
 
 pytest.importorskip("numba")
 
+import ferryman_kernels
 from ferryman_kernels.cpu import _compiled
-from ferryman_kernels.cpu._loop_cache import LoopFiles
+from ferryman_kernels.cpu._loop_cache import LoopFiles, digest_of_sources
 
 # Doubles every second number, or each of them; `full` lets the process write no file.
 TOY = """
@@ -162,16 +163,14 @@ def test_a_loop_runs_where_no_file_can_be_written(tmp_path: Path, toys: ToyForks
     assert list(_files(tmp_path)) == []
 
 
-def test_a_part_from_any_file_of_the_package_changes_the_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_part_from_any_file_of_the_package_changes_the_name(tmp_path: Path) -> None:
     """`mamba_step` takes a part from `ssd_decode`, in another folder than the loops' compiler."""
-    monkeypatch.setattr(_compiled, "__file__", str(tmp_path / "cpu" / "_compiled.py"))
+    assert Path(ferryman_kernels.__path__[0]) == _compiled._PACKAGE
     found = []
     (tmp_path / "recurrence").mkdir()
     for content in ("1", "2"):
         (tmp_path / "recurrence" / "ssd_decode.py").write_text(content)
-        found.append(_compiled._digest_of_sources.__wrapped__())
+        found.append(digest_of_sources.__wrapped__(tmp_path))
     assert found[0] != found[1]
 
 

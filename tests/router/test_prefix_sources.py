@@ -88,7 +88,7 @@ HOLDINGS = {"n1": NodePrefix(NODE_1, 6, 3), "n2": NodePrefix(NODE_2, 8, 8)}
 
 
 def chosen(fleet: Fleet) -> RouteChoice:
-    asking = replace(ASKING, cache_index=HOLDINGS)
+    asking = replace(ASKING, cache_index={STATE: HOLDINGS})
     explanation = choose(fleet, asking, costs=RoutingCosts(), now=0.0)
     assert explanation is not None
     return explanation.chosen
@@ -141,7 +141,7 @@ def test_a_worker_without_a_host_cache_has_its_device_only() -> None:
 
 def test_a_node_that_cannot_be_reached_is_no_peer() -> None:
     unreachable = {"n2": NodePrefix(NodeLife("n2", 1), 8, 8)}
-    asking = replace(ASKING, cache_index=unreachable)
+    asking = replace(ASKING, cache_index={STATE: unreachable})
     explanation = choose(
         fleet(measured(), beat("decode", 1), HOST), asking, costs=RoutingCosts(), now=0.0
     )
@@ -164,7 +164,7 @@ def test_a_node_that_cannot_be_reached_is_no_peer() -> None:
 def test_other_nodes_objects_count_as_storage_of_this_node(
     mine: NodePrefix, cached: CachedTokens
 ) -> None:
-    asking = replace(ASKING, cache_index={"n1": mine})
+    asking = replace(ASKING, cache_index={STATE: {"n1": mine}})
     made = fleet(measured(), beat("decode", 1), HOST)
     explanation = choose(made, asking, costs=RoutingCosts(), now=0.0)
     assert explanation is not None
@@ -180,7 +180,7 @@ def test_the_pair_uses_the_fastest_plane_that_both_have() -> None:
 
 def test_the_explanation_has_the_tokens_by_tier_and_the_seconds_of_each_part() -> None:
     made = fleet(measured(), beat("decode", 1), HOST)
-    asking = replace(ASKING, cache_index=HOLDINGS)
+    asking = replace(ASKING, cache_index={STATE: HOLDINGS})
     explanation = choose(made, asking, costs=RoutingCosts(), now=0.0)
     assert explanation is not None
     candidate, facts = explanation.chosen, routed_facts(explanation)

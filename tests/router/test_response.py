@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.text.folders import write_folder
 
+from ferryman.cache.arithmetic import Exactness
 from ferryman.handoff.offsets import (
     Acceptance,
     Accepted,
@@ -78,7 +79,7 @@ class WorkerTokens:
 
     def finished(self) -> Shown:
         reason = FinishReason.STOP if self.answer.has_stopped else FinishReason.LENGTH
-        self.answer.finish(reason, Usage(1))
+        self.answer.finish(reason, Usage(1), Exactness.BITS)
         return _shown(self.answer.output_log)
 
 
@@ -229,8 +230,8 @@ def test_a_stop_string_of_the_last_held_back_character_ends_the_answer(
     half = _encoded(byte_level, "👍")[:1]
     worker = _worker_tokens(byte_level, half, REPLACEMENT)
     worker.send(0, 1)
-    worker.answer.finish(FinishReason.LENGTH, Usage(1))
-    end = GenerateFinished(FinishReason.STOP, Usage(1), "", matched_stop=REPLACEMENT)
+    worker.answer.finish(FinishReason.LENGTH, Usage(1), Exactness.BITS)
+    end = GenerateFinished(FinishReason.STOP, Usage(1), "", REPLACEMENT, Exactness.BITS)
     assert worker.answer.output_log.end == end
 
 

@@ -28,7 +28,9 @@ class Room:
     now: float = 0.0
 
     def __post_init__(self) -> None:
-        self.patience = RolePatience(self.fleet.starts, self.fleet.is_served, SECONDS)
+        self.patience = RolePatience(
+            self.fleet.starts, self.fleet.is_served, SECONDS, self.fleet.discord
+        )
         self.patience.look(self.now)
 
     def pass_time(self, seconds: float, *, beats: bool = True) -> None:

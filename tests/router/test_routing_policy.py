@@ -155,7 +155,7 @@ def test_the_host_tier_counts_where_loading_is_cheaper() -> None:
     fleet = fleet_of(
         beat_of("prefill", 1, node="n1"), beat_of("prefill", 2, node="n2"), beat_of("decode", 1)
     )
-    asking = replace(ASKING, cache_index={"n2": NodePrefix(NodeLife("n2", 1), 9, 9)})
+    asking = replace(ASKING, cache_index={STATE: {"n2": NodePrefix(NodeLife("n2", 1), 9, 9)}})
     explanation = choose(fleet, asking, costs=RoutingCosts(), now=0.0)
     assert explanation is not None
     assert explanation.chosen.prefill.worker_id[-1] == "2"

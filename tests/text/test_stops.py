@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.text.folders import write_folder
 
+from ferryman.cache.arithmetic import Exactness
 from ferryman.llm import _Answer
 from ferryman.schedule.batch import Sampled
 from ferryman.schedule.request import Request, SamplingParams
@@ -68,5 +69,5 @@ def test_an_offline_answer_whose_last_held_back_character_is_a_stop_ends_by_it(
     answer = _Answer(Request("request", half, (), sampling), tokenizer)
     assert not answer.drawn(Sampled(int(half[0]), {}))
     answer.finished("length")
-    completion = answer.completion()
+    completion = answer.completion(Exactness.VALUES)
     assert (completion.text, completion.finish_reason) == ("", "stop")

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cache, cached_property
-from hashlib import sha256
 from pathlib import Path
 from threading import Lock
 from types import FunctionType
@@ -23,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ferryman_kernels.cpu._loop_cache import cached
+from ferryman_kernels.cpu._loop_cache import cached, digest_of_sources
 from ferryman_kernels.cpu.launches import launch
 
 try:
@@ -63,6 +62,7 @@ WEIGHTS_PER_ELEMENT = 4
 """The weights that a product multiplies in the time of an element: each takes 0.1 ns."""
 
 _LEAST_EXPONENT = np.float32(-64.0)
+_PACKAGE = Path(__file__).parents[1]
 
 _KNOWN = frozenset((torch.float32, torch.float64, torch.bfloat16))
 _LAUNCHING = Lock()  # two threads must never enter numba's work queue at once
@@ -187,14 +187,6 @@ def inlined(function: Callable[..., Any]) -> Any:
     return register_jitable(error_model="numpy", inline="always")(function)
 
 
-@cache
-def _digest_of_sources() -> str:
-    digest = sha256()
-    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:12]
-
-
 def _named(function: Callable[..., None], version: str) -> Callable[..., None]:
     """The same function under a name of its own, with a digest of the package's sources in it.
 
@@ -202,7 +194,7 @@ def _named(function: Callable[..., None], version: str) -> Callable[..., None]:
     one name the version that was compiled first would serve both: a loop for one thread would run
     on all of them. Without the digest a loop would keep parts that another file has changed.
     """
-    version = f"{version}_{_digest_of_sources()}"
+    version = f"{version}_{digest_of_sources(_PACKAGE)[:12]}"
     named = FunctionType(
         function.__code__,
         function.__globals__,

@@ -14,6 +14,7 @@ from ferryman_kernels.cpu._vectors import fused_values, generated, in_each_lane,
 
 if numba is not None:
     from llvmlite import ir
+    from llvmlite.binding import get_host_cpu_name
     from numba.core.cgutils import get_or_insert_function
     from numba.core.codegen import get_host_cpu_features
 
@@ -26,15 +27,20 @@ STEP_BYTES = 256
 """Bytes that one step reads: a float32, or a pair of bfloat16, for each lane."""
 
 
-def _features() -> str:
-    """The processor's features as numba compiles for them."""
-    chosen: str | None = numba.config.CPU_FEATURES
-    return str(get_host_cpu_features()) if chosen is None else chosen
+def compiled_for() -> tuple[str, str]:
+    """LLVM's name of the processor that numba compiles for, and its features, as "+avx2,-amx-tile";
+    there has to be numba."""
+    name: str | None = numba.config.CPU_NAME
+    features: str | None = numba.config.CPU_FEATURES
+    return (
+        get_host_cpu_name() if name is None else name,
+        str(get_host_cpu_features()) if features is None else features,
+    )
 
 
 def has_feature(name: str) -> bool:
     """Whether numba compiles for a processor with the feature that LLVM calls so."""
-    return numba is not None and f"+{name}" in _features().split(",")
+    return numba is not None and f"+{name}" in compiled_for()[1].split(",")
 
 
 HAS_DOTS = has_feature("avx512bf16")

@@ -17,6 +17,7 @@ import os
 import pickle
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,15 @@ log = logging.getLogger(__name__)
 compiling = logging.getLogger("ferryman_kernels.compiling")
 """Hears the name of each loop whose compilation begins: at a first start that takes a while."""
 _DIGEST_BYTES = 32
+
+
+@cache
+def digest_of_sources(folder: Path) -> str:
+    """The digest of all Python files below a folder, in hex digits."""
+    digest = sha256()
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 class LoopFiles:

@@ -28,6 +28,7 @@ from ferryman.settings.cluster import (
     shared_memory_bytes,
 )
 from ferryman.settings.declaration import size_text
+from ferryman.sizing.exactness import arithmetic_of
 from ferryman.sizing.memory_plan import MemoryPlan
 from ferryman.tiers.layout import SNAPSHOT_SHARE, split_arena
 from ferryman.wire.hostcache.arena import SHARED_MEMORY
@@ -60,6 +61,7 @@ def check(choices: UpOptions, places: ModelPlaces = EVERYTHING_HERE) -> MemoryPl
     _check_adapters(choices)
     _check_shared_memory(choices.tiers)
     plan = plan_memory(choices, places)
+    _check_arithmetics(plan)
     _check_tiers(choices.tiers, choices.num_prefilling, plan.workers[0].manifest)
     for flag, url in (("--nats-url", choices.nats_url), ("--redis-url", choices.redis_url)):
         _check_answers(flag, url)
@@ -84,6 +86,18 @@ def _check_weights_agree(choices: UpOptions) -> None:
             raise ConfigError(
                 f"{name} is {values}, whose {what} would differ; set it for both, as with {flag}"
             )
+
+
+def _check_arithmetics(plan: MemoryPlan) -> None:
+    """Raises ConfigError for bits that cannot be promised, and for roles of unlike arithmetics:
+    none would take over the other's state."""
+    chosen = {worker.role: arithmetic_of(worker.options) for worker in plan.workers}
+    if len(set(chosen.values())) > 1:
+        values = " and ".join(f"{name} for {role} workers" for role, name in chosen.items())
+        raise ConfigError(
+            f"the arithmetic is {values}, so neither takes the other's state: make them alike, in "
+            "ranks, device and number formats, or say --exactness values"
+        )
 
 
 def _check_adapters(choices: UpOptions) -> None:

@@ -12,6 +12,7 @@ from functools import cache
 from json.encoder import encode_basestring
 from typing import Any, ClassVar
 
+from ferryman.cache.arithmetic import Exactness
 from ferryman.handoff.usage import CachedTokens
 from ferryman.wire.public import TokenChunk
 from ferryman.wire.values import Usage
@@ -33,9 +34,11 @@ from ferryman_router.request.attempt_result import uncached_tokens
 from ferryman_router.request.response import OutputFailed
 
 
-def usage_object(request_id: str, usages: Sequence[Usage], page_size: int) -> dict[str, Any]:
-    """The sum over all prompts of a call; `ferryman` has the tiers, and the reasons for the
-    rest."""
+def usage_object(
+    request_id: str, usages: Sequence[Usage], exactness: Exactness, page_size: int
+) -> dict[str, Any]:
+    """The sum over all prompts of a call; `ferryman` has the tiers, the reasons for the rest, and
+    the `exactness` of all answers together."""
     prompt = sum(usage.prompt_tokens for usage in usages)
     completion = sum(usage.completion_tokens for usage in usages)
     drafted = sum(usage.drafted_tokens for usage in usages)
@@ -60,6 +63,7 @@ def usage_object(request_id: str, usages: Sequence[Usage], page_size: int) -> di
             "request_id": request_id,
             "cached_tokens": tiers,
             "uncached_reasons": reasons,
+            "exactness": exactness.value,
         },
     }
 

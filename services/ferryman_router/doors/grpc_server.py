@@ -243,6 +243,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             state.digest if state is not None else "",
             ctx.model.created_unix_seconds,
             ctx.model.vocab,
+            *ctx.fleet.promise(),
         )
 
 

@@ -124,6 +124,7 @@ class HttpApp:
 
     def _card(self, name: str) -> dict[str, Any]:
         model = self._deps.frontend.ctx.model
+        exactness, arithmetics = self._deps.frontend.ctx.fleet.promise()
         return {
             "id": name,
             "object": "model",
@@ -132,6 +133,7 @@ class HttpApp:
             "root": name,
             "parent": None if name == model.model_id else model.model_id,
             "max_model_len": model.max_len,
+            "ferryman": {"exactness": exactness.value, "arithmetics": arithmetics},
         }
 
     async def _text(

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from ferryman.cache.arithmetic import Exactness
 from ferryman.errors import Cancelled
 from ferryman.wire.public import GenerateFinished, TokenChunk
 from ferryman_router.answers.logprobs import best_answers
@@ -71,7 +72,8 @@ class ResponseGroup:
         ]
         # Known now: a request may have come before the first worker.
         page_size = self.frontend.ctx.fleet.page_size()
-        return usage_object(self.request_id, usages, page_size)
+        exactness = Exactness.least(end.exactness for end in self.finished)
+        return usage_object(self.request_id, usages, exactness, page_size)
 
     def scored_prompt(self, index: int) -> ScoredPrompt | None:
         """The prompt of a request, if it is scored: the first of those that share it has asked."""

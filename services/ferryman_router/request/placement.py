@@ -17,7 +17,7 @@ from ferryman.errors import (
     Unavailable,
 )
 from ferryman.runtime.logs import Tail
-from ferryman.wire.nats.heartbeat import PREFILL, Heartbeat
+from ferryman.wire.nats.heartbeat import PREFILL, Heartbeat, ServedState
 from ferryman.wire.redis.index import NodePrefix
 from ferryman_router.request.attempt import RouterAttempt
 from ferryman_router.request.attempt_result import (
@@ -37,7 +37,7 @@ from ferryman_router.request.request_history import RequestHistory
 from ferryman_router.routing.fleet import WorkerName
 from ferryman_router.routing.generate_request import PageKeyCache, TokenizedRequest
 from ferryman_router.routing.queue import QueuePosition, Ticket
-from ferryman_router.routing.routing_policy import Explanation, RoutingRequest
+from ferryman_router.routing.routing_policy import CacheIndex, Explanation, RoutingRequest
 
 log = logging.getLogger(__name__)
 
@@ -120,16 +120,16 @@ class RequestPlacement:
         behind = np.array(generated, dtype="<u4")
         return self.chains.extended(np.concatenate([self._asked.token_ids, behind]))
 
-    async def _cache_index(self) -> Mapping[str, NodePrefix]:
-        """The part of this prompt that each node holds; asked once, for the state in use."""
+    async def _cache_index(self) -> CacheIndex:
+        """The part of this prompt that each node holds, of each state that a worker could load."""
+        index: dict[ServedState, Mapping[str, NodePrefix]] = {}
         for worker in self._ctx.fleet.usable(PREFILL, self._ctx.clock()):
             state = worker.beat.state
             reusable = max_resume_pages(len(self.chains.token_ids), state.page_size)
             chain = self.chains.of(state)[:reusable]
-            if not worker.beat.node or not chain:
-                continue
-            return await self._ctx.index.usable_pages(chain, state.resume_shape)
-        return {}
+            if worker.beat.node and chain and state not in index:
+                index[state] = await self._ctx.index.usable_pages(chain, state.resume_shape)
+        return index
 
     def _still_excluded(self) -> frozenset[WorkerName]:
         workers = ((self._ctx.fleet.get(name), heard) for name, heard in self._excluded.items())

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ferryman.cache.arithmetic import Exactness
 from ferryman.handoff import request as events
 from ferryman.handoff.chain_prints import chain_prints, encode_prints
 from ferryman.handoff.lifecycle import LifecycleEntry
@@ -77,14 +78,14 @@ class RequestHistory:
         self,
         reason: FinishReason,
         usage: Usage,
+        exactness: Exactness,
         pace: LatencyTracker,
         chains: PageKeyCache,
         state: ServedState | None,
     ) -> None:
         self.enter(events.RequestFinished())
-        self._publish(
-            "finished", **finished_facts(reason, usage, pace), **chain_facts(chains, state)
-        )
+        facts = finished_facts(reason, usage, pace) | chain_facts(chains, state)
+        self._publish("finished", **facts, exactness=exactness.value)
         log.info(
             "request done %s",
             Tail(
@@ -143,7 +144,10 @@ def _choice_facts(choice: RouteChoice, prefix: str) -> dict[str, Fact]:
         "recompute_ms": _ms(choice.arrival.recompute_seconds),
         "usable_tokens": choice.cached.by_tier,
         "plane": choice.plane,
+        "exactness": choice.exactness.value,
     }
+    if choice.unlike_tokens:
+        facts["unlike_tokens"] = choice.unlike_tokens
     return {f"{prefix}{name}": fact for name, fact in facts.items()}
 
 
@@ -171,6 +175,8 @@ def _shown_candidate(candidate: RouteChoice) -> RouteCandidate:
         storage_tokens=candidate.cached.storage,
         peer_tokens=candidate.cached.peer,
         plane=candidate.plane,
+        exactness=candidate.exactness,
+        unlike_tokens=candidate.unlike_tokens,
     )
 
 
@@ -210,7 +216,13 @@ def _candidate(facts: Mapping[str, Any], prefix: str) -> RouteCandidate:
         storage_tokens=tokens.get("storage", 0),
         peer_tokens=tokens.get("peer", 0),
         plane=str(facts.get(f"{prefix}plane", "")),
+        exactness=_exactness(facts.get(f"{prefix}exactness")),
+        unlike_tokens=int(facts.get(f"{prefix}unlike_tokens", 0)),
     )
+
+
+def _exactness(said: object) -> Exactness:
+    return Exactness.BITS if said == Exactness.BITS.value else Exactness.VALUES
 
 
 def name_facts(caller: Caller) -> dict[str, Fact]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
+from ferryman.cache.arithmetic import ANY_ARITHMETIC, Exactness
 from ferryman.errors import (
     Cancelled,
     CorruptState,
@@ -70,6 +71,8 @@ class RequestRunner:
         self._answer = ResponseStream(asked, ctx.model.tokenizer, ctx.metrics, ctx.clock)
         self._placement = RequestPlacement(asked, self.history, ctx)
         self._first_usage: Usage | None = None
+        # Of every part of the answer; those of another router's part are not known here.
+        self._arithmetics = {ANY_ARITHMETIC} if asked.past.token_ids else set[str]()
         self._cause = "shutdown"
         self._stopped_by: Stopping | None = None
         self.output_log = self._answer.output_log
@@ -164,6 +167,7 @@ class RequestRunner:
             self._placement.chains,
             pair=(prefill, decode),
             attempt=attempt.number,
+            unlike_tokens=explanation.chosen.unlike_tokens,
             router=ctx.router_id,
             now=ctx.clock(),
         )
@@ -223,6 +227,7 @@ class RequestRunner:
     def _accepted(self, attempt: RouterAttempt) -> None:
         if self.history.state is not RequestState.DECODING:
             self.history.reach(RequestState.DECODING)
+            self._arithmetics.add(attempt.explanation.chosen.arithmetic)
         attempt.heard(self._ctx.clock())
         self._ctx.probation.leave(self.asked.request_id)
         if self._answer.has_stopped:
@@ -250,9 +255,10 @@ class RequestRunner:
             self._first_usage or counted, counted, self.asked.prompt_len, num_tokens
         )
         self._note_service(is_whole=True)
-        reason = self._answer.finish(reason, usage)
-        chains = self._placement.chains_with(self._answer.token_ids)
-        self.history.finished(reason, usage, self._answer.pace, chains, self._ctx.fleet.state())
+        exactness = Exactness.over(self._arithmetics)
+        reason = self._answer.finish(reason, usage, exactness)
+        chains, state = self._placement.chains_with(self._answer.token_ids), self._ctx.fleet.state()
+        self.history.finished(reason, usage, exactness, self._answer.pace, chains, state)
         self._ctx.metrics.requests.labels(str(reason)).inc()
         self._ctx.metrics.count_usage(usage, self._ctx.fleet.page_size())
 

@@ -17,6 +17,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ferryman.cache.arithmetic import Exactness
 from ferryman.errors import CorruptState, FerrymanError, InvalidRequest, Suspect
 from ferryman.handoff.offsets import (
     EMPTY_HASH,
@@ -230,7 +231,7 @@ class ResponseStream:
         else:
             self._metrics.gap.observe(gap, num_tokens)
 
-    def finish(self, reason: FinishReason, usage: Usage) -> FinishReason:
+    def finish(self, reason: FinishReason, usage: Usage, exactness: Exactness) -> FinishReason:
         """Ends the answer with what was held back, unless a stop string has cut it off.
 
         Returns the reason that the output log shows: what was held back may end in a stop string.
@@ -243,5 +244,5 @@ class ResponseStream:
                 self._matched_stop = last.stop
             else:
                 text = last.text + self._stops.flush()
-        self.output_log.close(GenerateFinished(reason, usage, text, self._matched_stop))
+        self.output_log.close(GenerateFinished(reason, usage, text, self._matched_stop, exactness))
         return reason

@@ -58,12 +58,14 @@ def prefill_order(
     *,
     pair: tuple[Heartbeat, Heartbeat],
     attempt: int,
+    unlike_tokens: int,
     router: str,
     now: float,
 ) -> PrefillOrder:
     """The order of one attempt: all tokens there are, those generated at the end.
 
-    `pair` is the prefill worker that is called and the decode worker that goes on.
+    `pair` is the prefill worker that is called and the decode worker that goes on. `unlike_tokens`
+    are kept in another arithmetic.
     """
     prefill, decode = pair
     num_generated = len(chains.token_ids) - asked.prompt_len
@@ -88,7 +90,11 @@ def prefill_order(
         taken_from=asked.past.router_id,
     )
     address = WorkerAddress(decode.worker_id, decode.address, decode.epoch)
-    return PrefillOrder(context, prefill.epoch, address, router, request, prefill.state.digest)
+    state = prefill.state
+    unlike_pages = unlike_tokens // state.page_size
+    return PrefillOrder(
+        context, prefill.epoch, address, router, request, state.digest, unlike_pages
+    )
 
 
 def classify_rpc_error(error: grpc.aio.AioRpcError, name: WorkerName) -> FerrymanError:

@@ -58,7 +58,8 @@ class Dispatcher:
         clock: Callable[[], float],
     ) -> None:
         self._fleet, self._queue, self._costs = fleet, queue, costs
-        self.patience, self._clock = RolePatience(fleet.starts, fleet.is_served, patience), clock
+        self.patience = RolePatience(fleet.starts, fleet.is_served, patience, fleet.discord)
+        self._clock = clock
         self.forecast = Forecast()
         self._waiting: dict[str, _Waiting] = {}
         self._has_come = asyncio.Event()

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from ferryman.cache.arithmetic import Exactness
 from ferryman.wire.codec.caches import CacheEvent, CacheSnapshot
-from ferryman.wire.nats.heartbeat import HOSTCACHE, Heartbeat, ServedState
+from ferryman.wire.nats.heartbeat import BOTH, DECODE, HOSTCACHE, PREFILL, Heartbeat, ServedState
 from ferryman_router.routing.prefix_sources import WorkerCacheIndex
 from ferryman_router.routing.worker_starts import SERVING, WorkerStarts
 
@@ -106,6 +107,12 @@ def keeps_state(beat: Heartbeat) -> bool:
     return any(beat.serves(role) for role in SERVING)
 
 
+def is_pair(prefill: Heartbeat, decode: Heartbeat) -> bool:
+    """Whether one can hand over to the other. A worker that does both decodes what it prefills."""
+    is_one = prefill.worker_id == decode.worker_id
+    return prefill.state == decode.state and is_one == (BOTH in (prefill.role, decode.role))
+
+
 class Fleet:
     """All workers, and the `starts` of those to come. `beat_timeout` is how long one may be
     silent."""
@@ -137,11 +144,29 @@ class Fleet:
         )
 
     def is_served(self, role: str) -> bool:
-        """Whether some worker takes requests; one that is merely full for the moment does."""
-        return any(
-            worker.beat.serves(role) and worker.beat.is_ready and not worker.is_suspect
-            for worker in self
-        )
+        """Whether some worker takes requests; one that is merely full for the moment does. One that
+        can hand over to no worker there is, nor take over from any, does not."""
+        of_role, others = self._ready(role), self._ready(PREFILL if role == DECODE else DECODE)
+        if not others:
+            return bool(of_role)
+        return any(is_pair(beat, other) for beat in of_role for other in others)
+
+    def discord(self) -> str:
+        """Why no ready worker can hand over to another, although there are some of both roles;
+        empty if one can."""
+        prefills, decodes = self._ready(PREFILL), self._ready(DECODE)
+        if not prefills or not decodes or self.is_served(DECODE):
+            return ""
+        prefill, decode = prefills[0], decodes[0]
+        what = f"{prefill.worker_id} and {decode.worker_id} keep unlike state"
+        if not prefill.state.is_unlike(decode.state):
+            return f"{what}: of another model, page size or layout"
+        arithmetics = f"{prefill.state.arithmetic} and {decode.state.arithmetic}"
+        return f"{what}, computed in {arithmetics}: one arithmetic, or exactness=values, joins them"
+
+    def _ready(self, role: str) -> list[Heartbeat]:
+        workers = (worker for worker in self if worker.beat.serves(role))
+        return [worker.beat for worker in workers if worker.beat.is_ready and not worker.is_suspect]
 
     def host_caches(self) -> dict[str, Heartbeat]:
         """The last beat of each node's host-cache: of two lives, of the one that beat last."""
@@ -154,6 +179,13 @@ class Fleet:
     def state(self) -> ServedState | None:
         """The state that is served, by the first worker that keeps any."""
         return next((w.beat.state for w in self if keeps_state(w.beat)), None)
+
+    def promise(self) -> tuple[Exactness, tuple[str, ...]]:
+        """The exactness that all workers hold, and their arithmetics by name; `values` while none
+        is known."""
+        states = [worker.beat.state for worker in self if keeps_state(worker.beat)]
+        arithmetics = tuple(sorted({state.arithmetic for state in states}))
+        return Exactness.least(state.exactness for state in states), arithmetics
 
     def page_size(self) -> int:
         """The page size of the served state; 1 while no worker is known."""

@@ -15,13 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
+from ferryman.cache.arithmetic import Exactness
 from ferryman.cache.manifest import Kind
 from ferryman.handoff.usage import CachedTokens
-from ferryman.wire.nats.heartbeat import BOTH, DECODE, PREFILL, Heartbeat
+from ferryman.wire.nats.heartbeat import DECODE, PREFILL, Heartbeat, ServedState
 from ferryman.wire.plane_values import GRPC, LOCAL, NIXL
 from ferryman.wire.redis.index import NodePrefix
-from ferryman_router.routing.fleet import Fleet, FleetWorker, WorkerName
+from ferryman_router.routing.fleet import Fleet, FleetWorker, WorkerName, is_pair
 from ferryman_router.routing.generate_request import PageKeyCache
 from ferryman_router.routing.prefix_sources import (
     NO_REACH,
@@ -53,10 +55,13 @@ class RoutingCosts:
     soon_seconds: float = 0.25
 
 
+CacheIndex = Mapping[ServedState, Mapping[str, NodePrefix]]
+
+
 @dataclass(frozen=True, slots=True)
 class RoutingRequest:
-    """The next `attempt` of a request, as the policy sees it. `cache_index` has by node how much of
-    it is on which tier, and `max_tokens` how many tokens may still be generated.
+    """The next `attempt` of a request, as the policy sees it. `cache_index` has, for each state
+    that workers keep, by node how much of it is on which tier; `max_tokens` may still be generated.
 
     `excluded` is evaluated on every try, so a worker that failed this request becomes eligible
     again later. `shared_by` is the decode worker that holds the whole prompt, from another answer
@@ -69,7 +74,7 @@ class RoutingRequest:
     chains: PageKeyCache
     attempt: int = 1
     max_tokens: int = 1
-    cache_index: Mapping[str, NodePrefix] = field(default_factory=dict)
+    cache_index: CacheIndex = field(default_factory=dict)
     excluded: Callable[[], frozenset[WorkerName]] = frozenset
     shared_by: WorkerName | None = None
     kept_by: WorkerName | None = None
@@ -82,7 +87,11 @@ class RoutingRequest:
 
 @dataclass(frozen=True, slots=True)
 class RouteChoice:
-    """A pair of workers, the seconds predicted for it, and where the prefix would come from."""
+    """A pair of workers, the seconds predicted for it, and where the prefix would come from.
+
+    `arithmetic` is that of both. `unlike_tokens` are the prefix that others keep in another one, if
+    that is longer than what can be used; else 0.
+    """
 
     prefill: WorkerName
     decode: WorkerName
@@ -92,12 +101,18 @@ class RouteChoice:
     row_seconds: float
     arrival: PrefixFetch
     plane: str
+    arithmetic: str
+    unlike_tokens: int = 0
 
     @property
     def total_seconds(self) -> float:
         arrival = self.arrival.fetch_seconds + self.arrival.load_seconds
         at_prefill = self.queue_seconds + arrival + self.prefill_seconds
         return at_prefill + self.handoff_seconds + self.row_seconds
+
+    @property
+    def exactness(self) -> Exactness:
+        return Exactness.under(self.arithmetic)
 
     @property
     def cached(self) -> CachedTokens:
@@ -128,7 +143,7 @@ def choose(
 ) -> Explanation | None:
     """The best pair; None while no ready pair has room and keeps the same kind of state."""
     if asking.kept_by is not None and (source := fleet.get(asking.kept_by)) is not None:
-        return _best(asking.attempt, _moves(fleet, source, asking, costs, now))
+        return _best(fleet, asking, _moves(fleet, source, asking, costs, now))
     prefills = [worker for worker in fleet.usable(PREFILL, now) if _starts_soon(worker, costs)]
     decodes = [worker for worker in fleet.usable(DECODE, now) if _has_row(worker)]
     if not prefills or not decodes:
@@ -140,16 +155,40 @@ def choose(
         for decode in decodes
         if excluded.isdisjoint((prefill.name, decode.name)) and _may_serve(prefill, decode, asking)
     )
-    return _best(asking.attempt, candidates)
+    return _best(fleet, asking, candidates)
 
 
-def _best(attempt: int, candidates: Iterable[RouteChoice]) -> Explanation | None:
+def _best(
+    fleet: Fleet, asking: RoutingRequest, candidates: Iterable[RouteChoice]
+) -> Explanation | None:
     ordered = sorted(
         candidates, key=lambda c: (c.total_seconds, c.prefill.worker_id, c.decode.worker_id)
     )
     if not ordered:
         return None
-    return Explanation(attempt, ordered[0], tuple(ordered[1:MAX_EXPLAINED]))
+    chosen, *others = (_with_unlike(fleet, asking, one) for one in ordered[:MAX_EXPLAINED])
+    return Explanation(asking.attempt, chosen, tuple(others))
+
+
+def _with_unlike(fleet: Fleet, asking: RoutingRequest, choice: RouteChoice) -> RouteChoice:
+    """The choice, with what is kept of the prompt in other arithmetics alone."""
+    prefill = fleet.get(choice.prefill)
+    if prefill is None or asking.computes_all:
+        return choice
+    state = prefill.beat.state
+    on_devices = (
+        worker.cache_index.usable_tokens(asking.chains.of(worker.beat.state), asking.prompt_len)
+        for worker in fleet
+        if worker.beat.state.is_unlike(state)
+    )
+    in_tiers = (
+        holding.usable_pages * other.page_size
+        for other, nodes in asking.cache_index.items()
+        if other.is_unlike(state)
+        for holding in nodes.values()
+    )
+    unlike = max(chain(on_devices, in_tiers), default=0)
+    return replace(choice, unlike_tokens=unlike) if unlike > choice.usable_tokens else choice
 
 
 def takers(fleet: Fleet, leaving: FleetWorker, prompt_len: int, now: float) -> list[FleetWorker]:
@@ -189,7 +228,7 @@ def longest_request(fleet: Fleet) -> int:
     """The longest request that some pair, busy or not, can hold; 0 while there is no pair."""
     prefills = [worker.beat for worker in fleet if worker.beat.serves(PREFILL)]
     decodes = [worker.beat for worker in fleet if worker.beat.serves(DECODE)]
-    pairs = ((p, d) for p in prefills for d in decodes if _is_pair(p, d))
+    pairs = ((p, d) for p in prefills for d in decodes if is_pair(p, d))
     return max((min(p.max_len, d.max_len) for p, d in pairs), default=0)
 
 
@@ -225,13 +264,7 @@ def _has_row(decode: FleetWorker) -> bool:
 
 def _may_serve(prefill: FleetWorker, decode: FleetWorker, asking: RoutingRequest) -> bool:
     fits = asking.prompt_len <= min(prefill.beat.max_len, decode.beat.max_len)
-    return fits and _is_pair(prefill.beat, decode.beat)
-
-
-def _is_pair(prefill: Heartbeat, decode: Heartbeat) -> bool:
-    """Whether one can hand over to the other. A worker that does both decodes what it prefills."""
-    is_one = prefill.worker_id == decode.worker_id
-    return prefill.state == decode.state and is_one == (BOTH in (prefill.role, decode.role))
+    return fits and is_pair(prefill.beat, decode.beat)
 
 
 def _arrivals(
@@ -258,14 +291,15 @@ def _reach(prefill: FleetWorker, asking: RoutingRequest) -> PrefixReach:
         matched = min(prefill.cache_index.depth(keys) * page_size, asking.prompt_len - 1)
     if not prefill.beat.node:
         return PrefixReach(device, matched, device, device, device)
-    node_prefix = asking.cache_index.get(prefill.beat.node)
+    nodes = asking.cache_index.get(prefill.beat.state, {})
+    node_prefix = nodes.get(prefill.beat.node)
     host = max(device, node_prefix.host_pages * page_size if node_prefix else 0)
     # Its host-cache reads other nodes' objects as its own storage, at the same pace.
     in_storage = max(node_prefix.usable_pages, node_prefix.shared_pages) if node_prefix else 0
     storage = max(host, in_storage * page_size)
     others = (
         holding.usable_pages * page_size
-        for node_id, holding in asking.cache_index.items()
+        for node_id, holding in nodes.items()
         if node_id != prefill.beat.node and holding.node.address
     )
     return PrefixReach(device, matched, host, storage, max(storage, *others, 0))
@@ -302,6 +336,7 @@ def _candidate(
         row_seconds=_row_wait(decode, costs),
         arrival=arrival,
         plane=_plane(prefill.beat, decode.beat),
+        arithmetic=prefill.beat.state.arithmetic,
     )
 
 

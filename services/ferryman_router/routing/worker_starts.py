@@ -121,13 +121,18 @@ class RolePatience:
     waits for its first worker, and one whose worker died in mid-stream and whose tries begin
     again. `seconds` are for a new process to begin its start; the start may take as long again as
     the last one of its role, and longer while it advances. `is_served` says whether a role has a
-    worker now.
+    worker now, and `discord` why workers of both roles cannot work together, if so.
     """
 
     def __init__(
-        self, starts: WorkerStarts, is_served: Callable[[str], bool], seconds: float
+        self,
+        starts: WorkerStarts,
+        is_served: Callable[[str], bool],
+        seconds: float,
+        discord: Callable[[], str],
     ) -> None:
         self._starts, self._is_served, self._seconds = starts, is_served, seconds
+        self._discord = discord
         self._waits_since: dict[str, float] = {}
         self._served: set[str] = set()
 
@@ -181,6 +186,8 @@ class RolePatience:
         return tuple(self._doing(role, now) for role in self._waits_since)
 
     def _no_worker(self, role: str, now: float) -> NoWorker:
+        if discord := self._discord():
+            return NoWorker(discord, self._starts.remaining_seconds(role, now))
         state = "the cluster is starting" if self.is_first_start else f"no {role} worker is ready"
         message = f"{state}: {self._doing(role, now)}; {self._usually(role)}"
         return NoWorker(message, self._starts.remaining_seconds(role, now))

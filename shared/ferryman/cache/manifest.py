@@ -15,6 +15,8 @@ from enum import StrEnum
 from functools import cached_property
 from math import prod
 
+from ferryman.cache.arithmetic import ANY_ARITHMETIC, Exactness
+
 DTYPE_BYTES = {"float8_e4m3fn": 1, "bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 SECTION_ALIGNMENT = 64
 
@@ -128,6 +130,7 @@ class StateManifest:
     """A model's state: the layout of each kind it has. `window_len` is 0 without window layers.
 
     `scan_chunk` is the grid on which the recurrent scan may be cut; it divides `page_size`.
+    `arithmetic` names what else decides the bits; ANY_ARITHMETIC where they are not promised.
     """
 
     fingerprint: str
@@ -135,6 +138,7 @@ class StateManifest:
     scan_chunk: int
     window_len: int
     layouts: tuple[KindLayout, ...]
+    arithmetic: str = ANY_ARITHMETIC
 
     def __post_init__(self) -> None:
         if self.page_size < 1 or self.page_size & (self.page_size - 1):
@@ -156,17 +160,24 @@ class StateManifest:
                 return layout
         raise KeyError(f"this model has no {kind} state")
 
+    @property
+    def exactness(self) -> Exactness:
+        """The level of answers that reuse this state."""
+        return Exactness.under(self.arithmetic)
+
     @cached_property
     def digest(self) -> str:
-        """32 hex digits; equal digests mean equal bytes in every slot for equal tokens."""
+        """32 hex digits; equal digests mean equal state in every slot for equal tokens, to the bit
+        unless the arithmetic is ANY_ARITHMETIC."""
         canonical = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
         return hashlib.blake2b(canonical.encode(), digest_size=16).hexdigest()
 
     def differences(self, other: StateManifest) -> tuple[str, ...]:
         """The reasons why state of `other` cannot be used here, one line each; empty if it can."""
+        names = ("fingerprint", "page_size", "scan_chunk", "window_len", "arithmetic", "kinds")
         differences = [
             f"{name}: {getattr(self, name)} here, {getattr(other, name)} there"
-            for name in ("fingerprint", "page_size", "scan_chunk", "window_len", "kinds")
+            for name in names
             if getattr(self, name) != getattr(other, name)
         ]
         differences += [
@@ -207,5 +218,10 @@ def manifest_from_json(text: str) -> StateManifest:
         for layout in raw["layouts"]
     )
     return StateManifest(
-        raw["fingerprint"], raw["page_size"], raw["scan_chunk"], raw["window_len"], layouts
+        raw["fingerprint"],
+        raw["page_size"],
+        raw["scan_chunk"],
+        raw["window_len"],
+        layouts,
+        raw["arithmetic"],
     )

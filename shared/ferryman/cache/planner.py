@@ -137,9 +137,7 @@ class Planner:
             loads=best.loads,
             initialiser=self._initialiser(keys, best),
             snapshots=self._snapshots(keys, prompt_len, best.depth, junction, device),
-            uncached=uncached_spans(
-                best.depth, limit, seen, prompt_len / page_size, refused, host.shortfall
-            ),
+            uncached=uncached_spans(best.depth, limit, seen, prompt_len / page_size, refused, host),
             demand={},
             seconds=best.seconds,
             final_len=prompt_len + num_decoded,
@@ -275,7 +273,8 @@ class Planner:
     def _declined(self, plan: ResumePlan, host: HostView) -> HostView:
         """A view without host units, because there is no room for the loads of `plan`."""
         end = max(plan.position // self.manifest.page_size, host.shortfall.end_page)
-        return HostView(shortfall=Shortfall(end, Reason.NO_ROOM))
+        refused = Shortfall(end, Reason.NO_ROOM)
+        return HostView(shortfall=refused, unlike_pages=host.unlike_pages)
 
     # Counting slots.
 

@@ -43,6 +43,7 @@ class Reason(StrEnum):
     RATE_LIMITED = "rate_limited"
     TIER_FAILED = "tier_failed"
     PROMPT_LOGPROBS = "prompt_logprobs"
+    OTHER_ARITHMETIC = "other_arithmetic"
 
 
 # Small values that every plan makes are named tuples: a frozen dataclass takes three times as long.
@@ -167,11 +168,14 @@ NO_SHORTFALL = Shortfall(0, Reason.NEVER_SEEN)
 class HostView:
     """Units of one key chain that the host tier has leased to the reader, by (kind, page index).
 
-    `shortfall` names the units of a slower tier beyond them; the plan reports its reason.
+    `shortfall` names the units of a slower tier beyond them; the plan reports its reason. So it
+    does for the first `unlike_pages` pages, which others have computed in another arithmetic: they
+    have other keys, and are never among the units.
     """
 
     units: Mapping[tuple[Kind, int], HostUnit] = field(default_factory=dict)
     shortfall: Shortfall = NO_SHORTFALL
+    unlike_pages: int = 0
 
     def pages_from(self, page: int) -> int:
         """The end of the run of full pages that starts at `page`."""
@@ -242,12 +246,13 @@ def uncached_spans(
     seen: int,
     prompt_pages: float,
     refused: Reason,
-    shortfall: Shortfall,
+    host: HostView,
 ) -> tuple[Uncached, ...]:
     """The reasons for all pages from `depth` on, for a prompt of `prompt_pages` that resumes there.
 
     `limit` is the deepest page end at which it might resume, `seen` the end of the cached pages.
-    `refused` says why it does not resume deeper, `shortfall` what slower tiers did not bring.
+    `refused` says why it does not resume deeper, `host` what slower tiers did not bring, and what
+    was seen in another arithmetic alone.
     """
     pages = ceil(prompt_pages)
     usable = max(depth, limit)
@@ -259,15 +264,17 @@ def uncached_spans(
         spans.append(Uncached(Reason.PAGE_ALIGNMENT, usable, aligned))
     if aligned < pages:
         spans.append(Uncached(Reason.NEVER_SEEN, aligned, pages))
-    if shortfall.end_page > depth:
-        spans = [part for span in spans for part in _split(span, shortfall)]
+    unlike = Shortfall(host.unlike_pages, Reason.OTHER_ARITHMETIC)
+    for shortfall, removable in ((host.shortfall, _LACKING), (unlike, (Reason.NEVER_SEEN,))):
+        if shortfall.end_page > depth:
+            spans = [part for span in spans for part in _split(span, shortfall, removable)]
     return tuple(spans)
 
 
-def _split(span: Uncached, shortfall: Shortfall) -> list[Uncached]:
-    """Splits a span: the pages that a slower tier could have brought get its reason."""
+def _split(span: Uncached, shortfall: Shortfall, removable: tuple[Reason, ...]) -> list[Uncached]:
+    """Splits a span whose reason is `removable`: the pages of the shortfall get its reason."""
     reason, first, end = span
-    if reason not in _LACKING or shortfall.end_page <= first:
+    if reason not in removable or shortfall.end_page <= first:
         return [span]
     cut = min(end, shortfall.end_page)
     brought = Uncached(shortfall.reason, first, cut)

@@ -45,6 +45,7 @@ from ferryman.schedule.request import Adapter
 from ferryman.schedule.scheduler import Scheduler
 from ferryman.schedule.step_sizes import StepSizes
 from ferryman.settings.engine import EngineOptions
+from ferryman.sizing.exactness import arithmetic_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +141,10 @@ def _engine_of(
         lora=options.lora_folders,
         on_progress=on_progress,
     )
+    arithmetic = arithmetic_of(options)  # refused before a weight is read
     model, drafter = load_with_draft(options.model, options.drafted_by, loaded_as)
-    of_rank = model.manifest
-    manifest = _share_of(model, options, 1)
+    of_rank, share_of = model.manifest, partial(_share_of, model, options, arithmetic)
+    manifest = share_of(1)
     capacity = options.capacity(over_ranks(manifest, of_rank, group.num_ranks))
     max_len = min(model.config.trunk.max_positions, capacity.max_tokens(manifest))
     slabs = Slabs.allocate(of_rank, capacity.slots, options.device, is_filled=False)
@@ -194,7 +196,7 @@ def _engine_of(
             transfer=runner.transfer,
             host_tier=runner.host_tier,
             grammars=grammars,
-            shares=RankShares(manifest, group.num_ranks, partial(_share_of, model, options)),
+            shares=RankShares(manifest, group.num_ranks, share_of),
             places=places_of([slabs.tensors, *(ranks.shares if ranks else ())]),
             lost=startup.lost if startup else Future(),
             layers_run=runner.layers_run,
@@ -203,7 +205,9 @@ def _engine_of(
         )
 
 
-def _share_of(model: Model, options: EngineOptions, num_ranks: int) -> StateManifest:
+def _share_of(
+    model: Model, options: EngineOptions, arithmetic: str, num_ranks: int
+) -> StateManifest:
     """The state that each of `num_ranks` ranks of the model keeps. Raises ConfigError."""
     return state_manifest(
         model.config,
@@ -212,6 +216,7 @@ def _share_of(model: Model, options: EngineOptions, num_ranks: int) -> StateMani
         model.manifest.fingerprint,
         num_ranks,
         options.kv_dtype,
+        arithmetic,
     )
 
 

@@ -57,6 +57,11 @@ class EngineOptions(BaseModel):
     kv_dtype: Literal["auto", "fp8"] = "auto"
     """`fp8`: keys and values are kept as e4m3 with a scale for each token and head. The same for
     prefill and decode workers. `auto`: in `dtype`."""
+    exactness: Literal["auto", "bits", "values"] = "auto"
+    """`bits`: an answer has the same bits whatever was reused or batched, so state of another
+    arithmetic is not reused; refused where the model, its dtype or the device cannot hold it.
+    `values`: state of any arithmetic is reused, exact but for rounding. `auto`: `bits` on a
+    processor that can, else `values`. The same for all workers. See docs/equivalence.md."""
     page_size: Count = 64
     """Tokens in a page, a power of two; the same for all workers (`ferryman up` and compose:
     16)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ferryman.cache.arithmetic import Exactness
 from ferryman.cache.keys import TokenIds
 from ferryman.errors import Cancelled
 from ferryman.schedule.prompt_scores import PromptScores
@@ -82,7 +83,7 @@ class TokenChunk:
 @dataclass(frozen=True, slots=True)
 class GenerateFinished:
     """The last event of a stream; `text` was held back until then. `matched_stop` is the stop
-    string that ended it, empty if none did.
+    string that ended it, empty if none did. `exactness` is that of the whole answer.
 
     Raises Cancelled for a request that was cancelled: its answer is cut, and a cut answer ends
     with an error.
@@ -92,6 +93,7 @@ class GenerateFinished:
     usage: Usage
     text: str = ""
     matched_stop: str = ""
+    exactness: Exactness = Exactness.VALUES
 
     def __post_init__(self) -> None:
         if self.reason is FinishReason.CANCELLED:
@@ -108,7 +110,8 @@ class RouteCandidate:
     `usable_tokens` is the sum over the tiers. `fetch_seconds` are from storage or a peer into the
     host tier, `load_seconds` into the device, `row_seconds` the wait for a row at decode;
     `recompute_seconds` is the time to compute the fetched and loaded tokens instead. `plane` is the
-    data plane that both workers have.
+    data plane that both workers have. An answer by this pair has its `exactness`; `unlike_tokens`
+    are kept in another arithmetic, and more than it can use, else 0.
     """
 
     prefill_worker_id: str
@@ -127,6 +130,8 @@ class RouteCandidate:
     storage_tokens: int = 0
     peer_tokens: int = 0
     plane: str = ""
+    exactness: Exactness = Exactness.VALUES
+    unlike_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +156,8 @@ class LifecycleEvent:
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """A served model; `max_len` bounds prompt and output together."""
+    """A served model; `max_len` bounds prompt and output together. `arithmetics` are those of the
+    workers, and `exactness` what all of them promise."""
 
     model_id: str
     family: str
@@ -161,3 +167,5 @@ class ModelCard:
     manifest_digest: str
     created_unix_seconds: int
     vocab: int
+    exactness: Exactness = Exactness.VALUES
+    arithmetics: tuple[str, ...] = ()

@@ -84,7 +84,8 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class PrefillOrder:
-    """The router's order to a prefill worker: compute, then hand off to `decode`."""
+    """The router's order to a prefill worker: compute, then hand off to `decode`. Other workers
+    have the first `unlike_pages` pages, in another arithmetic."""
 
     context: RequestContext
     worker_epoch: int
@@ -92,6 +93,7 @@ class PrefillOrder:
     router_id: str
     request: Request
     manifest_digest: str
+    unlike_pages: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,7 @@ def plan_facts(manifest: StateManifest, plan: ResumePlan) -> dict[str, Fact]:
     }
     loaded = Counter(unit.kind for unit in plan.loads)
     return {
+        "exactness": manifest.exactness.value,
         "position": plan.position,
         "prompt_len": plan.prompt_len,
         "recurrent": _WORDS[type(plan.initialiser)],

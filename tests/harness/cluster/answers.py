@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from tests.harness.cluster.shape import PAGE_SIZE
 
+from ferryman.cache.arithmetic import Exactness
 from ferryman.client import Client
 from ferryman.llm import LLM, Completion
 from ferryman.schedule.prompt_scores import Position, PromptScores, by_position
@@ -28,6 +29,7 @@ class Generated:
     prompt_logprobs: tuple[Position, ...] = ()
     reason: FinishReason | None = None
     usage: Usage | None = None
+    exactness: Exactness | None = None
 
 
 async def generate(
@@ -52,6 +54,7 @@ async def generate(
             found.logprobs += event.logprobs
         elif isinstance(event, GenerateFinished):
             found.reason, found.usage = event.reason, event.usage
+            found.exactness = event.exactness
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ from tests.tiny_models import VOCAB_SIZE, save_tiny_model
 from ferryman.cache.manifest import StateManifest
 from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_drafted, load_model
+from ferryman.settings.engine import engine_options
+from ferryman.sizing.exactness import arithmetic_of
 from ferryman.wire.handoff.nixl_library import has_nixl
 from ferryman.wire.plane_values import GRPC, NIXL
 
@@ -71,13 +73,19 @@ class ClusterShape:
         ]
 
     def manifest_of(self, model: Path) -> StateManifest:
-        """The state that its decode workers keep of a model."""
-        chosen = self.settings.get("decode", {})
+        """The state that its decode workers keep of a model, or those that do both."""
+        chosen = self.settings.get("decode" if self.num_decode else "both", {})
         draft, kv_dtype = chosen.get("draft", "ngram"), chosen.get("kv_dtype", "auto")
         options = LoadOptions(self.dtype, page_size=PAGE_SIZE, kv_dtype=kv_dtype)
+        names = {"exactness", "kv_dtype", "tp_size"} & set(chosen)
+        engine = engine_options(
+            model=model, dtype=self.dtype, **{name: chosen[name] for name in names}
+        )
         if draft == "ngram":
-            return load_model(model, options).manifest
-        return load_drafted(model, draft, options).manifest
+            manifest = load_model(model, options).manifest
+        else:
+            manifest = load_drafted(model, draft, options).manifest
+        return replace(manifest, arithmetic=arithmetic_of(engine))
 
 
 def on_plane(plane: str) -> dict[str, dict[str, Any]]:

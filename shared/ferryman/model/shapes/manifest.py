@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from ferryman.cache.arithmetic import ANY_ARITHMETIC
 from ferryman.cache.manifest import Kind, KindLayout, StateManifest, lay_out
 from ferryman.errors import ConfigError
 from ferryman.model.shapes.attention_shapes import AttentionShape
@@ -20,9 +21,10 @@ def state_manifest(
     fingerprint: str,
     num_ranks: int = 1,
     kv_dtype: str = AS_COMPUTED,
+    arithmetic: str = ANY_ARITHMETIC,
 ) -> StateManifest:
     """The state of `config` per page and per recurrent slot in `dtype`, on one of `num_ranks`
-    ranks.
+    ranks. `arithmetic` is that of the whole model, also for the share of a rank.
 
     Raises ConfigError for heads that `num_ranks` cannot divide, and for a `kv_dtype` if no layer
     keeps keys and values.
@@ -35,6 +37,7 @@ def state_manifest(
         scan_chunk=min(page_size, MAX_SCAN_CHUNK),
         window_len=_window_len(config),
         layouts=_layouts(config, StatePlace(0, page_size, dtype, kv_dtype), num_ranks),
+        arithmetic=arithmetic,
     )
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from ferryman.errors import InvalidRequest
 from ferryman.schedule.prompt_scores import PromptScores
-from ferryman.wire.codec.message_table import Codec, each, oneof, table
+from ferryman.wire.codec.message_table import At, Codec, each, oneof, same, table
 from ferryman.wire.codec.prefill import SCORES
 from ferryman.wire.codec.request import USAGE, logprobs_from_wire, logprobs_to_wire
-from ferryman.wire.codec.scalars import FINISH, token_ids_from_bytes, token_ids_to_bytes
+from ferryman.wire.codec.scalars import EXACTNESS, FINISH, token_ids_from_bytes, token_ids_to_bytes
 from ferryman.wire.public import (
     ChatPrompt,
     ChatTurn,
@@ -77,7 +77,13 @@ def chunk_from_wire(message: inference_pb2.TokenChunk) -> TokenChunk:
     )
 
 
-FINISHED = table(GenerateFinished, inference_pb2.GenerateFinished, reason=FINISH, usage=USAGE)
+FINISHED = table(
+    GenerateFinished,
+    inference_pb2.GenerateFinished,
+    reason=FINISH,
+    usage=USAGE,
+    exactness=EXACTNESS,
+)
 EVENT: Codec[GenerateEvent, inference_pb2.GenerateResponse] = oneof(
     inference_pb2.GenerateResponse,
     "event",
@@ -89,9 +95,14 @@ EVENT: Codec[GenerateEvent, inference_pb2.GenerateResponse] = oneof(
 )
 event_to_wire, event_from_wire = EVENT
 
-CANDIDATE = table(RouteCandidate, inference_pb2.RouteCandidate)
+CANDIDATE = table(RouteCandidate, inference_pb2.RouteCandidate, exactness=EXACTNESS)
 explanation_to_wire, explanation_from_wire = table(
     RouteExplanation, inference_pb2.RouteExplanation, chosen=CANDIDATE, others=each(CANDIDATE)
 )
 lifecycle_to_wire, lifecycle_from_wire = table(LifecycleEvent, inference_pb2.LifecycleEvent)
-model_to_wire, model_from_wire = table(ModelCard, inference_pb2.Model)
+model_to_wire, model_from_wire = table(
+    ModelCard,
+    inference_pb2.Model,
+    exactness=EXACTNESS,
+    arithmetics=At(same, tuple),
+)

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from ferryman.cache.arithmetic import Exactness
 from ferryman.cache.keys import KEY_BYTES, PageKey, TokenIds, as_token_ids
 from ferryman.cache.manifest import Kind
 from ferryman.errors import InvalidRequest, TooLarge
@@ -34,6 +35,10 @@ _REASONS: dict[FinishReason, types_pb2.FinishReason] = numbers_of(
     FinishReason, types_pb2.FinishReason, "FINISH_REASON"
 )
 _REASONS_BACK = {number: reason for reason, number in _REASONS.items()}
+_LEVELS: dict[Exactness, types_pb2.Exactness] = numbers_of(
+    Exactness, types_pb2.Exactness, "EXACTNESS"
+)
+_LEVELS_BACK: dict[int, Exactness] = {number: level for level, number in _LEVELS.items()}
 
 
 def token_ids_to_bytes(token_ids: Sequence[int] | TokenIds) -> bytes:
@@ -93,6 +98,15 @@ def finish_from_wire(number: int) -> FinishReason:
         raise InvalidRequest(f"there is no finish reason {number}", "finish_reason") from None
 
 
+def exactness_to_wire(level: Exactness) -> types_pb2.Exactness:
+    return _LEVELS[level]
+
+
+def exactness_from_wire(number: int) -> Exactness:
+    """A message that says nothing about it promises no bits."""
+    return _LEVELS_BACK.get(number, Exactness.VALUES)
+
+
 def milliseconds(seconds: float) -> int:
     """Rounded up beyond a microsecond: a deadline never ends early."""
     return max(0, math.ceil(round(seconds * 1000, 3)))
@@ -111,3 +125,4 @@ def seconds(milliseconds: int) -> float:
 
 KIND = At(kind_to_wire, kind_from_wire)
 FINISH = At(finish_to_wire, finish_from_wire, "finish_reason")
+EXACTNESS = At(exactness_to_wire, exactness_from_wire)

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from ferryman.cache.arithmetic import ANY_ARITHMETIC, Exactness
 from ferryman.cache.manifest import Kind, ResumeShape, StateManifest
 from ferryman.errors import InvalidRequest
 
@@ -45,6 +46,7 @@ class ServedState:
     """The kind of state that a worker keeps: two workers with equal values can hand requests over.
 
     `fingerprint`, `page_size` and `digest` are the manifest's, and name the root of all page keys.
+    `arithmetic` is part of the digest, too.
     """
 
     fingerprint: str
@@ -52,6 +54,7 @@ class ServedState:
     digest: str
     kinds: tuple[Kind, ...]
     window_len: int = 0
+    arithmetic: str = ANY_ARITHMETIC
 
     @classmethod
     def of(cls, manifest: StateManifest) -> ServedState:
@@ -61,7 +64,17 @@ class ServedState:
             manifest.digest,
             manifest.kinds,
             manifest.window_len,
+            manifest.arithmetic,
         )
+
+    @property
+    def exactness(self) -> Exactness:
+        return Exactness.under(self.arithmetic)
+
+    def is_unlike(self, other: ServedState) -> bool:
+        """Whether the two are of one model, and their arithmetics keep them apart."""
+        same = (self.fingerprint, self.page_size) == (other.fingerprint, other.page_size)
+        return same and self.arithmetic != other.arithmetic
 
     @property
     def resume_shape(self) -> ResumeShape:

@@ -1,0 +1,73 @@
+"""The names of what decides the bits of these kernels' results: the loops that a processor takes,
+and the revision of their sources.
+
+On one processor a loop gives the same bits for equal numbers. On another one it may not: tiles add
+in an order of their own, and LLVM cuts a sum that it may reorder by the width of vectors that it
+prefers for the processor at hand. So the class of a processor is the loops and LLVM's name of it.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from hashlib import sha256
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+from ferryman_kernels.cpu._compiled import numba
+from ferryman_kernels.cpu._lanes import HAS_DOTS, compiled_for
+from ferryman_kernels.cpu._loop_cache import digest_of_sources
+from ferryman_kernels.cpu._tiles import has_tiles
+from ferryman_kernels.products.packed_product import reads_panels
+
+TORCH = "torch"
+"""The class of a processor whose products are torch's: nobody promises an order of their sums."""
+
+_COMPUTING = ("torch", "numba", "llvmlite", "numpy")
+# Of all features of a processor these are the ones that its arithmetic is made of.
+_ARITHMETIC_FEATURES = ("avx", "amx", "fma")
+
+
+def has_one_order(dtype: torch.dtype) -> bool:
+    """Whether a token's bits in this dtype depend, on this processor, on its own numbers alone: the
+    loops are compiled, and products read panels."""
+    return reads_panels(dtype)
+
+
+def processor_class(dtype: torch.dtype) -> str:
+    """The loops that this processor takes in `dtype`, and LLVM's name of the processor:
+    `amx-bf16.sapphirerapids`; TORCH where no loop `has_one_order`."""
+    if not has_one_order(dtype):
+        return TORCH
+    name, _ = compiled_for()
+    return f"{_loops(dtype)}.{name}"
+
+
+def _loops(dtype: torch.dtype) -> str:
+    if dtype is not torch.bfloat16:
+        return "avx512"
+    if has_tiles():
+        return "amx-bf16"
+    return "avx512-bf16" if HAS_DOTS else "avx512"
+
+
+@cache
+def kernel_revision(*others: Path) -> str:
+    """8 hex digits that change with the sources of the kernels, or in a folder of `others`, with a
+    package that computes for them, and with the arithmetic features of the processor.
+
+    No person decides about it: a change that kept all bits has another revision too.
+    """
+    sources = [digest_of_sources(folder) for folder in (Path(__file__).parent, *others)]
+    packages = [f"{package} {_version(package)}" for package in _COMPUTING]
+    features = compiled_for()[1].split(",") if numba is not None else []
+    decisive = sorted(name for name in features if name[1:].startswith(_ARITHMETIC_FEATURES))
+    return sha256("\n".join([*sources, *packages, *decisive]).encode()).hexdigest()[:8]
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "none"

@@ -1,0 +1,107 @@
+"""The exactness that a worker holds: bits where every path has one order of sums, else values."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from tests.tiny_models import save_tiny_model
+
+from ferryman.cache.arithmetic import ANY_ARITHMETIC, Exactness
+from ferryman.engine.engine import build_engine
+from ferryman.errors import ConfigError
+from ferryman.llm import LLM
+from ferryman.settings.engine import EngineOptions
+from ferryman.sizing.exactness import arithmetic_of
+from ferryman_kernels.arithmetic import has_one_order
+
+compiled = pytest.mark.skipif(
+    not has_one_order(torch.float32), reason="the loops need AVX-512 and numba"
+)
+
+
+@pytest.fixture(scope="module")
+def attention(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model without recurrences."""
+    return save_tiny_model(tmp_path_factory.mktemp("gemma3"), "gemma3")
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("bamba"), "bamba")
+
+
+def options(model: Path, **chosen: object) -> EngineOptions:
+    return EngineOptions.model_validate({"model": model, "page_size": 16, **chosen})
+
+
+@compiled
+def test_a_processor_with_loops_promises_bits_and_names_how_it_computes(attention: Path) -> None:
+    name = arithmetic_of(options(attention))
+    assert Exactness.under(name) is Exactness.BITS
+    assert re.fullmatch(r"cpu/avx512\.[a-z0-9-]+/float32/r[0-9a-f]{8}/tp1", name)
+    narrow = arithmetic_of(options(attention, dtype="bfloat16"))
+    assert "/bfloat16/" in narrow
+    assert arithmetic_of(options(attention, tp_size=2)) == name.replace("/tp1", "/tp2")
+    assert arithmetic_of(options(attention, exactness="bits")) == name
+
+
+def test_values_are_chosen_and_have_no_arithmetic_of_their_own(attention: Path) -> None:
+    for tp_size in (1, 2):
+        chosen = options(attention, exactness="values", tp_size=tp_size)
+        assert arithmetic_of(chosen) == ANY_ARITHMETIC
+
+
+@pytest.mark.parametrize(
+    ("chosen", "why"),
+    [
+        ({"device": "cuda"}, "on a card"),
+        ({"dtype": "float64"}, "torch multiplies float64"),
+        pytest.param({"quantize": "int8"}, "quantised weights", marks=compiled),
+        pytest.param({"kv_dtype": "fp8"}, "keys and values in fp8", marks=compiled),
+    ],
+)
+def test_bits_are_refused_with_the_reason_where_they_cannot_be_held(
+    attention: Path, chosen: dict[str, object], why: str
+) -> None:
+    assert arithmetic_of(options(attention, **chosen)) == ANY_ARITHMETIC
+    with pytest.raises(ConfigError, match=f"exactness=bits: .*{why}.*or say values"):
+        arithmetic_of(options(attention, **chosen, exactness="bits"))
+
+
+@compiled
+def test_a_recurrence_promises_values(hybrid: Path) -> None:
+    assert arithmetic_of(options(hybrid)) == ANY_ARITHMETIC
+    with pytest.raises(ConfigError, match="a scan adds a prompt's tokens in blocks"):
+        arithmetic_of(options(hybrid, exactness="bits"))
+
+
+def test_without_compiled_loops_there_are_values(
+    attention: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ferryman.sizing.exactness.has_one_order", lambda dtype: False)
+    assert arithmetic_of(options(attention)) == ANY_ARITHMETIC
+
+
+def test_an_engine_refuses_before_it_reads_a_weight(attention: Path) -> None:
+    def read(*_: object) -> None:
+        raise AssertionError("a weight was read")
+
+    refused = options(attention, dtype="float64", exactness="bits")
+    with pytest.raises(ConfigError, match="exactness=bits"), build_engine(refused, read):
+        pass
+
+
+@compiled
+def test_an_engines_manifest_and_completions_say_which_level_holds(attention: Path) -> None:
+    for exactness in ("bits", "values"):
+        with LLM(
+            attention, dtype="float32", page_size=16, memory_bytes=1 << 24, exactness=exactness
+        ) as llm:
+            manifest = llm._engine.manifest
+            (answer,) = llm.generate([3, 4, 5])
+        assert manifest.exactness.value == exactness
+        assert answer.exactness.value == exactness
+        assert manifest.arithmetic == arithmetic_of(options(attention, exactness=exactness))
