@@ -9,13 +9,14 @@ import pytest
 import torch
 from tests.tiny_models import save_tiny_model
 
-from ferryman.cache.arithmetic import ANY_ARITHMETIC, Exactness
+import ferryman.model
+from ferryman.arithmetic import ANY_ARITHMETIC, Exactness
 from ferryman.engine.engine import build_engine
 from ferryman.errors import ConfigError
 from ferryman.llm import LLM
 from ferryman.settings.engine import EngineOptions
 from ferryman.sizing.exactness import arithmetic_of
-from ferryman_kernels.arithmetic import has_one_order
+from ferryman_kernels.arithmetic import has_one_order, kernel_revision
 
 compiled = pytest.mark.skipif(
     not has_one_order(torch.float32), reason="the loops need AVX-512 and numba"
@@ -46,6 +47,7 @@ def test_a_processor_with_loops_promises_bits_and_names_how_it_computes(attentio
     assert "/bfloat16/" in narrow
     assert arithmetic_of(options(attention, tp_size=2)) == name.replace("/tp1", "/tp2")
     assert arithmetic_of(options(attention, exactness="bits")) == name
+    assert f"/r{kernel_revision(Path(ferryman.model.__path__[0]))}/" in name, "models count, too"
 
 
 def test_values_are_chosen_and_have_no_arithmetic_of_their_own(attention: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +21,8 @@ from tests.router.test_role_patience import Room
 from tests.router.test_routing_policy import ASKING, STATE, TOKENS, beat_of, fleet_of
 from tests.waiting import until
 
-from ferryman.cache.arithmetic import Exactness
+from ferryman.arithmetic import Exactness
+from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind
 from ferryman.errors import NoWorker
 from ferryman.runtime.lifecycle import decode_event
@@ -102,6 +104,29 @@ def test_what_a_node_keeps_counts_for_the_arithmetic_it_was_asked_for() -> None:
     assert (other.cached.host, other.unlike_tokens) == (0, 36)
     own = chosen(fleet, cache_index={HERE: {"n1": n1}, THERE: {"n2": n2}})
     assert (own.cached.host, own.unlike_tokens) == (36, 0)
+
+
+async def test_each_state_of_the_fleet_is_asked_for(
+    two_pairs: RouterCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, asked = two_pairs, list[PageKey]()
+
+    async def usable_pages(_: object, keys: Sequence[PageKey], shape: object) -> dict[str, object]:
+        asked.append(keys[0])
+        return {}
+
+    index = made.router.components.frontend.ctx.index
+    monkeypatch.setattr(type(index), "usable_pages", usable_pages)
+    for number, prefill in enumerate(made.prefills):
+        prefill.node = f"n{number}"
+        await made.until_node(prefill.node)
+    assert (await made.complete(LONG, max_tokens=2)).status_code == 200
+    assert len(asked) == 1, "both workers keep one state"
+    asked.clear()
+    await compute_in(made, ONE_RANK, made.prefills[0], made.decodes[0])
+    await compute_in(made, TWO_RANKS, made.prefills[1], made.decodes[1])
+    assert (await made.complete(LONG, max_tokens=2)).status_code == 200
+    assert len(asked) == len(set(asked)) == 2
 
 
 def test_a_prompt_that_is_scored_blames_no_arithmetic() -> None:

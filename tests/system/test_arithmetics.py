@@ -23,7 +23,7 @@ from tests.harness.cluster import (
     save_served_model,
 )
 
-from ferryman.cache.arithmetic import Exactness
+from ferryman.arithmetic import Exactness
 from ferryman.client import Client, TokenChunk
 from ferryman.ids import make_request_id
 from ferryman.schedule.request import SamplingParams

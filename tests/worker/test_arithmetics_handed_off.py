@@ -17,7 +17,7 @@ from tests.harness.pair import (
 )
 from tests.tiny_models import save_tiny_model
 
-from ferryman.cache.arithmetic import Exactness
+from ferryman.arithmetic import Exactness
 from ferryman.cache.keys import page_keys, root_key
 from ferryman.errors import ManifestMismatch
 from ferryman.schedule.request import SamplingParams

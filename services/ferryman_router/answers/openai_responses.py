@@ -12,7 +12,7 @@ from functools import cache
 from json.encoder import encode_basestring
 from typing import Any, ClassVar
 
-from ferryman.cache.arithmetic import Exactness
+from ferryman.arithmetic import Exactness
 from ferryman.handoff.usage import CachedTokens
 from ferryman.wire.public import TokenChunk
 from ferryman.wire.values import Usage

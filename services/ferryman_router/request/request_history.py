@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ferryman.cache.arithmetic import Exactness
+from ferryman.arithmetic import Exactness
 from ferryman.handoff import request as events
 from ferryman.handoff.chain_prints import chain_prints, encode_prints
 from ferryman.handoff.lifecycle import LifecycleEntry
@@ -221,8 +221,8 @@ def _candidate(facts: Mapping[str, Any], prefix: str) -> RouteCandidate:
     )
 
 
-def _exactness(said: object) -> Exactness:
-    return Exactness.BITS if said == Exactness.BITS.value else Exactness.VALUES
+def _exactness(level: object) -> Exactness:
+    return Exactness.BITS if level == Exactness.BITS.value else Exactness.VALUES
 
 
 def name_facts(caller: Caller) -> dict[str, Fact]:

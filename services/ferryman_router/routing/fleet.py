@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ferryman.cache.arithmetic import Exactness
+from ferryman.arithmetic import Exactness
 from ferryman.wire.codec.caches import CacheEvent, CacheSnapshot
 from ferryman.wire.nats.heartbeat import BOTH, DECODE, HOSTCACHE, PREFILL, Heartbeat, ServedState
 from ferryman_router.routing.prefix_sources import WorkerCacheIndex
@@ -152,8 +152,8 @@ class Fleet:
         return any(is_pair(beat, other) for beat in of_role for other in others)
 
     def discord(self) -> str:
-        """Why no ready worker can hand over to another, although there are some of both roles;
-        empty if one can."""
+        """The reason why no ready worker can hand over to another, although there are some of both
+        roles; empty if one can."""
         prefills, decodes = self._ready(PREFILL), self._ready(DECODE)
         if not prefills or not decodes or self.is_served(DECODE):
             return ""

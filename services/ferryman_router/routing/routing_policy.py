@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
-from ferryman.cache.arithmetic import Exactness
+from ferryman.arithmetic import Exactness
 from ferryman.cache.manifest import Kind
 from ferryman.handoff.usage import CachedTokens
 from ferryman.wire.nats.heartbeat import DECODE, PREFILL, Heartbeat, ServedState
@@ -166,7 +166,7 @@ def _best(
     )
     if not ordered:
         return None
-    chosen, *others = (_with_unlike(fleet, asking, one) for one in ordered[:MAX_EXPLAINED])
+    chosen, *others = (_with_unlike(fleet, asking, choice) for choice in ordered[:MAX_EXPLAINED])
     return Explanation(asking.attempt, chosen, tuple(others))
 
 
@@ -182,9 +182,9 @@ def _with_unlike(fleet: Fleet, asking: RoutingRequest, choice: RouteChoice) -> R
         if worker.beat.state.is_unlike(state)
     )
     in_tiers = (
-        holding.usable_pages * other.page_size
-        for other, nodes in asking.cache_index.items()
-        if other.is_unlike(state)
+        holding.usable_pages * other_state.page_size
+        for other_state, nodes in asking.cache_index.items()
+        if other_state.is_unlike(state)
         for holding in nodes.values()
     )
     unlike = max(chain(on_devices, in_tiers), default=0)

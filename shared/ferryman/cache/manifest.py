@@ -15,7 +15,7 @@ from enum import StrEnum
 from functools import cached_property
 from math import prod
 
-from ferryman.cache.arithmetic import ANY_ARITHMETIC, Exactness
+from ferryman.arithmetic import ANY_ARITHMETIC, Exactness
 
 DTYPE_BYTES = {"float8_e4m3fn": 1, "bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 SECTION_ALIGNMENT = 64

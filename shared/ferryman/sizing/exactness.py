@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 
-from ferryman.cache.arithmetic import ANY_ARITHMETIC, Arithmetic, Exactness
+from ferryman.arithmetic import ANY_ARITHMETIC, Arithmetic, Exactness
 from ferryman.errors import ConfigError
 from ferryman.model.config import load_config, load_format
 from ferryman.model.shapes.attention_shapes import IndexShape

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ferryman.cache.arithmetic import Exactness
+from ferryman.arithmetic import Exactness
 from ferryman.cache.keys import TokenIds
 from ferryman.errors import Cancelled
 from ferryman.schedule.prompt_scores import PromptScores

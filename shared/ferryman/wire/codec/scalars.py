@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ferryman.cache.arithmetic import Exactness
+from ferryman.arithmetic import Exactness
 from ferryman.cache.keys import KEY_BYTES, PageKey, TokenIds, as_token_ids
 from ferryman.cache.manifest import Kind
 from ferryman.errors import InvalidRequest, TooLarge

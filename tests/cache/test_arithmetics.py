@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from tests.cache.manifests import small_manifest
 
-from ferryman.cache.arithmetic import ANY_ARITHMETIC, Arithmetic, Exactness
+from ferryman.arithmetic import ANY_ARITHMETIC, Arithmetic, Exactness
 from ferryman.cache.keys import root_key
 from ferryman.cache.manifest import Kind, StateManifest, manifest_from_json, manifest_to_json
 

@@ -19,7 +19,7 @@ ANY_ARITHMETIC = "any"
 
 
 class Exactness(StrEnum):
-    """How far an answer that reuses state equals one that computes everything anew."""
+    """The degree to which an answer that reuses state equals one that computes all anew."""
 
     BITS = "bits"
     """The same bits: whatever was reused, batched or resumed."""
