@@ -106,6 +106,7 @@ def print_route(console: Console, request_id: str, route: RouteExplanation) -> N
 
 def _lines(candidate: RouteCandidate) -> list[tuple[str, str]]:
     """A candidate's column as (name, value) pairs."""
+    # In the order in which a request meets them.
     seconds = {
         "queue": candidate.queue_seconds,
         "fetch": candidate.fetch_seconds,

@@ -16,8 +16,8 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Self
 
-from ferryman.arithmetic import Exactness
 from ferryman.cache.keys import TokenIds, as_token_ids, page_keys, root_key
+from ferryman.cache.manifest import Exactness
 from ferryman.cache.resume import ResumePlan
 from ferryman.cache.slots import Ledger
 from ferryman.engine.engine import build_engine

@@ -7,9 +7,16 @@ from dataclasses import replace
 import pytest
 from tests.cache.manifests import small_manifest
 
-from ferryman.arithmetic import ANY_ARITHMETIC, Arithmetic, Exactness
 from ferryman.cache.keys import root_key
-from ferryman.cache.manifest import Kind, StateManifest, manifest_from_json, manifest_to_json
+from ferryman.cache.manifest import (
+    ANY_ARITHMETIC,
+    Arithmetic,
+    Exactness,
+    Kind,
+    StateManifest,
+    manifest_from_json,
+    manifest_to_json,
+)
 
 TILES = Arithmetic("cpu", "amx-bf16.sapphirerapids", "bfloat16", "2965f0ee", 1)
 NAME = "cpu/amx-bf16.sapphirerapids/bfloat16/r2965f0ee/tp1"

@@ -1,4 +1,4 @@
-"""What kernels say of the processor they were compiled for, and of their sources."""
+"""The kernels name the processor that they were compiled for, and the revision of their sources."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 
 pytest.importorskip("numba")
 
-from ferryman_kernels import arithmetic
-from ferryman_kernels.arithmetic import (
+from ferryman_kernels.cpu import arithmetic
+from ferryman_kernels.cpu._loop_cache import digest_of_sources
+from ferryman_kernels.cpu.arithmetic import (
     TORCH,
     has_one_order,
     kernel_revision,
     processor_class,
 )
-from ferryman_kernels.cpu._loop_cache import digest_of_sources
 
 Processor = Callable[..., None]
 
@@ -27,9 +27,7 @@ def processor(monkeypatch: pytest.MonkeyPatch) -> Processor:
     """Lets the kernels stand on another processor. Nothing is compiled."""
 
     def chosen(*, panels: bool = True, dots: bool = False, tiles: bool = False) -> None:
-        monkeypatch.setattr(
-            arithmetic, "reads_panels", lambda dtype: panels and dtype is not torch.float64
-        )
+        monkeypatch.setattr(arithmetic, "has_feature", lambda name: panels)
         monkeypatch.setattr(arithmetic, "HAS_DOTS", dots)
         monkeypatch.setattr(arithmetic, "has_tiles", lambda: tiles)
         monkeypatch.setattr(arithmetic, "compiled_for", lambda: ("znver4", "+avx512f,+sse2"))
@@ -66,7 +64,7 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Kernels in a folder that the test may change."""
     (tmp_path / "kernels" / "products").mkdir(parents=True)
     (tmp_path / "kernels" / "products" / "loop.py").write_text("1")
-    monkeypatch.setattr(arithmetic, "__file__", str(tmp_path / "kernels" / "arithmetic.py"))
+    monkeypatch.setattr(arithmetic, "__file__", str(tmp_path / "kernels" / "cpu" / "arithmetic.py"))
     return tmp_path
 
 
@@ -103,7 +101,6 @@ def test_another_compiler_has_another_revision(
 
 
 def test_the_sources_are_those_of_this_package() -> None:
-    assert {"arithmetic.py", "cpu", "products"} <= {
-        path.name for path in Path(arithmetic.__file__).parent.iterdir()
-    }
+    folders = {path.name for path in Path(arithmetic.__file__).parents[1].iterdir()}
+    assert {"attention", "cpu", "elementwise", "products", "recurrence"} <= folders
     assert kernel_revision() == kernel_revision()

@@ -10,13 +10,13 @@ import torch
 from tests.tiny_models import save_tiny_model
 
 import ferryman.model
-from ferryman.arithmetic import ANY_ARITHMETIC, Exactness
+from ferryman.cache.manifest import ANY_ARITHMETIC, Exactness
 from ferryman.engine.engine import build_engine
 from ferryman.errors import ConfigError
 from ferryman.llm import LLM
 from ferryman.settings.engine import EngineOptions
 from ferryman.sizing.exactness import arithmetic_of
-from ferryman_kernels.arithmetic import has_one_order, kernel_revision
+from ferryman_kernels.cpu.arithmetic import has_one_order, kernel_revision
 
 compiled = pytest.mark.skipif(
     not has_one_order(torch.float32), reason="the loops need AVX-512 and numba"

@@ -21,9 +21,8 @@ from tests.router.test_role_patience import Room
 from tests.router.test_routing_policy import ASKING, STATE, TOKENS, beat_of, fleet_of
 from tests.waiting import until
 
-from ferryman.arithmetic import Exactness
 from ferryman.cache.keys import PageKey
-from ferryman.cache.manifest import Kind
+from ferryman.cache.manifest import Exactness, Kind
 from ferryman.errors import NoWorker
 from ferryman.runtime.lifecycle import decode_event
 from ferryman.wire.codec.caches import CacheSnapshot

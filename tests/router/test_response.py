@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.text.folders import write_folder
 
-from ferryman.arithmetic import Exactness
+from ferryman.cache.manifest import Exactness
 from ferryman.handoff.offsets import (
     Acceptance,
     Accepted,

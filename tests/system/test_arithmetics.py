@@ -23,11 +23,11 @@ from tests.harness.cluster import (
     save_served_model,
 )
 
-from ferryman.arithmetic import Exactness
+from ferryman.cache.manifest import Exactness
 from ferryman.client import Client, TokenChunk
 from ferryman.ids import make_request_id
 from ferryman.schedule.request import SamplingParams
-from ferryman_kernels.arithmetic import has_one_order
+from ferryman_kernels.cpu.arithmetic import has_one_order
 
 pytestmark = [
     pytest.mark.system,

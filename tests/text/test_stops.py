@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.text.folders import write_folder
 
-from ferryman.arithmetic import Exactness
+from ferryman.cache.manifest import Exactness
 from ferryman.llm import _Answer
 from ferryman.schedule.batch import Sampled
 from ferryman.schedule.request import Request, SamplingParams

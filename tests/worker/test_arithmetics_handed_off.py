@@ -17,12 +17,12 @@ from tests.harness.pair import (
 )
 from tests.tiny_models import save_tiny_model
 
-from ferryman.arithmetic import Exactness
 from ferryman.cache.keys import page_keys, root_key
+from ferryman.cache.manifest import Exactness
 from ferryman.errors import ManifestMismatch
 from ferryman.schedule.request import SamplingParams
 from ferryman.settings.engine import EngineOptions
-from ferryman_kernels.arithmetic import has_one_order
+from ferryman_kernels.cpu.arithmetic import has_one_order
 
 PROMPT = [(7 * i * i + 3 * i) % 120 + 3 for i in range(75)]
 GREEDY = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)

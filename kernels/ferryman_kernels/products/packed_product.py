@@ -31,8 +31,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ferryman_kernels.cpu._compiled import serves
-from ferryman_kernels.cpu._lanes import LANES, has_feature
+from ferryman_kernels.cpu._lanes import LANES
+from ferryman_kernels.cpu.arithmetic import has_one_order
 from ferryman_kernels.products._packed_product_compiled import (
     packed_grouped_product_compiled,
     packed_product_compiled,
@@ -62,7 +62,7 @@ def packed_product_reference(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 def reads_panels(dtype: torch.dtype) -> bool:
     """Whether the loops multiply weights of this dtype on this processor. Where they do not, a
     product's bits may depend on the number of tokens."""
-    return dtype in _INPUTS_PADDED_TO and serves() and has_feature("avx512f")
+    return dtype in _INPUTS_PADDED_TO and has_one_order(dtype)
 
 
 def shape_of_panels(out_dim: int, in_dim: int, dtype: torch.dtype) -> tuple[int, int, int, int]:

@@ -12,7 +12,7 @@ from functools import cache
 from json.encoder import encode_basestring
 from typing import Any, ClassVar
 
-from ferryman.arithmetic import Exactness
+from ferryman.cache.manifest import Exactness
 from ferryman.handoff.usage import CachedTokens
 from ferryman.wire.public import TokenChunk
 from ferryman.wire.values import Usage
@@ -50,6 +50,7 @@ def usage_object(
             tiers[tier] += tokens
         for reason, tokens in uncached_tokens(usage, page_size).items():
             reasons[reason] = reasons.get(reason, 0) + tokens
+    # OpenAI's names first; its clients pass over what is ours.
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ferryman.arithmetic import Exactness
+from ferryman.cache.manifest import Exactness
 from ferryman.errors import Cancelled
 from ferryman.wire.public import GenerateFinished, TokenChunk
 from ferryman_router.answers.logprobs import best_answers

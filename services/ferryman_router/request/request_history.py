@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ferryman.arithmetic import Exactness
+from ferryman.cache.manifest import Exactness
 from ferryman.handoff import request as events
 from ferryman.handoff.chain_prints import chain_prints, encode_prints
 from ferryman.handoff.lifecycle import LifecycleEntry
@@ -197,6 +197,7 @@ def _candidate(facts: Mapping[str, Any], prefix: str) -> RouteCandidate:
     def seconds(name: str) -> float:
         return float(facts.get(f"{prefix}{name}_ms", 0.0)) / 1000
 
+    # The log may be of a router that said less, or other things.
     tiers = facts.get(f"{prefix}usable_tokens")
     tokens: dict[str, int] = tiers if isinstance(tiers, dict) else {}
     return RouteCandidate(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from ferryman.arithmetic import ANY_ARITHMETIC, Exactness
+from ferryman.cache.manifest import ANY_ARITHMETIC, Exactness
 from ferryman.errors import (
     Cancelled,
     CorruptState,

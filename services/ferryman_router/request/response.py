@@ -17,7 +17,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ferryman.arithmetic import Exactness
+from ferryman.cache.manifest import Exactness
 from ferryman.errors import CorruptState, FerrymanError, InvalidRequest, Suspect
 from ferryman.handoff.offsets import (
     EMPTY_HASH,

@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
-from ferryman.arithmetic import Exactness
-from ferryman.cache.manifest import Kind
+from ferryman.cache.manifest import Exactness, Kind
 from ferryman.handoff.usage import CachedTokens
 from ferryman.wire.nats.heartbeat import DECODE, PREFILL, Heartbeat, ServedState
 from ferryman.wire.plane_values import GRPC, LOCAL, NIXL

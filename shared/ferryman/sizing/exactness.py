@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 
-from ferryman.arithmetic import ANY_ARITHMETIC, Arithmetic, Exactness
+from ferryman.cache.manifest import ANY_ARITHMETIC, Arithmetic, Exactness
 from ferryman.errors import ConfigError
 from ferryman.model.config import load_config, load_format
 from ferryman.model.shapes.attention_shapes import IndexShape
@@ -15,7 +15,7 @@ from ferryman.model.shapes.model_shapes import StateShape
 from ferryman.model.shapes.recurrent_shapes import LightningShape, MambaShape
 from ferryman.model.weights.named_weights import FLOATS, torch_dtype
 from ferryman.settings.engine import EngineOptions
-from ferryman_kernels.arithmetic import has_one_order, kernel_revision, processor_class
+from ferryman_kernels.cpu.arithmetic import has_one_order, kernel_revision, processor_class
 
 _SCANNED = "a scan adds a prompt's tokens in blocks, and drawn ones one by one"
 _OF_TWO_ORDERS: Mapping[type[StateShape], str] = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ferryman.arithmetic import Exactness
 from ferryman.cache.keys import TokenIds
+from ferryman.cache.manifest import Exactness
 from ferryman.errors import Cancelled
 from ferryman.schedule.prompt_scores import PromptScores
 from ferryman.schedule.request import FinishReason

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.harness.cluster.shape import PAGE_SIZE
 
-from ferryman.arithmetic import Exactness
+from ferryman.cache.manifest import Exactness
 from ferryman.client import Client
 from ferryman.llm import LLM, Completion
 from ferryman.schedule.prompt_scores import Position, PromptScores, by_position

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ferryman.arithmetic import ANY_ARITHMETIC
-from ferryman.cache.manifest import Kind, KindLayout, StateManifest, lay_out
+from ferryman.cache.manifest import ANY_ARITHMETIC, Kind, KindLayout, StateManifest, lay_out
 from ferryman.errors import ConfigError
 from ferryman.model.shapes.attention_shapes import AttentionShape
 from ferryman.model.shapes.model_shapes import AS_COMPUTED, ModelConfig, StatePlace, share_of_rank

@@ -9,9 +9,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ferryman.arithmetic import Exactness
 from ferryman.cache.keys import KEY_BYTES, PageKey, TokenIds, as_token_ids
-from ferryman.cache.manifest import Kind
+from ferryman.cache.manifest import Exactness, Kind
 from ferryman.errors import InvalidRequest, TooLarge
 from ferryman.schedule.request import FinishReason
 from ferryman.wire.codec.message_table import At

@@ -17,8 +17,7 @@ from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from ferryman.arithmetic import ANY_ARITHMETIC, Exactness
-from ferryman.cache.manifest import Kind, ResumeShape, StateManifest
+from ferryman.cache.manifest import ANY_ARITHMETIC, Exactness, Kind, ResumeShape, StateManifest
 from ferryman.errors import InvalidRequest
 
 if TYPE_CHECKING:

@@ -1,5 +1,5 @@
-"""The names of what decides the bits of these kernels' results: the loops that a processor takes,
-and the revision of their sources.
+"""The names of what decides the bits of the kernels' results: the loops that a processor takes, and
+the revision of their sources.
 
 On one processor a loop gives the same bits for equal numbers. On another one it may not: tiles add
 in an order of their own, and LLVM cuts a sum that it may reorder by the width of vectors that it
@@ -15,11 +15,10 @@ from pathlib import Path
 
 import torch
 
-from ferryman_kernels.cpu._compiled import numba
-from ferryman_kernels.cpu._lanes import HAS_DOTS, compiled_for
+from ferryman_kernels.cpu._compiled import numba, serves
+from ferryman_kernels.cpu._lanes import HAS_DOTS, compiled_for, has_feature
 from ferryman_kernels.cpu._loop_cache import digest_of_sources
 from ferryman_kernels.cpu._tiles import has_tiles
-from ferryman_kernels.products.packed_product import reads_panels
 
 TORCH = "torch"
 """The class of a processor whose products are torch's: nobody promises an order of their sums."""
@@ -30,9 +29,9 @@ _ARITHMETIC_FEATURES = ("avx", "amx", "fma")
 
 
 def has_one_order(dtype: torch.dtype) -> bool:
-    """Whether a token's bits in this dtype depend, on this processor, on its own numbers alone: the
-    loops are compiled, and products read panels."""
-    return reads_panels(dtype)
+    """Whether a token's bits in this dtype depend, on this processor, on its own numbers alone: its
+    sums are vectors of a loop of ours."""
+    return dtype in (torch.float32, torch.bfloat16) and serves() and has_feature("avx512f")
 
 
 def processor_class(dtype: torch.dtype) -> str:
@@ -59,7 +58,7 @@ def kernel_revision(*others: Path) -> str:
 
     No person decides about it: a change that kept all bits has another revision too.
     """
-    sources = [digest_of_sources(folder) for folder in (Path(__file__).parent, *others)]
+    sources = [digest_of_sources(folder) for folder in (Path(__file__).parents[1], *others)]
     packages = [f"{package} {_version(package)}" for package in _COMPUTING]
     features = compiled_for()[1].split(",") if numba is not None else []
     decisive = sorted(name for name in features if name[1:].startswith(_ARITHMETIC_FEATURES))
