@@ -106,7 +106,6 @@ def print_route(console: Console, request_id: str, route: RouteExplanation) -> N
 
 def _lines(candidate: RouteCandidate) -> list[tuple[str, str]]:
     """A candidate's column as (name, value) pairs."""
-    # In the order in which a request meets them.
     seconds = {
         "queue": candidate.queue_seconds,
         "fetch": candidate.fetch_seconds,
@@ -117,6 +116,7 @@ def _lines(candidate: RouteCandidate) -> list[tuple[str, str]]:
         "total": candidate.total_seconds,
         "(recomputing)": candidate.recompute_seconds,
     }
+    # Tiers from the nearest on, as a plan tries them.
     tokens = {
         "device": candidate.device_tokens,
         "host": candidate.host_tokens,
