@@ -94,7 +94,7 @@ def test_rows_5_and_6_slots_suffice_and_bytes_stay_within_the_cap(
     least = least_plan(concurrency, recurrent_slots)
     for memory_bytes in (least.num_bytes, least.num_bytes * 3 + 17):
         plan = plan_capacity(SIZED, memory_bytes, concurrency, 8, recurrent_slots)
-        needed = (max_running + max_prealloc) * (1 + tracking + drafts)
+        needed = max_running * (1 + tracking + drafts) + max_prealloc
         assert plan.slots[Kind.RECURRENT] >= needed
         taken = sum(SIZED.layout(kind).slot_bytes * n for kind, n in plan.slots.items())
         assert taken == plan.num_bytes <= memory_bytes

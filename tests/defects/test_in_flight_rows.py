@@ -98,6 +98,7 @@ def test_row_41_what_is_cached_is_never_a_slot_that_a_step_still_writes(
             HYBRID,
             {Kind.FULL: 40, Kind.RECURRENT: recurrent},
             overlap=overlap,
+            max_prealloc=0,  # a slot that is kept for a hand-off is no track
             drafting=RandomDrafts(drafts) if drafts else NO_DRAFTS,
         )
         worker.submit(request(HYBRID, "r0", [1] * 6, 18))

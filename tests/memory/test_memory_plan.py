@@ -197,13 +197,14 @@ def test_all_workers_together_stay_within_the_machine(
 
 
 def test_prefill_has_no_tracking_slots(folder: Path) -> None:
-    """Of two workers with as many rows, the one that decodes needs three slots a row."""
+    """Of two workers with as many rows, the one that decodes needs three slots for each that
+    runs."""
     options = EngineOptions(model=folder, **OPEN, max_running=8)
     prefill = PrefillSettings(worker=options).engine
     decode = DecodeSettings(worker=options, max_reserved=8).engine
     assert prefill.concurrency.rows == decode.concurrency.rows == 16
     assert prefill.concurrency.recurrent_slots == 16
-    assert decode.concurrency.recurrent_slots == 48
+    assert decode.concurrency.recurrent_slots == 32
 
 
 @pytest.mark.parametrize(

@@ -41,8 +41,8 @@ GREEDY = SamplingParams(max_tokens=100, temperature=0.0, logprobs=3, ignore_eos=
 PROMPTS = [[(5 * i + 17 * n) % 120 + 3 for i in range(40 + 7 * n)] for n in range(4)]
 NUM_DRAFTS = 3
 # Four requests reach ten pages each; decode's rows: 4 running, 8 preallocated; each a working slot,
-# one for tracks, three of scratch.
-NUM_PAGES, NUM_STATES = 26, 60
+# those that run one for tracks and three of scratch.
+NUM_PAGES, NUM_STATES = 26, 28
 
 
 def plain(cluster: Cluster, prompts: Sequence[list[int]], how: SamplingParams) -> list[Completion]:

@@ -51,7 +51,7 @@ HABITS = Habits(
     think_seconds=30.0,
     conversations_per_second=1.0,
 )
-NUM_PAGES, NUM_STATES = 32, 30
+NUM_PAGES, NUM_STATES = 32, 14
 # Prefill tracks no states of decoding. With decode's memory its cache would leave the host little.
 NUM_PREFILL_STATES = 22
 HOST_PAGES = 100

@@ -2,12 +2,14 @@
 
 The inequality that limits concurrency is the recurrent pool's:
 
-    recurrent slots ≥ (max_running + max_prealloc) × (1 + tracking + scratch)
+    recurrent slots ≥ max_running × (1 + tracking + scratch) + max_prealloc
 
 `tracking` is 0 without a prefix cache on this worker, 1 without overlap, 2 with it (ping-pong).
 A worker that prefills for others decodes nothing, so it tracks nothing: its `tracking` is 0, too.
 `scratch` is one slot for each draft that a step verifies: it holds the state after that draft until
-the draft is accepted. Admission reads the same numbers, so every size given here can run.
+the draft is accepted. A request that is received has a working slot alone until it runs: it takes
+the others then, as far as every row keeps a working slot. Admission reads the same numbers, so
+every size given here can run.
 """
 
 from __future__ import annotations
@@ -60,15 +62,14 @@ class Concurrency:
 
     @property
     def recurrent_slots(self) -> int:
-        return self.rows * self.slots_per_request
+        return self.max_running * self.slots_per_request + self.max_prealloc
 
     def inequality(self, recurrent_slots: int) -> str:
         """The inequality with its numbers, as it is printed at start and in errors."""
         drafts = f" + {self.drafts} scratch" if self.drafts else ""
         return (
-            f"({self.max_running} running + {self.max_prealloc} preallocated) × "
-            f"(1 + {self.tracking} tracking{drafts}) = {self.recurrent_slots} recurrent slots "
-            f"needed, "
+            f"{self.max_running} running × (1 + {self.tracking} tracking{drafts}) + "
+            f"{self.max_prealloc} preallocated = {self.recurrent_slots} recurrent slots needed, "
             f"{recurrent_slots} given"
         )
 

@@ -59,7 +59,7 @@ class Planner:
     """Plans for one model on one worker; a step computes at most `step_tokens` of a prompt.
 
     Up to `num_drafts` tokens of a request are drafts at once, each with a slot for the state after
-    it.
+    it. A request that is received from prefill takes these slots when it runs, and none before.
     """
 
     manifest: StateManifest
@@ -293,6 +293,8 @@ class Planner:
             demand[_WINDOW] = windows.most
         if _RECURRENT in kinds:
             scratch = min(self.num_drafts, plan.final_len - plan.prompt_len)
+            if isinstance(plan.initialiser, ReceiveState):
+                scratch = 0
             demand[_RECURRENT] = 1 + len(plan.snapshots) + scratch
         return plan._replace(demand=demand, windows=windows)
 

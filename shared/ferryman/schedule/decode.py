@@ -132,6 +132,7 @@ class DecodeSteps:
         undrawn = sequence.request.sampling.max_tokens - sequence.num_generated
         # one token is drawn after the last draft
         most = min(self._drafting.num_tokens, undrawn - 1)
+        most = self._verification.num_verifiable(sequence, most)
         drafts = sequence.proposals.propose(sequence.drawn, most)
         allocator, page_size = self._allocator, self._allocator.manifest.page_size
         position = int(allocator.rows.positions[sequence.row])

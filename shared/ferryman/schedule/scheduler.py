@@ -106,7 +106,7 @@ class Scheduler:
         has_cache = limits.prefix_cache
         publisher = TreePublisher(self.allocator, root, self._events) if has_cache else None
         self.retraction = Retraction(*here, publisher, self._events)
-        verification = Verification(self.allocator, limits.concurrency.tracking)
+        verification = Verification(*here, limits.concurrency)
         self._postprocessor = Postprocessor(
             *here, publisher, self.retraction, verification, isolation, self._events
         )

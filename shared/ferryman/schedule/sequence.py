@@ -79,8 +79,9 @@ class RunningSequence:
     `opening` are copies that its first decode step will make; until that is planned, the slots that
     they fill hold no state.
 
-    A request that `drafts` has `scratch` slots for the states after its drafts. While a step
-    verifies drafts (`verifying`), no other step is planned for the request.
+    A request that `drafts` has `scratch` slots for the states after its drafts; one that was
+    received takes them when it runs, and drafts as far as it has some. While a step verifies drafts
+    (`verifying`), no other step is planned for the request.
     """
 
     waiting: InitVar[PendingRequest]
@@ -167,6 +168,12 @@ class RunningSequence:
         """Adds the keys of the pages that decoding has filled since."""
         if (len(self.keys) + 1) * page_size <= self.prompt_len + len(self.drawn):
             self.keys = extend_keys(root, self.keys, self.token_ids(), page_size)
+
+    @property
+    def num_states(self) -> int:
+        """Its slots of recurrent states."""
+        others = len(self.snapshots) + len(self.tracks) + len(self.scratch)
+        return others + (self.working is not None)
 
     def slots(self) -> list[SlotHandle]:
         """All slots leased to this request."""

@@ -12,14 +12,21 @@ integers. If a page ends within the run, the slot of that state is not needed to
 the track slot, and the older track slot becomes scratch. Rejected drafts leave no trace: their
 states are scratch, and no later query reads their keys before they are overwritten.
 
+Track slots, and the scratch slots of a request that a hand-off brought, are taken while requests
+run, and only as far as the rows kept for hand-offs still find a working slot each. A request that
+gets none goes on without: it drafts less, or freezes no state. So taking a hand-off over allocates
+nothing, and cannot fail.
+
 Its common name is speculative decoding.
 """
 
 from __future__ import annotations
 
+from ferryman.cache.capacity import Concurrency
 from ferryman.cache.manifest import Kind
 from ferryman.cache.slots import SlotHandle
 from ferryman.schedule.batch import DecodeStep, Sampled, SlotSnapshot, StepOutcome
+from ferryman.schedule.request_table import SequenceTable
 from ferryman.schedule.sequence import RunningSequence, TrackSlot
 from ferryman.schedule.slot_allocator import SlotAllocator
 
@@ -39,10 +46,25 @@ def right_run(plan: DecodeStep, outcome: StepOutcome, index: int) -> list[Sample
 class Verification:
     """Moves slots between their roles in a request; at most `max_tracks` become track slots."""
 
-    def __init__(self, allocator: SlotAllocator, max_tracks: int) -> None:
-        self._allocator = allocator
-        has_snapshots = Kind.RECURRENT in allocator.manifest.kinds
-        self.max_tracks = max_tracks if has_snapshots else 0
+    def __init__(
+        self, allocator: SlotAllocator, sequences: SequenceTable, concurrency: Concurrency
+    ) -> None:
+        self._allocator, self._sequences, self._concurrency = allocator, sequences, concurrency
+        self._has_states = Kind.RECURRENT in allocator.manifest.kinds
+        self.max_tracks = concurrency.tracking if self._has_states else 0
+
+    def num_verifiable(self, sequence: RunningSequence, num_drafts: int) -> int:
+        """The drafts, of `num_drafts`, behind which there is a slot for the state."""
+        if not self._has_states:
+            return num_drafts
+        states = self._allocator.rows.states
+        while len(sequence.scratch) < num_drafts:
+            slot = self._take_slot(sequence)
+            if slot is None:
+                return len(sequence.scratch)
+            sequence.scratch.append(slot)
+            states[sequence.row, len(sequence.scratch)] = slot.slot
+        return num_drafts
 
     def settle(self, sequence: RunningSequence, num_kept: int) -> None:
         """Continues the request after `num_kept` tokens of its run, which are not in `drawn`
@@ -93,7 +115,23 @@ class Verification:
 
     def _take_track_slot(self, sequence: RunningSequence) -> SlotHandle | None:
         if len(sequence.tracks) < self.max_tracks:
-            taken = self._allocator.try_take({Kind.RECURRENT: 1}, sequence.holder)
-            if taken is not None:
-                return taken[Kind.RECURRENT][0]
+            slot = self._take_slot(sequence)
+            if slot is not None:
+                return slot
         return sequence.tracks.pop(0).handle if sequence.tracks else None
+
+    def _take_slot(self, sequence: RunningSequence) -> SlotHandle | None:
+        """A slot beside the working one, if there is one more than hand-offs may need."""
+        if not self._is_spare_left():
+            return None
+        taken = self._allocator.try_take({Kind.RECURRENT: 1}, sequence.holder)
+        return taken[Kind.RECURRENT][0] if taken is not None else None
+
+    def _is_spare_left(self) -> bool:
+        """Whether the rows that are free, as far as they are kept for hand-offs, would still find a
+        working slot each. A row whose request has just left counts as free: its slots come back
+        with it."""
+        concurrency, with_slots = self._concurrency, self._sequences.with_slots()
+        to_come = min(concurrency.rows - len(with_slots), concurrency.max_prealloc)
+        held = sum(sequence.num_states for sequence in with_slots)
+        return held + to_come < self._allocator.pools[Kind.RECURRENT].num_slots

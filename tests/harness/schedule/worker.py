@@ -64,6 +64,7 @@ class ScheduleOptions(TypedDict, total=False):
     overlap: bool
     prefix_cache: bool
     max_running: int
+    max_prealloc: int
     max_waiting: int
     max_len: int
     chunk_tokens: int
@@ -88,9 +89,10 @@ def limits_of(manifest: StateManifest, sizes: Demand, options: ScheduleOptions) 
     drafting = options.get("drafting", NO_DRAFTS)
     tracking = tracking_slots(prefix_cache=prefix_cache, overlap=overlap)
     num_rows = options.get("max_running", 4)
+    num_reserved = options.get("max_prealloc", 4)
     longest = min(MAX_LEN, sizes.get(Kind.FULL, MAX_LEN) * manifest.page_size)
     return SchedulerLimits(
-        concurrency=Concurrency(num_rows, 4, tracking, drafting.num_tokens),
+        concurrency=Concurrency(num_rows, num_reserved, tracking, drafting.num_tokens),
         chunk_tokens=options.get("chunk_tokens", 8),
         max_len=options.get("max_len", longest),
         max_waiting=options.get("max_waiting", 100),
