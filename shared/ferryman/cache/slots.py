@@ -30,6 +30,7 @@ class Role(StrEnum):
     TRANSFER_OUT = "transfer_out"
     SLOT_OP = "queued_slot_op"
     PROMPT_END = "prompt_end"
+    AUDIT = "audit"
 
 
 class Holder(NamedTuple):

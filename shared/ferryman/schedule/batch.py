@@ -219,6 +219,12 @@ class DecodeStep:
         ]
 
 
+@dataclass(frozen=True, slots=True)
+class AuditStep(PrefillStep):
+    """A chunk of an audit: tokens of a request that has ended, computed again without any reuse.
+    Nobody waits for it, and nobody reads its draw."""
+
+
 StepPlan = PrefillStep | DecodeStep
 
 

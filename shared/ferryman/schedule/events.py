@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import NamedTuple
 
 from ferryman.cache.keys import PageKey
@@ -146,6 +147,59 @@ class LoadsDone:
     request_id: str
 
 
+class AuditResult(StrEnum):
+    """The end of an audit. `skipped`: it did not begin; `dropped`: its slots were needed."""
+
+    EQUAL = "equal"
+    DIFFERENT = "different"
+    DROPPED = "dropped"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True, slots=True)
+class HeldUnit:
+    """One unit of a request's last resume set: a page, or a recurrent state at position `index`.
+
+    `key` names a whole page of known tokens, else it is empty. `num_tokens` positions of a page
+    are computed; 0 for a recurrent state, which counts as a whole. `origin` is where the request's
+    plan had it from.
+    """
+
+    kind: Kind
+    index: int
+    key: PageKey
+    handle: SlotHandle
+    num_tokens: int
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class AuditPair:
+    """A unit as a request left it, and the slot in which it was computed again."""
+
+    unit: HeldUnit
+    cold: SlotHandle
+
+
+@dataclass(frozen=True, slots=True)
+class AuditReady:
+    """The resume set of `position` was computed again, and can be compared: no step writes to
+    these slots. `reuse` names the ways in which the request reused state."""
+
+    request_id: str
+    position: int
+    pairs: tuple[AuditPair, ...]
+    reuse: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AuditDone:
+    """An audit ended without a comparison."""
+
+    request_id: str
+    result: AuditResult
+
+
 Event = (
     SequenceAdmitted
     | ChunkDone
@@ -160,4 +214,6 @@ Event = (
     | ChainDropped
     | Cached
     | LoadsDone
+    | AuditReady
+    | AuditDone
 )

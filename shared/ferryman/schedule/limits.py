@@ -67,7 +67,8 @@ class SchedulerLimits:
 
     `snapshot_grid` is the distance in tokens between the coarse snapshots of a prompt, a multiple
     of the page size; 0 for none. `drafting` proposes tokens of requests that decode. `order`
-    decides between prompts and those.
+    decides between prompts and those. `audit_share` is the share of the tokens, and of the requests
+    that reuse state, that is computed again to be compared.
     """
 
     concurrency: Concurrency
@@ -79,6 +80,7 @@ class SchedulerLimits:
     snapshot_grid: int = 0
     drafting: Drafting = NO_DRAFTS
     order: StepOrder = PREFILL_FIRST
+    audit_share: float = 0.0
 
     def check(self, request: Request) -> None:
         """Raises InvalidRequest when these pools can never hold the request to its last token."""

@@ -8,6 +8,7 @@ from typing import NoReturn
 
 from ferryman.cache.resume import EMPTY_HOST
 from ferryman.errors import GrammarDeadEnd, NonFiniteLogits, NonFiniteState
+from ferryman.schedule.audit.audits import Audits
 from ferryman.schedule.batch import (
     NO_CHOICE,
     NO_TOKEN,
@@ -55,6 +56,7 @@ class Postprocessor:
         retraction: Retraction,
         verification: Verification,
         isolation: FaultIsolation,
+        audits: Audits,
         events: list[Event],
     ) -> None:
         self._allocator = allocator
@@ -63,6 +65,7 @@ class Postprocessor:
         self._retraction = retraction
         self._verification = verification
         self._isolation = isolation
+        self._audits = audits
         self._events = events
         self.drafts = NOTHING_DRAFTED
 
@@ -250,6 +253,8 @@ class Postprocessor:
     def finish(self, sequence: RunningSequence, reason: FinishReason, now: float) -> None:
         """Ends a request that holds slots; its computed state stays in the tree."""
         has_decoded = sequence.phase in (Phase.DECODING, Phase.RETRACTING, Phase.DETACHING)
+        if has_decoded and reason is not FinishReason.CANCELLED:
+            self._audits.ended(sequence)
         if self._publisher and has_decoded:
             self._publisher.donate(sequence, now)
         self._sequences.leave(sequence)

@@ -31,7 +31,9 @@ from ferryman.cache.window_budget import WindowPool
 from ferryman.errors import InvalidRequest, QueueFull
 from ferryman.schedule import prefill
 from ferryman.schedule.admission import Admission, CapacityCheck
+from ferryman.schedule.audit.audits import Audits
 from ferryman.schedule.batch import (
+    AuditStep,
     Chunk,
     PrefillStep,
     Sampled,
@@ -67,7 +69,8 @@ class Scheduler:
     """Decides which step runs next and on which slots. Used from one thread only.
 
     `admission` admits requests, `reservations` is decode's side of a hand-off, `retraction` pushes
-    requests back when slots are short; `sequences` holds all requests.
+    requests back when slots are short; `sequences` holds all requests. `audits` computes some of
+    them again, when there is nothing else to do.
     """
 
     def __init__(
@@ -107,8 +110,9 @@ class Scheduler:
         publisher = TreePublisher(self.allocator, root, self._events) if has_cache else None
         self.retraction = Retraction(*here, publisher, self._events)
         verification = Verification(*here, limits.concurrency)
+        self.audits = Audits(*here, planner, limits.audit_share, self._events)
         self._postprocessor = Postprocessor(
-            *here, publisher, self.retraction, verification, isolation, self._events
+            *here, publisher, self.retraction, verification, isolation, self.audits, self._events
         )
         self._decode = DecodeSteps(*here, self.retraction, verification, isolation, limits)
         self._flights: deque[_StepInFlight] = deque()
@@ -233,12 +237,21 @@ class Scheduler:
         """The next step, or None when nothing can run (or enough steps are in flight)."""
         if len(self._flights) >= self.limits.steps_in_flight:
             return None
+        if self.audits.is_due and (audit := self._plan_audit(now)) is not None:
+            return audit
         if self.limits.order.decodes_next(after_prefill=self._last_was_prefill):
             step = self._plan_decode(now) or self._plan_prefill(now)
         else:
             step = self._plan_prefill(now) or self._plan_decode(now)
         if step is not None:
             self._last_was_prefill = isinstance(step, PrefillStep)
+            self.audits.budget.stepped()
+        return step
+
+    def _plan_audit(self, now: float) -> StepPlan | None:
+        step = self.audits.plan(next(self._step_ids), now)
+        if step is not None:
+            self._launch(step.step_id, self.audits.computing())
         return step
 
     def _plan_prefill(self, now: float) -> StepPlan | None:
@@ -300,10 +313,14 @@ class Scheduler:
         assert flight.step_id == plan.step_id == outcome.step_id, "steps commit in order"
         for sequence in flight.sequences:
             sequence.in_flight -= 1
-        if isinstance(plan, PrefillStep):
+        if isinstance(plan, AuditStep):
+            self.audits.committed(outcome, *flight.sequences)
+        elif isinstance(plan, PrefillStep):
+            self.audits.budget.earn(sum(chunk.end - chunk.start for chunk in plan.chunks))
             self._prefill_steps += 1
             self._postprocessor.prefilled(plan, outcome, flight.sequences, now)
         else:
+            self.audits.budget.earn(len(plan.rows))
             self._decode_steps += 1
             self._postprocessor.decoded(plan, outcome, flight.sequences, now)
         self.allocator.committed(plan.step_id)
@@ -392,4 +409,4 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Raises AssertionError unless free and leased slots add up in every pool, the tree is
         consistent, and every lease or hold belongs to the tree or to a request that is here."""
-        self.allocator.check_integrity(self.sequences.with_slots())
+        self.allocator.check_integrity([*self.sequences.with_slots(), *self.audits.computing()])

@@ -101,6 +101,7 @@ class RunningSequence:
     goal: Goal = field(init=False)
     keys: tuple[PageKey, ...] = field(init=False)
     counts: DraftCounts = field(init=False)
+    was_retracted: bool = field(init=False)
     first_output: int = field(init=False)
     points: list[int] = field(init=False)
     anchor_pages: int = field(init=False)
@@ -119,6 +120,7 @@ class RunningSequence:
     def __post_init__(self, waiting: PendingRequest) -> None:
         self.request, self.order, self.goal = waiting.request, waiting.order, waiting.goal
         self.keys, self.counts = waiting.request.keys, waiting.counts
+        self.was_retracted = waiting.was_retracted
         self.first_output = waiting.request.prompt_len - waiting.request.num_generated
         plan = self.plan
         self.points, self.anchor_pages = list(plan.snapshots), plan.anchor_pages

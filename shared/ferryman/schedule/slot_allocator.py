@@ -7,7 +7,7 @@ device may still read or write them.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
@@ -50,8 +50,19 @@ def slot_op_holder(request_id: str) -> Holder:
     return Holder(Role.SLOT_OP, request_id)
 
 
+def keeps_all() -> bool:
+    """The `give_way` of a worker on which nobody holds slots that others may have."""
+    return False
+
+
 class SlotAllocator:
-    """The pools, the tree and the rows of one worker, and the moves of slots between them."""
+    """The pools, the tree and the rows of one worker, and the moves of slots between them.
+
+    `give_way` makes an audit give up its slots and its row when a request finds none: whether
+    there was one. They are free when no step in flight uses them.
+    """
+
+    give_way: Callable[[], bool]
 
     def __init__(
         self,
@@ -72,6 +83,7 @@ class SlotAllocator:
         self._retired: deque[_Retired] = deque()
         self._submitted = 0
         self._committed = 0
+        self.give_way = keeps_all
 
     # Steps, as far as they matter for ownership.
 
@@ -114,7 +126,7 @@ class SlotAllocator:
 
         `headroom` further full pages must stay free, so that requests already running can grow.
         """
-        if not self.rows.num_free:
+        if not self._has_row(holder):
             return None
         with ExitStack() as undo:  # an error on the way leaves no lease either
             pinned = self._pin(waiting.request, plan, holder, now, undo)
@@ -129,6 +141,11 @@ class SlotAllocator:
             undo.pop_all()
         return sequence
 
+    def _has_row(self, holder: Holder) -> bool:
+        if not self.rows.num_free and holder.role is not Role.AUDIT:
+            self.give_way()
+        return bool(self.rows.num_free)
+
     def _proposals(self, waiting: PendingRequest) -> Proposals:
         return self._drafting.begin(waiting.request) if waiting.num_decoded else NOTHING_PROPOSED
 
@@ -137,16 +154,19 @@ class SlotAllocator:
     ) -> dict[Kind, tuple[SlotHandle, ...]] | None:
         """Fresh slots of all kinds at once, after the eviction that they need; or None."""
         wanted = {k: n + (headroom if k is Kind.FULL else 0) for k, n in demand.items()}
-        if not self._try_make_room(wanted):
-            return None
-        return self.pools.try_allocate(demand, holder)
+        has_room = self._try_evict(self.pools.shortage(wanted))
+        if not has_room and holder.role is not Role.AUDIT:
+            has_room = self._try_make_room(wanted)
+        return self.pools.try_allocate(demand, holder) if has_room else None
 
     def _try_make_room(self, wanted: Demand) -> bool:
-        """Evicts the shortage of all pools, or nothing: a demand that cannot be met costs no
-        cache. The ends of prompts are dropped if the tree alone has too little."""
+        """Takes back what an audit holds, and then the ends of prompts, because the tree alone has
+        too little."""
         lacks = self.pools.shortage(wanted)
-        if not lacks or self._try_evict(lacks):
-            return True
+        if self.give_way():
+            lacks = self.pools.shortage(wanted)
+            if self._try_evict(lacks):
+                return True
         if not len(self.prompt_ends):
             return False
         idle = self.prompt_ends.num_idle()
@@ -156,7 +176,8 @@ class SlotAllocator:
         return True
 
     def _try_evict(self, lacks: Demand) -> bool:
-        """Whether the tree could give up so many slots, at once; skips counts of 0 or less."""
+        """Whether the tree could give up so many slots, of all pools or none: a demand that cannot
+        be met costs no cache. Skips counts of 0 or less."""
         real = {kind: lack for kind, lack in lacks.items() if lack > 0}
         dropped = self.tree.try_evict(real, self._is_only_tree) if real else []
         if dropped is None:
@@ -352,7 +373,8 @@ class SlotAllocator:
         assert in_tree == set(self.tree.handles()), "the tree's slots are not those leased to it"
         expected = {holder for sequence in sequences for holder in _holders_of(sequence)}
         expected |= {retired.holder for retired in self._retired}
-        strays = {h for _, h in leases if h.role in (Role.REQUEST, Role.SLOT_OP)} - expected
+        owned = (Role.REQUEST, Role.SLOT_OP)
+        strays = {holder for _, holder in leases if holder.role in owned} - expected
         assert not strays, f"slots are leased to requests that are not here: {sorted(strays)}"
         holds = Counter(key for retired in self._retired for key in retired.held_keys)
         holds.update(s.keys[s.anchor_pages - 1] for s in sequences if s.anchor_pages)

@@ -25,7 +25,7 @@ from ferryman.cache.resume import ReceiveState
 from ferryman.cache.slots import TREE, Demand, Holder, Role, SlotHandle, SlotPool
 from ferryman.engine.ops import advanced_slots_of, snapshots_of
 from ferryman.schedule.batch import DecodeStep, StepPlan
-from ferryman.schedule.events import Cached, Finished, LoadsDone
+from ferryman.schedule.events import AuditDone, AuditReady, Cached, Finished, LoadsDone
 from ferryman.schedule.sequence import RunningSequence
 from ferryman.schedule.slot_allocator import slot_op_holder
 
@@ -107,6 +107,7 @@ class WatchedWorker(ScheduledWorker):
         """A request that has ended has no more events."""
         for event in self.events[self._num_heard :]:
             passes = isinstance(event, Cached | LoadsDone)  # both are about slots
+            passes |= isinstance(event, AuditReady | AuditDone)  # audits begin where a request ends
             assert passes or event.request_id not in self.ended, event
             if isinstance(event, Finished):
                 self.ended.add(event.request_id)
@@ -188,6 +189,7 @@ def _claims(worker: ScheduledWorker) -> Iterator[tuple[SlotHandle, Holder]]:
     yield from ((handle, PROMPT_END) for handle in scheduler.allocator.prompt_ends.handles())
     for sequence in (*scheduler.sequences.by_id.values(), *scheduler.sequences.reserved.values()):
         yield from _claims_of(sequence)
+    yield from scheduler.audits.leases()
     for retired in scheduler.allocator._retired:
         yield from ((handle, retired.holder) for handle in retired.slots)
 

@@ -19,6 +19,8 @@ from ferryman.cache.slots import Demand
 from ferryman.schedule.batch import StepPlan
 from ferryman.schedule.drafting import NO_DRAFTS, Drafting
 from ferryman.schedule.events import (
+    AuditDone,
+    AuditReady,
     Cached,
     ChainDropped,
     Drawn,
@@ -37,6 +39,8 @@ from ferryman.schedule.sequence import Goal
 
 E = TypeVar(
     "E",
+    AuditDone,
+    AuditReady,
     SequenceAdmitted,
     Cached,
     ChainDropped,
@@ -71,6 +75,7 @@ class ScheduleOptions(TypedDict, total=False):
     snapshot_grid: int
     drafting: Drafting
     order: StepOrder
+    audit_share: float
     costs: ResumeCosts
     vocab_size: int
     pace: Callable[[StepPlan], None]
@@ -101,6 +106,7 @@ def limits_of(manifest: StateManifest, sizes: Demand, options: ScheduleOptions) 
         snapshot_grid=options.get("snapshot_grid", 0),
         drafting=drafting,
         order=options.get("order", PREFILL_FIRST),
+        audit_share=options.get("audit_share", 0.0),
     )
 
 

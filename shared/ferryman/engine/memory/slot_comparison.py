@@ -1,0 +1,76 @@
+"""Two slots of one kind, byte by byte: the comparison of an audit.
+
+A page counts as far as its positions are computed, and no byte between sections counts. A recurrent
+slot counts as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from ferryman.cache.manifest import DTYPE_BYTES, KindLayout, Section, StateManifest
+from ferryman.engine.memory.transfer import Transfer
+from ferryman.schedule.events import AuditPair, HeldUnit
+
+Bytes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class UnitDifference:
+    """The first unit that differs, and the first of its sections that does. The digests are of all
+    bytes that count: as they were served, and as they were computed again. `num_units` differ."""
+
+    unit: HeldUnit
+    section: Section
+    served: bytes
+    cold: bytes
+    num_units: int = 1
+
+
+def first_difference(
+    manifest: StateManifest, transfer: Transfer, pairs: Iterable[AuditPair]
+) -> UnitDifference | None:
+    """The first unit whose bytes are not those computed again; None if all are equal."""
+    differences = [
+        difference for pair in pairs if (difference := _difference(manifest, transfer, pair))
+    ]
+    return replace(differences[0], num_units=len(differences)) if differences else None
+
+
+def _difference(
+    manifest: StateManifest, transfer: Transfer, pair: AuditPair
+) -> UnitDifference | None:
+    unit, layout = pair.unit, manifest.layout(pair.unit.kind)
+    served = np.frombuffer(transfer.read(unit.kind, unit.handle.slot), np.uint8)
+    cold = np.frombuffer(transfer.read(unit.kind, pair.cold.slot), np.uint8)
+    if np.array_equal(served, cold):
+        return None
+    for section in layout.sections:
+        counted = _counted(section, served, unit.num_tokens)
+        if not np.array_equal(counted, _counted(section, cold, unit.num_tokens)):
+            digests = [_digest(layout, content, unit.num_tokens) for content in (served, cold)]
+            return UnitDifference(unit, section, digests[0], digests[1])
+    return None
+
+
+def _counted(section: Section, content: Bytes, num_tokens: int) -> Bytes:
+    """The bytes of a section that count: of the first `num_tokens` positions; 0 for all of it."""
+    part = content[section.offset : section.offset + section.num_bytes]
+    if not num_tokens:
+        return part
+    shaped = part.reshape(*section.shape, DTYPE_BYTES[section.dtype])
+    # Where ranks share the heads, those come before the positions.
+    is_by_head = section.shard_axis == 0 and len(section.shape) > 1
+    return shaped[:, :num_tokens] if is_by_head else shaped[:num_tokens]
+
+
+def _digest(layout: KindLayout, content: Bytes, num_tokens: int) -> bytes:
+    digest = xxhash.xxh3_128()
+    for section in layout.sections:
+        digest.update(np.ascontiguousarray(_counted(section, content, num_tokens)).data)
+    return digest.digest()

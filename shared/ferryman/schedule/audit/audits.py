@@ -1,0 +1,215 @@
+"""Audits: a request that reused state is computed again, cold, and its slots are compared.
+
+    a chosen request ends ──► its last resume set stays leased ──► the same tokens are computed in
+    fresh slots, chunk by chunk ──► AuditReady: the worker compares both, and calls `close`
+
+One audit at a time. It never stands in the way of a request: its chunks come when no request is
+here, or after a share of their steps, and it is dropped at once when its slots or its row are
+needed. Nothing of it is published, drawn or resumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ferryman.cache.manifest import Kind
+from ferryman.cache.planner import Planner
+from ferryman.cache.resume import EMPTY_HOST, Reason, ResumeSet, resume_set
+from ferryman.cache.slots import Holder, Role, SlotHandle
+from ferryman.schedule import prefill
+from ferryman.schedule.audit.budget import AuditBudget, is_chosen
+from ferryman.schedule.audit.origins import reuse_of, unit_origin
+from ferryman.schedule.batch import NO_TOKEN, AuditStep, SlotOpsBuilder, StepOutcome
+from ferryman.schedule.events import AuditDone, AuditPair, AuditReady, AuditResult, Event, HeldUnit
+from ferryman.schedule.request import NO_ADAPTER, Request, SamplingParams
+from ferryman.schedule.request_table import SequenceTable
+from ferryman.schedule.sequence import Goal, PendingRequest, Phase, RunningSequence
+from ferryman.schedule.slot_allocator import SlotAllocator
+
+# A request that comes meanwhile waits for one chunk at most, so they are short.
+CHUNK_TOKENS = 64
+GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
+
+
+@dataclass(slots=True)
+class _Audit:
+    """The open audit of the request `name`: its units, and the tokens to compute again as a request
+    that resumes nowhere."""
+
+    name: str
+    request: Request
+    position: int
+    units: tuple[HeldUnit, ...]
+    reuse: tuple[str, ...]
+    cold: RunningSequence | None = None
+    holder: Holder = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.holder = Holder(Role.AUDIT, self.name)
+
+
+class Audits:
+    """The audits of one schedule; a share of 0 makes none."""
+
+    def __init__(
+        self,
+        allocator: SlotAllocator,
+        sequences: SequenceTable,
+        planner: Planner,
+        share: float,
+        events: list[Event],
+    ) -> None:
+        self.budget = AuditBudget(share)
+        self._allocator, self._sequences, self._planner = allocator, sequences, planner
+        self._events = events
+        self._open: _Audit | None = None
+        allocator.give_way = self.drop
+
+    # A request ends.
+
+    def ended(self, sequence: RunningSequence) -> None:
+        """A request has its last token. Called before its state is published and its slots go."""
+        self.budget.earn(sequence.plan.position)
+        name, reuse = sequence.request_id, reuse_of(sequence)
+        if not reuse or not is_chosen(name, self.budget.share):
+            return
+        can_begin = self._open is None and self.budget.is_left and _is_certain(sequence)
+        position = min(sequence.scheduled, sequence.prompt_len + len(sequence.drawn))
+        units = self._held(sequence, position) if can_begin else ()
+        if not units:
+            self._events.append(AuditDone(name, AuditResult.SKIPPED))
+            return
+        request = Request(f"{name} audit", sequence.token_ids()[:position], (), GREEDY)
+        audit = _Audit(name, request, position, units, reuse)
+        self._open = audit
+        self._allocator.pools.lease((unit.handle for unit in units), audit.holder)
+
+    def _held(self, sequence: RunningSequence, position: int) -> tuple[HeldUnit, ...]:
+        """The whole resume set of `position`, as the request holds it; empty if it is not whole."""
+        needs = resume_set(self._allocator.manifest, position)
+        slots = dict(self._slots_of(sequence, needs))
+        wanted = needs.full.num_pages + needs.window.num_pages + needs.needs_snapshot
+        if len(slots) < wanted:
+            return ()
+        page_size, keys = self._allocator.manifest.page_size, sequence.keys
+        return tuple(
+            HeldUnit(
+                kind,
+                index,
+                keys[index] if kind is not Kind.RECURRENT and index < len(keys) else b"",
+                handle,
+                0 if kind is Kind.RECURRENT else min(page_size, position - index * page_size),
+                unit_origin(sequence, kind, index, page_size),
+            )
+            for (kind, index), handle in slots.items()
+        )
+
+    def _slots_of(
+        self, sequence: RunningSequence, needs: ResumeSet
+    ) -> Iterator[tuple[tuple[Kind, int], SlotHandle]]:
+        anchor = sequence.anchor_pages
+        if anchor and needs.full.num_pages:
+            path = self._allocator.tree.slots_of(Kind.FULL, sequence.keys[:anchor])
+            yield from (((Kind.FULL, page), handle) for page, handle in enumerate(path))
+        for kind, span in ((Kind.FULL, needs.full), (Kind.WINDOW, needs.window)):
+            own = sequence.own.get(kind, {})
+            yield from (((kind, page), own[page]) for page in range(*span) if page in own)
+        if needs.needs_snapshot and sequence.working is not None:
+            yield (Kind.RECURRENT, needs.position), sequence.working
+
+    # Computing it again.
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a chunk comes next: no request is here, or it is the turn of one."""
+        sequences, audit = self._sequences, self._open
+        if audit is None or sequences.waiting or sequences.prefilling:
+            return False
+        if audit.cold is not None and audit.cold.scheduled == audit.position:
+            return False
+        return not sequences.decoding or self.budget.may_step_in
+
+    def plan(self, step_id: int, now: float) -> AuditStep | None:
+        """The next chunk of an audit that is due. An audit that finds no slots is dropped."""
+        audit = self._open
+        assert audit is not None, "an audit is due"
+        if audit.cold is None and not self._begin(audit, now):
+            self.drop()
+            return None
+        cold = audit.cold
+        assert cold is not None, "an audit that has begun has slots"
+        grid, ops = self._allocator.manifest.scan_chunk, SlotOpsBuilder()
+        start, end = cold.scheduled, prefill.next_end(cold, max(grid, CHUNK_TOKENS), grid)
+        chunk = prefill.cut_chunk(self._allocator, cold, end, ops)
+        self.budget.spend(end - start)
+        step = prefill.build_step(self._allocator, step_id, [chunk], ops)
+        return AuditStep(step_id, step.ops, step.chunks, step.page_tables, step.adapters)
+
+    def _begin(self, audit: _Audit, now: float) -> bool:
+        waiting = PendingRequest(0, audit.request, Goal.HAND_OFF, EMPTY_HOST, was_retracted=False)
+        plan = self._planner.plan_cold(audit.position, Reason.CACHE_OFF)
+        headroom = len(self._sequences.decoding)
+        audit.cold = self._allocator.try_admit(waiting, plan, audit.holder, headroom, now)
+        return audit.cold is not None
+
+    def computing(self) -> list[RunningSequence]:
+        """The sequence that is computed again, while it has slots."""
+        return [self._open.cold] if self._open and self._open.cold else []
+
+    def leases(self) -> Iterator[tuple[SlotHandle, Holder]]:
+        """What it holds: the units that are compared, and the slots of the cold ones."""
+        if self._open is not None:
+            for unit in self._open.units:
+                yield unit.handle, self._open.holder
+        for sequence in self.computing():
+            for handle in sequence.slots():
+                yield handle, sequence.holder
+
+    def committed(self, outcome: StepOutcome, sequence: RunningSequence) -> None:
+        """A chunk is computed. After the last one the worker compares."""
+        audit = self._open
+        if audit is None or audit.cold is not sequence:
+            return  # it was dropped while the chunk ran
+        if outcome.failed or any(drawn.token_id == NO_TOKEN for drawn in outcome.sampled):
+            self.drop()
+        elif sequence.scheduled == audit.position and not sequence.in_flight:
+            needs = resume_set(self._allocator.manifest, audit.position)
+            cold = dict(self._slots_of(sequence, needs))
+            pairs = (AuditPair(unit, cold[unit.kind, unit.index]) for unit in audit.units)
+            self._events.append(AuditReady(audit.name, audit.position, tuple(pairs), audit.reuse))
+
+    # Its end.
+
+    def close(self, request_id: str) -> bool:
+        """Gives the slots back after they were compared; False if that came to nothing because
+        they were needed, and others may have written to them."""
+        if self._open is None or self._open.name != request_id:
+            return False
+        self._give_back()
+        return True
+
+    def drop(self) -> bool:
+        """Gives up the open audit, if there is one: its slots are needed."""
+        if self._open is None:
+            return False
+        self._events.append(AuditDone(self._open.name, AuditResult.DROPPED))
+        self._give_back()
+        return True
+
+    def _give_back(self) -> None:
+        """The slots come back once no step in flight uses them."""
+        assert self._open is not None, "there is an audit to end"
+        audit, self._open = self._open, None
+        self._allocator.retire((unit.handle for unit in audit.units), audit.holder)
+        if audit.cold is not None:
+            audit.cold.phase = Phase.DONE
+            self._allocator.leave(audit.cold)
+
+
+def _is_certain(sequence: RunningSequence) -> bool:
+    """Whether its slots hold the state of tokens that are known: no step in flight consumes more,
+    and none of its state was given up or is still to be copied."""
+    known = sequence.prompt_len + len(sequence.drawn)
+    is_whole = not (sequence.is_doubtful or sequence.opening or sequence.verifying)
+    return is_whole and sequence.scheduled <= known and sequence.request.adapter == NO_ADAPTER
