@@ -144,7 +144,7 @@ def _cells(beat: Beat, silent_seconds: float) -> tuple[str, ...]:
     if isinstance(beat, StartBeat):
         state = silence if is_late else f"starts for {beat.seconds:.0f} s: {beat.doing}"
         return (beat.worker_id, state, *("-",) * (len(_LEFT) + len(_RIGHT) - 2))
-    state = silence if is_late else "ready" if beat.is_ready else "draining"
+    state = silence if is_late else _state(beat)
     pace = f"{1 / beat.seconds_per_token:.0f}" if beat.seconds_per_token else "-"
     step = f"{beat.step_seconds * 1000:.2f}" if beat.step_seconds else "-"
     free = " ".join(f"{kind}:{slots}" for kind, slots in beat.free_slots.items())
@@ -162,6 +162,12 @@ def _cells(beat: Beat, silent_seconds: float) -> tuple[str, ...]:
         free or "-",
         _speeds(beat),
     )
+
+
+def _state(beat: Heartbeat) -> str:
+    if not beat.is_ready:
+        return "draining"
+    return "quarantined" if beat.is_quarantined else "ready"
 
 
 def _drafts(beat: Heartbeat) -> str:

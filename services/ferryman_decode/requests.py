@@ -24,6 +24,8 @@ from ferryman.errors import (
 )
 from ferryman.runtime.lifecycle import Fact
 from ferryman.schedule.events import (
+    AuditDone,
+    AuditReady,
     Cached,
     ChainDropped,
     Drawn,
@@ -37,6 +39,7 @@ from ferryman.schedule.request import FinishReason
 from ferryman.wire.grpc.rpc import NO_TAGS, CallTags
 from ferryman.wire.grpc.status import failure_of
 from ferryman.wire.values import CommitOrder, RequestContext, RequestTokens, TokenCursor, Usage
+from ferryman.worker.auditor import Auditor
 from ferryman.worker.loop import hear_each
 from ferryman.worker.preempted import PreemptedRequests
 from ferryman.worker.summary import tier_of
@@ -62,6 +65,7 @@ class Requests:
         self._preempted = PreemptedRequests(
             parts.host, parts.engine.scheduler, parts.background.start, parts.wake.set
         )
+        self._auditor = Auditor(parts)
         self._by_name: dict[str, DecodeRequest] = {}
         # by the request id, which all attempts share
         self._attempts: dict[str, list[DecodeRequest]] = {}
@@ -309,6 +313,8 @@ class Requests:
             self._parts.host.cached(event, tags)
         elif isinstance(event, ChainDropped):
             self._parts.host.chain_dropped(event.first)
+        elif isinstance(event, AuditReady | AuditDone):
+            self._auditor.on_event(event)
         elif request is not None and not request.is_over:
             if back_by is not None:
                 self._resumed(request, back_by)

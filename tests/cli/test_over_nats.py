@@ -195,3 +195,9 @@ async def test_a_worker_that_starts_is_shown_with_what_it_does(
     text = StringIO()
     Console(width=300, file=text).print(fleet_table([Seen(start, 0.0)], 0.0))
     assert "starts for 12 s: loading weights, 75% done" in text.getvalue()
+
+
+def test_top_shows_a_worker_in_quarantine() -> None:
+    beat, text = replace(BEAT, is_quarantined=True), StringIO()
+    Console(width=300, file=text).print(fleet_table([Seen(beat, 0.0)], 0.0))
+    assert "quarantined" in text.getvalue()

@@ -122,6 +122,14 @@ def test_nothing_follows_an_end_even_across_a_gap() -> None:
     assert rules([*WHOLE, gap("decode", 6, 7), late]) == ["illegal_order"]
 
 
+def test_a_finished_request_may_be_audited_once() -> None:
+    audited = said("decode", "audited", first_seq=6)
+    assert check([*WHOLE, *audited]) == []
+    assert rules([*WHOLE, *audited, *said("decode", "audited", first_seq=7)]) == ["illegal_order"]
+    early = said("decode", "reserved", "verified", "first_token", "audited")
+    assert "illegal_order" in rules([*ROUTER, *PREFILL, *early])
+
+
 def test_a_gap_excuses_what_it_covers() -> None:
     finished = LifecycleEntry("decode", "decode-1", 5, "req-1", 1, 5, "finished", {})
     assert check([*ROUTER, *PREFILL, *DECODE[:1], gap("decode", 2, 3), finished]) == []

@@ -31,7 +31,7 @@ from ferryman.model.shapes.ranks import SingleRank
 from ferryman.model.shapes.state import state_views
 from ferryman.schedule.step_sizes import RECORDING_BYTES
 from ferryman.settings.engine import EngineOptions
-from ferryman.settings.workers import DecodeSettings, PrefillSettings
+from ferryman.settings.workers import BothSettings, DecodeSettings, PrefillSettings
 from ferryman.sizing.machine import Card, MachineResources
 from ferryman.sizing.memory_plan import ROWS, SHARE, WANTED_CONTEXT, MemoryPlan, MemoryPlanner
 from ferryman.sizing.worker_size import (
@@ -205,6 +205,15 @@ def test_prefill_has_no_tracking_slots(folder: Path) -> None:
     assert prefill.concurrency.rows == decode.concurrency.rows == 16
     assert prefill.concurrency.recurrent_slots == 16
     assert decode.concurrency.recurrent_slots == 32
+
+
+def test_an_audit_has_a_row_of_its_own(folder: Path) -> None:
+    options = EngineOptions(model=folder, **OPEN, max_running=8)
+    decode = DecodeSettings(worker=options, max_reserved=8, audit_share=0.01).engine
+    both = BothSettings(worker=options, audit_share=0.01).engine
+    assert (decode.concurrency.rows, both.concurrency.rows) == (17, 9)
+    assert decode.audit_share == both.audit_share == 0.01
+    assert not PrefillSettings(worker=options).engine.audit_share
 
 
 @pytest.mark.parametrize(

@@ -141,6 +141,17 @@ def test_who_drains_is_suspect_or_full_gets_nothing_new() -> None:
     assert fleet.usable("decode", 1.0) == ()
 
 
+def test_a_worker_in_quarantine_gets_requests_only_while_there_is_no_other() -> None:
+    fleet = Fleet(3.0)
+    fleet.on_heartbeat(replace(BEAT, is_quarantined=True), 0.0)
+    assert [worker.name for worker in fleet.usable("decode", 0.0)] == [NAME]
+    other = replace(BEAT, worker_id="decode-00000002", address="b:1")
+    fleet.on_heartbeat(other, 0.1)
+    assert [worker.beat for worker in fleet.usable("decode", 0.1)] == [other]
+    fleet.on_heartbeat(replace(other, is_ready=False), 0.2)
+    assert [worker.name for worker in fleet.usable("decode", 0.2)] == [NAME]
+
+
 def _change(sequence: int, *stored: bytes, name: WorkerName = NAME) -> CacheEvent:
     return CacheEvent(name.worker_id, name.epoch, sequence, {}, {Kind.FULL: stored})
 

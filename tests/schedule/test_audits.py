@@ -12,7 +12,7 @@ from tests.harness.schedule import ALL_KINDS, HYBRID, MANIFESTS, PAGE, WatchedWo
 
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.slots import Role
-from ferryman.engine.memory.slot_comparison import first_difference
+from ferryman.engine.bit_comparison import first_difference
 from ferryman.schedule.audit.audits import CHUNK_TOKENS
 from ferryman.schedule.audit.budget import AuditBudget, is_chosen
 from ferryman.schedule.batch import AuditStep, DecodeStep, StepPlan

@@ -54,11 +54,10 @@ def _settings_of(
     engine = _engine_of(choices, workers.role, workers.tp_size)
     if workers.role == "prefill":
         return PrefillSettings(worker=engine)
-    if workers.role == "both":
-        return BothSettings(worker=engine)
-    settings = choices.told.get("decode", {})
-    reserved = {name: settings[name] for name in ("max_reserved",) if name in settings}
-    return DecodeSettings.model_validate({"worker": engine, **reserved})
+    kind = BothSettings if workers.role == "both" else DecodeSettings
+    settings, rows = choices.told.get(workers.role, {}), ("max_reserved", "audit_share")
+    chosen = {name: settings[name] for name in rows if name in settings.keys() & kind.model_fields}
+    return kind.model_validate({"worker": engine, **chosen})
 
 
 def _engine_of(choices: UpOptions, role: str, tp_size: int) -> EngineOptions:

@@ -133,8 +133,9 @@ class Fleet:
         return worker if worker is not None and worker.name == name else None
 
     def usable(self, role: str, now: float) -> tuple[FleetWorker, ...]:
-        """The workers that a new request may be sent to, in a stable order."""
-        return tuple(
+        """The workers that a new request may be sent to, in a stable order. Those in quarantine are
+        among them only while there is no other."""
+        usable = tuple(
             worker
             for worker in self
             if worker.beat.serves(role)
@@ -142,6 +143,7 @@ class Fleet:
             and not worker.is_suspect
             and worker.avoid_until <= now
         )
+        return tuple(worker for worker in usable if not worker.beat.is_quarantined) or usable
 
     def is_served(self, role: str) -> bool:
         """Whether some worker takes requests; one that is merely full for the moment does. One that

@@ -44,6 +44,7 @@ class Reason(StrEnum):
     TIER_FAILED = "tier_failed"
     PROMPT_LOGPROBS = "prompt_logprobs"
     OTHER_ARITHMETIC = "other_arithmetic"
+    QUARANTINED = "quarantined"
 
 
 # Small values that every plan makes are named tuples: a frozen dataclass takes three times as long.

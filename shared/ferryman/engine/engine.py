@@ -16,6 +16,7 @@ from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.rank_runs import RankShares
 from ferryman.cache.resume import FIRST_GUESS
 from ferryman.cache.shards import over_ranks
+from ferryman.engine.bit_comparison import check_audit
 from ferryman.engine.device import ComputeDevice, CudaDevice, HostDevice
 from ferryman.engine.forward.decode_forward import CudaGraphs
 from ferryman.engine.forward.grammar_masks import GrammarMasks
@@ -145,6 +146,7 @@ def _engine_of(
     model, drafter = load_with_draft(options.model, options.drafted_by, loaded_as)
     of_rank, share_of = model.manifest, partial(_share_of, model, options, arithmetic)
     manifest = share_of(1)
+    check_audit(options, manifest)
     capacity = options.capacity(over_ranks(manifest, of_rank, group.num_ranks))
     max_len = min(model.config.trunk.max_positions, capacity.max_tokens(manifest))
     slabs = Slabs.allocate(of_rank, capacity.slots, options.device, is_filled=False)
@@ -254,6 +256,7 @@ def _limits(options: EngineOptions, max_len: int, drafting: Drafting) -> Schedul
         snapshot_grid=options.snapshot_grid,
         drafting=drafting,
         order=IN_TURNS if options.takes_turns else PREFILL_FIRST,
+        audit_share=options.audit_share,
     )
 
 

@@ -16,15 +16,18 @@ from itertools import pairwise
 
 ROUTER, PREFILL, DECODE, HOSTCACHE = "router", "prefill", "decode", "hostcache"
 GAP = "gap"
+AUDITED = "audited"
 START = ""
 
 _ROUTER_ENDS = ("failed", "cancelled")
 _HOSTCACHE_ANY = ("loaded", "stored", "corrupt", "evicted_under_lease_refused", "storage_failed")
 _DECODE_GOES_ON = ("progress", "retracted", "detached", "finished", "aborted")
 
-# An empty tuple is an end. The router's order covers all attempts of a request; the other roles'
-# order covers one attempt. A prefill that was retracted, or that met a corrupt load, is admitted
-# again. A decode worker that drains detaches a request, and hands it off in the next attempt.
+# An empty tuple is an end, and so is AUDITED alone. The router's order covers all attempts of a
+# request; the other roles' order covers one attempt. A prefill that was retracted, or that met a
+# corrupt load, is admitted again. A decode worker that drains detaches a request, and hands it off
+# in the next attempt. A request that decode has finished may be audited, long after its caller has
+# the answer.
 # fmt: off
 FOLLOWS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     ROUTER: {
@@ -63,7 +66,8 @@ FOLLOWS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "handed_off":  (),
         "failed":      (),
         "cancelled":   (),
-        "finished":    (),
+        "finished":    (AUDITED,),
+        AUDITED:       (),
         "aborted":     (),
     },
     HOSTCACHE: {
@@ -207,7 +211,8 @@ def _check_line(line: list[LifecycleEntry], gaps: list[int]) -> list[Violation]:
     for event in line:
         allowed = FOLLOWS[event.role][name]
         lost_some = any(seq < gap < event.seq for gap in gaps)
-        if event.name not in allowed and (not allowed or not lost_some):
+        is_over = set(allowed) <= {AUDITED}
+        if event.name not in allowed and (is_over or not lost_some):
             violations.append(_violation(event, "illegal_order", f"after {name or 'nothing'}"))
         name, seq = event.name, event.seq
     return violations

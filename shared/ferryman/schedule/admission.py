@@ -105,8 +105,9 @@ class Admission:
         """The best plan, then smaller ones. If no other request holds slots here, a cold plan comes
         last."""
         prompt_len, decoded = waiting.request.prompt_len, waiting.num_decoded
-        if not self._limits.prefix_cache:
-            yield self.planner.plan_cold(prompt_len, Reason.CACHE_OFF, num_decoded=decoded)
+        if not self._allocator.has_prefix_cache:
+            why = Reason.QUARANTINED if self._limits.prefix_cache else Reason.CACHE_OFF
+            yield self.planner.plan_cold(prompt_len, why, num_decoded=decoded)
             return
         keys, tree = waiting.request.keys, self._allocator.tree
         if waiting.request.prompt_logprobs is None:

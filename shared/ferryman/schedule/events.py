@@ -184,9 +184,11 @@ class AuditPair:
 @dataclass(frozen=True, slots=True)
 class AuditReady:
     """The resume set of `position` was computed again, and can be compared: no step writes to
-    these slots. `reuse` names the ways in which the request reused state."""
+    these slots. `reuse` names the ways in which the request reused state; `first` is the key of its
+    first page, empty if it fills none."""
 
     request_id: str
+    first: PageKey
     position: int
     pairs: tuple[AuditPair, ...]
     reuse: tuple[str, ...]

@@ -118,6 +118,7 @@ class SchedulerStatistics:
     draft_steps: int
     drafted_tokens: int
     accepted_tokens: int
+    audited_tokens: int
 
     @property
     def drafts(self) -> DraftCounts:

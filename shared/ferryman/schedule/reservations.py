@@ -25,12 +25,10 @@ class ReservedSequences:
         allocator: SlotAllocator,
         sequences: SequenceTable,
         planner: Planner,
-        prefix_cache: bool,
     ) -> None:
         self._allocator = allocator
         self._sequences = sequences
         self._planner = planner
-        self._prefix_cache = prefix_cache
 
     def reserve(
         self, reservation_id: str, request: Request, now: float, host: HostView = EMPTY_HOST
@@ -45,7 +43,7 @@ class ReservedSequences:
         sequences = self._sequences
         if sequences.waiting:
             raise OutOfSlots(f"{len(sequences.waiting)} requests wait to come back here")
-        keys = request.keys if self._prefix_cache else ()
+        keys = request.keys if self._allocator.has_prefix_cache else ()
         order = sequences.next_order()
         waiting = PendingRequest(order, request, Goal.DECODE, EMPTY_HOST, was_retracted=False)
         plan = self._planner.plan_receive(

@@ -104,7 +104,7 @@ class Scheduler:
         self._isolation = isolation
         self.admission = Admission(*here, limits, planner, isolation, self._events)
         self._capacity = CapacityCheck(limits, sizes, planner)
-        self.reservations = ReservedSequences(*here, planner, limits.prefix_cache)
+        self.reservations = ReservedSequences(*here, planner)
         # Without a prefix cache all slots go back to the pools.
         has_cache = limits.prefix_cache
         publisher = TreePublisher(self.allocator, root, self._events) if has_cache else None
@@ -366,6 +366,21 @@ class Scheduler:
         self.allocator.make_room(everything)
         return sum(pool.num_free for pool in self.allocator.pools.by_kind.values()) - free
 
+    def quarantine(self) -> None:
+        """Some state here proved wrong, and the cause is not known: nothing cached is reused or
+        published any more. Requests that run go on; later ones are computed whole."""
+        self.allocator.has_prefix_cache = False
+        self.flush()
+
+    @property
+    def is_quarantined(self) -> bool:
+        return self.limits.prefix_cache and not self.allocator.has_prefix_cache
+
+    def drop_chain(self, first: PageKey) -> None:
+        """Removes a first page from the tree, with all that stands on it."""
+        self.allocator.prompt_ends.drop_chain(first)
+        self.allocator.drop_chain(first, self.sequences.with_slots())
+
     def take_events(self) -> list[Event]:
         """The events since the last call, in order."""
         events = self._events.copy()
@@ -404,6 +419,7 @@ class Scheduler:
             draft_steps=drafts.steps,
             drafted_tokens=drafts.drafted,
             accepted_tokens=drafts.accepted,
+            audited_tokens=self.audits.budget.spent,
         )
 
     def check_integrity(self) -> None:

@@ -58,6 +58,7 @@ def keeps_all() -> bool:
 class SlotAllocator:
     """The pools, the tree and the rows of one worker, and the moves of slots between them.
 
+    Without a prefix cache nothing is reused or published; a worker may lose it while it runs.
     `give_way` makes an audit give up its slots and its row when a request finds none: whether
     there was one. They are free when no step in flight uses them.
     """

@@ -34,13 +34,13 @@ class TreePublisher:
     def publish_point(self, sequence: RunningSequence, position: int, now: float) -> None:
         """Publishes all units to resume at one of the request's points, whose step has run."""
         sequence.points.remove(position)
-        if sequence.is_doubtful:
+        if not self._may_publish(sequence):
             return  # its snapshot goes back with the request
         self._give_point(sequence, position, sequence.snapshots.pop(position, None), now)
 
     def publish_prompt(self, sequence: RunningSequence, now: float) -> None:
         """Publishes all full pages of the prompt."""
-        if not sequence.is_doubtful:
+        if self._may_publish(sequence):
             self._give_pages(sequence, sequence.prompt_len // self._manifest.page_size, now)
 
     def donate(self, sequence: RunningSequence, now: float) -> None:
@@ -54,7 +54,7 @@ class TreePublisher:
         # First, because a request that goes back to wait has to have the keys of all its pages.
         sequence.extend_keys_to(root, manifest.page_size)
         # Before its first step it has computed nothing, and slots to be copied into hold no state.
-        if sequence.is_doubtful or sequence.opening:
+        if not self._may_publish(sequence) or sequence.opening:
             return
         certain = [track for track in sequence.tracks if track.position <= sequence.frozen]
         if self._stands_on_page_end(sequence):
@@ -68,6 +68,9 @@ class TreePublisher:
             end = sequence.computed // manifest.page_size * manifest.page_size
             self._give_point(sequence, end, None, now)
         self._give_pages(sequence, sequence.computed // manifest.page_size, now)
+
+    def _may_publish(self, sequence: RunningSequence) -> bool:
+        return self._allocator.has_prefix_cache and not sequence.is_doubtful
 
     def _stands_on_page_end(self, sequence: RunningSequence) -> bool:
         """Whether a run of drafts ended on a page's end and no step goes on from there: then the

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, Field
 from ferryman.settings.declaration import GROUP, Called, Fixed, LogLevel, Name, Port, Seconds, Size
 from ferryman.settings.engine import EngineOptions
 from ferryman.settings.groups import TierPolicySettings
-from ferryman.settings.workers import Planes
+from ferryman.settings.workers import AuditShare, Planes
 from ferryman.wire.hostcache.arena import SHARED_MEMORY
 
 DEFAULT_HOST_BYTES = 256 << 20
@@ -188,6 +188,8 @@ class UpOptions(BaseModel):
     planes: Planes = "auto"
     """The way that hand-offs take. `auto`, `grpc`: gRPC. `nixl-unlocked`, `nixl-unlocked-or-grpc`:
     NIXL, which opens ports that ask for no credential."""
+    audit_share: AuditShare = 0.0
+    """The share of requests that reused state to compute again and compare: docs/audit.md."""
     insecure: bool = False
     """Starts NATS, Redis and services that ask for no credential: for networks that no stranger
     reaches."""

@@ -106,6 +106,7 @@ class EngineOptions(BaseModel):
     # A rank that takes longer over a step is lost, and the worker ends.
     rank_silence_seconds: Fixed[Seconds] = 300.0
     max_prealloc: Fixed[Annotated[int, Field(ge=0)]] = 0
+    audit_share: Fixed[Annotated[float, Field(ge=0, le=1)]] = 0.0
     decodes: Fixed[bool] = True
     takes_turns: Fixed[bool] = False
 

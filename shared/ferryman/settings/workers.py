@@ -73,6 +73,9 @@ class ShellSettings(BaseModel):
     nixl: Annotated[NixlSettings, Called(error_handling="nixl_error_handling")] = NixlSettings()
 
 
+AuditShare = Annotated[float, Field(ge=0, le=1)]
+
+
 class PrefillSettings(ShellSettings):
     """Settings of a prefill worker."""
 
@@ -88,17 +91,29 @@ class DecodeSettings(ShellSettings):
 
     max_reserved: Count = 8
     """Hand-offs that a decode worker may have under way."""
+    audit_share: AuditShare = 0.0
+    """The share of requests that reused state to compute again and compare: docs/audit.md."""
 
     @property
     def engine(self) -> EngineOptions:
         """The worker's options: hand-offs under way have rows besides the running requests."""
-        return self.worker.model_copy(update={"max_prealloc": self.max_reserved})
+        return _audited(self.worker, self.audit_share, self.max_reserved)
 
 
 class BothSettings(ShellSettings):
     """Settings of a worker that prefills and decodes. It ignores `planes`: it hands nothing off."""
 
+    audit_share: AuditShare = 0.0
+    """The share of requests that reused state to compute again and compare: docs/audit.md."""
+
     @property
     def engine(self) -> EngineOptions:
         """A request keeps its row from its first chunk to its last token."""
-        return self.worker.model_copy(update={"takes_turns": True})
+        turns = self.worker.model_copy(update={"takes_turns": True})
+        return _audited(turns, self.audit_share, 0)
+
+
+def _audited(options: EngineOptions, share: float, max_reserved: int) -> EngineOptions:
+    """An audit has a row of its own, so that it finds one when all requests run."""
+    changes = {"audit_share": share, "max_prealloc": max_reserved + bool(share)}
+    return options.model_copy(update=changes)

@@ -15,7 +15,14 @@ from ferryman.cache.node import TreeChange
 from ferryman.cache.resume import FIRST_GUESS, ResumeCosts
 from ferryman.engine.pipeline import Pipeline, Submit
 from ferryman.errors import FerrymanError
-from ferryman.schedule.batch import NOTHING_LOADED, LoadReport, PrefillStep, StepOutcome, StepPlan
+from ferryman.schedule.batch import (
+    NOTHING_LOADED,
+    AuditStep,
+    LoadReport,
+    PrefillStep,
+    StepOutcome,
+    StepPlan,
+)
 from ferryman.schedule.events import ChainDropped, Event, RequestFailed
 from ferryman.schedule.scheduler import Scheduler
 from ferryman.worker.numeric_watch import NumericWatch
@@ -106,6 +113,8 @@ class StepLoop:
             self._on_changes(changes)
 
     def _note_pace(self, plan: StepPlan, outcome: StepOutcome) -> None:
+        if isinstance(plan, AuditStep):
+            return  # its chunks are shorter than those of prompts, and cost more a token
         if isinstance(plan, PrefillStep):
             num_tokens = sum(chunk.end - chunk.start for chunk in plan.chunks)
             self.pace.prefilled(num_tokens, outcome.forward_seconds)

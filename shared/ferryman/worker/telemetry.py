@@ -237,6 +237,7 @@ class Telemetry:
             snapshot_bytes=bytes_of.get(Kind.RECURRENT, 0),
             start_seconds=self._start_seconds,
             planes=load.planes,
+            is_quarantined=engine.scheduler.is_quarantined,
         )
 
     def orders(self) -> Orders:

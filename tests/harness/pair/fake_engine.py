@@ -40,6 +40,7 @@ def fake_engine(
     pace: Callable[[StepPlan], None] = no_delay,
     stream_type: type[ForwardStream] = ForwardStream,
     order: StepOrder = PREFILL_FIRST,
+    audit_share: float = 0.0,
 ) -> Iterator[Engine]:
     """An engine whose steps are stamps, with room for a few requests."""
     worker = ScheduledWorker(
@@ -48,6 +49,7 @@ def fake_engine(
         max_len=MAX_LEN,
         max_waiting=8,
         order=order,
+        audit_share=audit_share,
         costs=FIRST_GUESS,
         vocab_size=VOCAB,
         pace=pace,

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind
 from ferryman.cache.planner import Planner
 from ferryman.cache.resume import EMPTY_HOST, Reason, ResumeSet, resume_set
@@ -38,6 +39,7 @@ class _Audit:
     that resumes nowhere."""
 
     name: str
+    first: PageKey
     request: Request
     position: int
     units: tuple[HeldUnit, ...]
@@ -80,8 +82,9 @@ class Audits:
         if not units:
             self._events.append(AuditDone(name, AuditResult.SKIPPED))
             return
+        first = sequence.keys[0] if sequence.keys else b""
         request = Request(f"{name} audit", sequence.token_ids()[:position], (), GREEDY)
-        audit = _Audit(name, request, position, units, reuse)
+        audit = _Audit(name, first, request, position, units, reuse)
         self._open = audit
         self._allocator.pools.lease((unit.handle for unit in units), audit.holder)
 
@@ -113,8 +116,8 @@ class Audits:
             path = self._allocator.tree.slots_of(Kind.FULL, sequence.keys[:anchor])
             yield from (((Kind.FULL, page), handle) for page, handle in enumerate(path))
         for kind, span in ((Kind.FULL, needs.full), (Kind.WINDOW, needs.window)):
-            own = sequence.own.get(kind, {})
-            yield from (((kind, page), own[page]) for page in range(*span) if page in own)
+            pages = sequence.own.get(kind, {})
+            yield from (((kind, page), pages[page]) for page in range(*span) if page in pages)
         if needs.needs_snapshot and sequence.working is not None:
             yield (Kind.RECURRENT, needs.position), sequence.working
 
@@ -177,7 +180,9 @@ class Audits:
             needs = resume_set(self._allocator.manifest, audit.position)
             cold = dict(self._slots_of(sequence, needs))
             pairs = (AuditPair(unit, cold[unit.kind, unit.index]) for unit in audit.units)
-            self._events.append(AuditReady(audit.name, audit.position, tuple(pairs), audit.reuse))
+            self._events.append(
+                AuditReady(audit.name, audit.first, audit.position, tuple(pairs), audit.reuse)
+            )
 
     # Its end.
 
@@ -210,6 +215,6 @@ class Audits:
 def _is_certain(sequence: RunningSequence) -> bool:
     """Whether its slots hold the state of tokens that are known: no step in flight consumes more,
     and none of its state was given up or is still to be copied."""
-    known = sequence.prompt_len + len(sequence.drawn)
+    num_known = sequence.prompt_len + len(sequence.drawn)
     is_whole = not (sequence.is_doubtful or sequence.opening or sequence.verifying)
-    return is_whole and sequence.scheduled <= known and sequence.request.adapter == NO_ADAPTER
+    return is_whole and sequence.scheduled <= num_known and sequence.request.adapter == NO_ADAPTER

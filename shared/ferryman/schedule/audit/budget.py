@@ -4,6 +4,10 @@ A request is chosen by its name alone, so a run can be repeated. The work is bou
 that, because a few long requests may be chosen by chance:
 
     audited tokens ≤ share × (tokens computed + tokens reused) + the tokens of one audit
+
+Under load a chunk of an audit comes between two steps of requests, at most one after 1/share of
+them: no answer stands still for longer than a chunk, and steps are lengthened by no more than the
+share of a chunk. Where nobody waits, an audit runs through.
 """
 
 from __future__ import annotations
@@ -21,7 +25,8 @@ def is_chosen(request_id: str, share: float) -> bool:
 
 
 class AuditBudget:
-    """The tokens that audits may compute. Requests earn them with every step, in all a `share`.
+    """The tokens that audits may compute, and those `spent`. Requests earn them with every step, in
+    all a `share`.
 
     An audit may begin while something is left, and is never cut short by what it takes: the debt
     that it leaves is earned back before the next one begins.
@@ -31,6 +36,7 @@ class AuditBudget:
         self.share = share
         self._left = 0.0
         self._steps = 0
+        self.spent = 0
 
     @property
     def is_left(self) -> bool:
@@ -52,5 +58,6 @@ class AuditBudget:
 
     def spend(self, num_tokens: int) -> None:
         """A chunk of so many tokens is computed for an audit."""
+        self.spent += num_tokens
         self._left -= num_tokens
         self._steps = 0

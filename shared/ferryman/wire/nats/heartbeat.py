@@ -98,7 +98,8 @@ class Heartbeat:
     paged kinds and of a snapshot. A host-cache gives the seconds per byte from its storage and from
     a peer, and the least gain in tokens of a prefetch (`prefetch_threshold`). `planes` are the data
     planes that a worker can use, `start_seconds` how long it took from the beginning of its process
-    until it was ready.
+    until it was ready. A worker `is_quarantined` once an audit has found wrong state there: it
+    serves, and reuses nothing.
     """
 
     role: str
@@ -129,6 +130,7 @@ class Heartbeat:
     prefetch_threshold: int = 0
     start_seconds: float = 0.0
     planes: tuple[str, ...] = ("grpc",)
+    is_quarantined: bool = False
 
     def serves(self, role: str) -> bool:
         """Whether it takes requests as a worker of `role`: a worker that does both has two."""
