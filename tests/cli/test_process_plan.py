@@ -327,6 +327,14 @@ def environments(
     return {job.name: job.environment for job in plan.services}
 
 
+def test_workers_that_decode_are_told_their_audit(tmp_path: Path) -> None:
+    told = environments(tmp_path / "apart", {"audit_share": 0.01}, {})
+    assert read_settings(DecodeSettings, "decode", Sources.of(told["decode"])).audit_share == 0.01
+    assert "FERRYMAN_AUDIT_SHARE" not in told["prefill"]
+    both = environments(tmp_path / "both", {"worker": "both", "audit_share": 0.01}, {})["both"]
+    assert read_settings(BothSettings, "both", Sources.of(both)).audit_share == 0.01
+
+
 @pytest.mark.parametrize(
     ("flags", "variables", "planes"),
     [

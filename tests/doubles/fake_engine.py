@@ -8,7 +8,7 @@ prefix.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 
 import numpy as np
@@ -22,6 +22,7 @@ from ferryman.engine.memory.loads import AT_ONCE, LoadQueue
 from ferryman.engine.memory.transfer import HostTransfer
 from ferryman.engine.ops import OnceOnly
 from ferryman.schedule.batch import (
+    AuditStep,
     Ints,
     PrefillStep,
     RowSeed,
@@ -112,11 +113,17 @@ class FakeEngine:
         self._write_drawn(parts, sampled)
         for snapshot in plan.ops.snapshots:
             self._freeze(snapshot, parts)
-        scores = tuple(map(fake_scores, plan.scores)) if isinstance(plan, PrefillStep) else ()
+        scores = self._scores(plan) if isinstance(plan, PrefillStep) else ()
         seconds = perf_counter() - began
         return FakeStep(
             StepOutcome(plan.step_id, sampled, corrupt, seconds, report, drafts, scores)
         )
+
+    def _scores(self, plan: PrefillStep) -> tuple[PromptScores, ...]:
+        if not isinstance(plan, AuditStep):
+            return tuple(map(fake_scores, plan.scores))
+        hashes = self._rows[plan.chunks[0].row].hashes(plan.chunks[0].end)
+        return tuple(true_ranks(wanted, hashes, self.vocab_size) for wanted in plan.scores)
 
     def _write_inputs(self, plan: StepPlan) -> tuple[int, ...]:
         """Writes the tokens that the rows read: chunks, or drafts. Returns the drafts."""
@@ -269,6 +276,14 @@ def fake_scores(wanted: ScoreRequest) -> PromptScores:
     token_ids = wanted.token_ids[:, None] + places.astype("<u4")
     logprobs = -positions[:, None] / 8.0 - places
     return PromptScores(wanted.first, token_ids, logprobs, positions.astype(np.uint32))
+
+
+def true_ranks(wanted: ScoreRequest, hashes: Hashes, vocab_size: int) -> PromptScores:
+    """Scores with the rank 1 for a token that the fake model generates there, and 2 for others."""
+    prefixes = hashes[wanted.first : wanted.first + len(wanted.token_ids)].tolist()
+    likeliest = np.array([next_token(prefix, vocab_size) for prefix in prefixes])
+    ranks = np.where(likeliest == wanted.token_ids, 1, 2).astype(np.uint32)
+    return replace(fake_scores(wanted), ranks=ranks)
 
 
 class FakeRow:

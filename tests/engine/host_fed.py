@@ -136,7 +136,12 @@ class HostFed(LLM):
         return pool.num_free - before
 
     def _submit(self, request: Request) -> None:
-        self._engine.scheduler.submit(request, Goal.DECODE, self.host.view(request.keys))
+        view = self.view_of_host(request.keys)
+        self._engine.scheduler.submit(request, Goal.DECODE, view)
+
+    def view_of_host(self, keys: Sequence[PageKey]) -> HostView:
+        """What a request with these keys is given."""
+        return self.host.view(keys)
 
     def _apply(self, event: Event, answers: Any) -> None:
         if isinstance(event, SequenceAdmitted) and not event.is_resumed:

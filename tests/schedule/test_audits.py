@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.doubles.stamps import next_token
 from tests.harness.schedule import ALL_KINDS, HYBRID, MANIFESTS, PAGE, WatchedWorker, request
 
 from ferryman.cache.manifest import Kind, StateManifest
@@ -48,6 +49,7 @@ class AuditedWorker(WatchedWorker):
 
     def compare(self, event: AuditReady) -> None:
         assert first_difference(self.manifest, self.engine.transfer, event.pairs) is None
+        assert event.wrong_token is None
         if self.scheduler.audits.close(event.request_id):
             self.compared.append(event)
 
@@ -120,6 +122,22 @@ def test_another_state_is_found() -> None:
     assert difference is not None
     assert (difference.unit, difference.num_units) == (spoilt, 1)
     assert difference.served != difference.cold
+
+
+def test_a_token_that_is_not_the_likeliest_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = AuditedWorker(HYBRID)
+    worker.has_auditor = False
+    worker.answer("first", STEM)
+    wrong = "tests.doubles.fake_engine.next_token"
+    monkeypatch.setattr(wrong, lambda prefix, size: next_token(prefix, size) ^ 1)
+    worker.ask("second", [*STEM, 4, 4, 2], max_tokens=5)
+    while len(worker.seen(Finished)) < 2:
+        worker.plan()
+        worker.run_oldest()
+    monkeypatch.undo()
+    worker.drain()
+    (ready,) = worker.seen(AuditReady)
+    assert ready.wrong_token == 13
 
 
 def test_positions_behind_the_last_token_do_not_count() -> None:

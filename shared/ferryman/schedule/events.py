@@ -185,13 +185,15 @@ class AuditPair:
 class AuditReady:
     """The resume set of `position` was computed again, and can be compared: no step writes to
     these slots. `reuse` names the ways in which the request reused state; `first` is the key of its
-    first page, empty if it fills none."""
+    first page, empty if it fills none. `wrong_token` is the position of the first token of a greedy
+    answer that is not the likeliest one."""
 
     request_id: str
     first: PageKey
     position: int
     pairs: tuple[AuditPair, ...]
     reuse: tuple[str, ...]
+    wrong_token: int | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ferryman.engine.bit_comparison import UnitDifference, first_difference
@@ -53,27 +54,27 @@ class Auditor:
             self._parts.wake.set()
         if not is_valid:
             return
-        if difference is not None:
-            self._quarantine(event, difference)
-        result = AuditResult.EQUAL if difference is None else AuditResult.DIFFERENT
+        facts = _facts(event, difference)
+        if facts:
+            self._quarantine(event, facts)
+        result = AuditResult.DIFFERENT if facts else AuditResult.EQUAL
         self._audits.labels(str(result)).inc()
-        self._say(event, result, {} if difference is None else _facts(difference))
+        self._say(event, result, facts)
 
-    def _quarantine(self, event: AuditReady, difference: UnitDifference) -> None:
+    def _quarantine(self, event: AuditReady, facts: Mapping[str, Fact]) -> None:
         scheduler = self._parts.engine.scheduler
-        facts = " ".join(f"{name}={value}" for name, value in _facts(difference).items())
         log.error(
             "an audit found wrong state, nothing is reused here any more id=%s reuse=%s %s",
             event.request_id,
             ",".join(event.reuse),
-            facts,
+            " ".join(f"{name}={value}" for name, value in facts.items()),
         )
         if event.first:
             scheduler.drop_chain(event.first)
             self._parts.host.chain_dropped(event.first)
         scheduler.quarantine()
 
-    def _say(self, event: AuditReady, result: AuditResult, facts: dict[str, Fact]) -> None:
+    def _say(self, event: AuditReady, result: AuditResult, facts: Mapping[str, Fact]) -> None:
         request_id, _, attempt = event.request_id.rpartition(".")
         self._parts.lifecycle.publish(
             request_id,
@@ -87,8 +88,11 @@ class Auditor:
         )
 
 
-def _facts(difference: UnitDifference) -> dict[str, Fact]:
-    """The first unit that differs: its place, its origin, and the digests of both sides."""
+def _facts(event: AuditReady, difference: UnitDifference | None) -> Mapping[str, Fact]:
+    """The first unit that differs: its place, its origin, and the digests of both sides; or the
+    first token. Empty if all is equal."""
+    if difference is None:
+        return {} if event.wrong_token is None else {"kind": "token", "index": event.wrong_token}
     unit, section = difference.unit, difference.section
     return {
         "kind": str(unit.kind),

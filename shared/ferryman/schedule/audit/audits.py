@@ -3,6 +3,9 @@
     a chosen request ends ──► its last resume set stays leased ──► the same tokens are computed in
     fresh slots, chunk by chunk ──► AuditReady: the worker compares both, and calls `close`
 
+The tokens of a greedy answer are compared, too: each has to be the likeliest one again. A read that
+went wrong in the last layer shows in them alone, because no state comes after it.
+
 One audit at a time. It never stands in the way of a request: its chunks come when no request is
 here, or after a share of their steps, and it is dropped at once when its slots or its row are
 needed. Nothing of it is published, drawn or resumed.
@@ -11,9 +14,11 @@ needed. Nothing of it is published, drawn or resumed.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from ferryman.cache.keys import PageKey
+import numpy as np
+
+from ferryman.cache.keys import PageKey, TokenIds
 from ferryman.cache.manifest import Kind
 from ferryman.cache.planner import Planner
 from ferryman.cache.resume import EMPTY_HOST, Reason, ResumeSet, resume_set
@@ -23,10 +28,12 @@ from ferryman.schedule.audit.budget import AuditBudget, is_chosen
 from ferryman.schedule.audit.origins import reuse_of, unit_origin
 from ferryman.schedule.batch import NO_TOKEN, AuditStep, SlotOpsBuilder, StepOutcome
 from ferryman.schedule.events import AuditDone, AuditPair, AuditReady, AuditResult, Event, HeldUnit
+from ferryman.schedule.prompt_scores import PromptScores, ScoreRequest
 from ferryman.schedule.request import NO_ADAPTER, Request, SamplingParams
 from ferryman.schedule.request_table import SequenceTable
 from ferryman.schedule.sequence import Goal, PendingRequest, Phase, RunningSequence
 from ferryman.schedule.slot_allocator import SlotAllocator
+from ferryman.schedule.token_rules import NO_RULES
 
 # A request that comes meanwhile waits for one chunk at most, so they are short.
 CHUNK_TOKENS = 64
@@ -35,20 +42,39 @@ GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 
 @dataclass(slots=True)
 class _Audit:
-    """The open audit of the request `name`: its units, and the tokens to compute again as a request
-    that resumes nowhere."""
+    """The open audit of the request `name`: its units, and its tokens up to `position` as a request
+    that resumes nowhere. `token_ids` are all of them; those from `first_checked` on were drawn as
+    the likeliest. The first that is not, computed again, is `wrong_token`."""
 
     name: str
     first: PageKey
     request: Request
-    position: int
     units: tuple[HeldUnit, ...]
     reuse: tuple[str, ...]
+    token_ids: TokenIds
+    first_checked: int
+    wrong_token: int | None = None
     cold: RunningSequence | None = None
     holder: Holder = field(init=False)
 
     def __post_init__(self) -> None:
         self.holder = Holder(Role.AUDIT, self.name)
+
+    @property
+    def position(self) -> int:
+        return self.request.prompt_len
+
+    def scores(self, start: int, end: int) -> tuple[ScoreRequest, ...]:
+        """The scores of the tokens behind those of a chunk, if one of them is to be checked."""
+        targets = self.token_ids[start + 1 : end + 1]
+        is_checked = start + len(targets) >= self.first_checked
+        return (ScoreRequest(start + 1, targets, 0),) if len(targets) and is_checked else ()
+
+    def check(self, scores: PromptScores) -> None:
+        """Looks for a token that is not the likeliest."""
+        for place in np.flatnonzero(scores.ranks != 1).tolist():
+            if self.wrong_token is None and scores.first + place >= self.first_checked:
+                self.wrong_token = scores.first + place
 
 
 class Audits:
@@ -83,8 +109,10 @@ class Audits:
             self._events.append(AuditDone(name, AuditResult.SKIPPED))
             return
         first = sequence.keys[0] if sequence.keys else b""
-        request = Request(f"{name} audit", sequence.token_ids()[:position], (), GREEDY)
-        audit = _Audit(name, first, request, position, units, reuse)
+        token_ids = sequence.token_ids()
+        request = Request(f"{name} audit", token_ids[:position], (), GREEDY)
+        first_checked = sequence.first_output if _takes_likeliest(sequence) else len(token_ids)
+        audit = _Audit(name, first, request, units, reuse, token_ids, first_checked)
         self._open = audit
         self._allocator.pools.lease((unit.handle for unit in units), audit.holder)
 
@@ -145,6 +173,7 @@ class Audits:
         grid, ops = self._allocator.manifest.scan_chunk, SlotOpsBuilder()
         start, end = cold.scheduled, prefill.next_end(cold, max(grid, CHUNK_TOKENS), grid)
         chunk = prefill.cut_chunk(self._allocator, cold, end, ops)
+        chunk = replace(chunk, scores=audit.scores(start, end))
         self.budget.spend(end - start)
         step = prefill.build_step(self._allocator, step_id, [chunk], ops)
         return AuditStep(step_id, step.ops, step.chunks, step.page_tables, step.adapters)
@@ -174,6 +203,8 @@ class Audits:
         audit = self._open
         if audit is None or audit.cold is not sequence:
             return  # it was dropped while the chunk ran
+        for scores in outcome.scores:
+            audit.check(scores)
         if outcome.failed or any(drawn.token_id == NO_TOKEN for drawn in outcome.sampled):
             self.drop()
         elif sequence.scheduled == audit.position and not sequence.in_flight:
@@ -181,7 +212,14 @@ class Audits:
             cold = dict(self._slots_of(sequence, needs))
             pairs = (AuditPair(unit, cold[unit.kind, unit.index]) for unit in audit.units)
             self._events.append(
-                AuditReady(audit.name, audit.first, audit.position, tuple(pairs), audit.reuse)
+                AuditReady(
+                    audit.name,
+                    audit.first,
+                    audit.position,
+                    tuple(pairs),
+                    audit.reuse,
+                    audit.wrong_token,
+                )
             )
 
     # Its end.
@@ -210,6 +248,13 @@ class Audits:
         if audit.cold is not None:
             audit.cold.phase = Phase.DONE
             self._allocator.leave(audit.cold)
+
+
+def _takes_likeliest(sequence: RunningSequence) -> bool:
+    """Whether each token that was drawn has to be the likeliest one: nothing else decides."""
+    sampling = sequence.request.sampling
+    is_free = sampling.grammar is None and sampling.rules == NO_RULES
+    return sampling.is_greedy and is_free and not sampling.has_penalties
 
 
 def _is_certain(sequence: RunningSequence) -> bool:

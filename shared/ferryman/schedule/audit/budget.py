@@ -25,8 +25,8 @@ def is_chosen(request_id: str, share: float) -> bool:
 
 
 class AuditBudget:
-    """The tokens that audits may compute, and those `spent`. Requests earn them with every step, in
-    all a `share`.
+    """The tokens that audits may compute: `earned` by requests, in all a `share` of theirs, and
+    `spent`.
 
     An audit may begin while something is left, and is never cut short by what it takes: the debt
     that it leaves is earned back before the next one begins.
@@ -34,17 +34,17 @@ class AuditBudget:
 
     def __init__(self, share: float) -> None:
         self.share = share
-        self._left = 0.0
-        self._steps = 0
+        self.earned = 0.0
         self.spent = 0
+        self._steps = 0
 
     @property
     def is_left(self) -> bool:
-        return self._left > 0.0
+        return self.earned > self.spent
 
     def earn(self, num_tokens: int) -> None:
         """So many tokens of requests were computed or reused."""
-        self._left += self.share * num_tokens
+        self.earned += self.share * num_tokens
 
     def stepped(self) -> None:
         """A step of requests was submitted."""
@@ -59,5 +59,4 @@ class AuditBudget:
     def spend(self, num_tokens: int) -> None:
         """A chunk of so many tokens is computed for an audit."""
         self.spent += num_tokens
-        self._left -= num_tokens
         self._steps = 0
