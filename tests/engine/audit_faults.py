@@ -15,10 +15,17 @@ from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind
 from ferryman.cache.resume import HostView
 from ferryman.cache.slots import SlotHandle
-from ferryman.schedule.batch import AuditStep, DecodeStep, PrefillStep, SlotSnapshot, StepPlan
+from ferryman.schedule.batch import (
+    AuditStep,
+    DecodeStep,
+    PrefillStep,
+    Sampled,
+    SlotSnapshot,
+    StepOutcome,
+    StepPlan,
+)
 from ferryman.schedule.scheduler import Scheduler
 from ferryman.schedule.sequence import RunningSequence
-from ferryman.schedule.verification import Verification
 
 
 @dataclass
@@ -151,21 +158,24 @@ def wrong_unit_loaded(engine: AuditedEngine, strikes: Strikes) -> None:
 
 def rejected_state_kept(engine: AuditedEngine, strikes: Strikes) -> None:
     """A request goes on with the state behind the first draft that was wrong."""
-    verification: Verification = engine._engine.scheduler._decode._verification
-    settle = verification.settle
+    scheduler = engine._engine.scheduler
+    postprocessor = scheduler._postprocessor
+    settled = postprocessor._settled
 
-    def spoilt(sequence: RunningSequence, num_kept: int) -> None:
-        settle(sequence, num_kept)
-        if sequence.working is None or num_kept > len(sequence.scratch):
-            return
-        rejected = sequence.scratch[num_kept - 1]
-        sequence.scratch[num_kept - 1], sequence.working = sequence.working, rejected
-        states = [sequence.working, *sequence.scratch]
-        rows = engine._engine.scheduler.allocator.rows
-        rows.states[sequence.row, : len(states)] = [handle.slot for handle in states]
-        strikes.number += 1
+    def spoilt(
+        sequence: RunningSequence, plan: DecodeStep, outcome: StepOutcome, index: int
+    ) -> Sequence[Sampled]:
+        kept = settled(sequence, plan, outcome, index)
+        if sequence.working is not None and plan.num_drafts(index) >= len(kept):
+            place = len(kept) - 1
+            sequence.working, sequence.scratch[place] = sequence.scratch[place], sequence.working
+            states = [sequence.working, *sequence.scratch]
+            rows = scheduler.allocator.rows
+            rows.states[sequence.row, : len(states)] = [handle.slot for handle in states]
+            strikes.number += 1
+        return kept
 
-    verification.settle = spoilt  # type: ignore[method-assign]
+    postprocessor._settled = spoilt  # type: ignore[method-assign]
 
 
 FAULTS: Mapping[str, ReuseFault] = {

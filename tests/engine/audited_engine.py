@@ -29,8 +29,8 @@ MEGABYTE = 1 << 20
 
 @dataclass
 class AuditCounts:
-    """What audits found: results, ways of reuse that were compared, and differences: in units, or
-    at the position of a token."""
+    """The results of audits, the ways of reuse that were compared, and the differences: in units,
+    or at the position of a token."""
 
     results: Counter[str] = field(default_factory=Counter)
     reuse: Counter[str] = field(default_factory=Counter)

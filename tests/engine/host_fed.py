@@ -140,7 +140,7 @@ class HostFed(LLM):
         self._engine.scheduler.submit(request, Goal.DECODE, view)
 
     def view_of_host(self, keys: Sequence[PageKey]) -> HostView:
-        """What a request with these keys is given."""
+        """The view that a request with these keys is given."""
         return self.host.view(keys)
 
     def _apply(self, event: Event, answers: Any) -> None:

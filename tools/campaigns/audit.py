@@ -44,7 +44,7 @@ SOUND = (("gemma3", ""), ("gemma3", "ngram"), ("lfm2", ""), ("lfm2", "ngram"))
 
 @dataclass(frozen=True, slots=True)
 class AuditTrial:
-    """What one engine, or one pair, went through."""
+    """The requests that one engine, or one pair, answered, and the audits among them."""
 
     name: str
     requests: int

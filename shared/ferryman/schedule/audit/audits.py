@@ -190,7 +190,7 @@ class Audits:
         return [self._open.cold] if self._open and self._open.cold else []
 
     def leases(self) -> Iterator[tuple[SlotHandle, Holder]]:
-        """What it holds: the units that are compared, and the slots of the cold ones."""
+        """All its leases: on the units that are compared, and on the slots of the cold ones."""
         if self._open is not None:
             for unit in self._open.units:
                 yield unit.handle, self._open.holder
