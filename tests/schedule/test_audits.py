@@ -17,7 +17,14 @@ from ferryman.engine.bit_comparison import first_difference
 from ferryman.schedule.audit.audits import CHUNK_TOKENS
 from ferryman.schedule.audit.budget import AuditBudget, is_chosen
 from ferryman.schedule.batch import AuditStep, DecodeStep, StepPlan
-from ferryman.schedule.events import AuditDone, AuditReady, AuditResult, Finished, Retracted
+from ferryman.schedule.events import (
+    AuditDone,
+    AuditReady,
+    AuditResult,
+    Finished,
+    RequestFailed,
+    Retracted,
+)
 from ferryman.schedule.request import FinishReason
 
 STEM = [7, 3, 9, 4, 1, 1, 8, 2, 6, 5]
@@ -226,6 +233,20 @@ def test_an_audit_that_finds_no_slots_is_dropped() -> None:
     worker.answer("first", STEM)
     worker.answer("second", [*STEM, 4, 4, 2])
     assert worker.done() == [AuditResult.DROPPED]
+    assert not worker.holds()
+
+
+@pytest.mark.parametrize("act", ["held_units", "Audits._begin", "slots_of"])
+def test_an_audit_that_raises_harms_no_request(act: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    worker = AuditedWorker(HYBRID)
+    worker.answer("first", STEM)
+    monkeypatch.setattr(f"ferryman.schedule.audit.audits.{act}", broken)
+    worker.answer("second", [*STEM, 4, 4, 2])
+    assert worker.tokens["second"] == worker.expected("second")
+    assert {event.request_id for event in worker.seen(RequestFailed)} == {"second audit"}
     assert not worker.holds()
 
 

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from ferryman.cache.resume import EMPTY_HOST
 from ferryman.errors import GrammarDeadEnd, NonFiniteLogits, NonFiniteState
-from ferryman.schedule.audit.audits import Audits
+from ferryman.schedule.audit.audits import Audits, audit_name
 from ferryman.schedule.batch import (
     NO_CHOICE,
     NO_TOKEN,
@@ -254,7 +254,8 @@ class Postprocessor:
         """Ends a request that holds slots; its computed state stays in the tree."""
         has_decoded = sequence.phase in (Phase.DECODING, Phase.RETRACTING, Phase.DETACHING)
         if has_decoded and reason is not FinishReason.CANCELLED:
-            self._audits.ended(sequence)
+            name = audit_name(sequence.request_id)
+            self._isolation.run(name, self._audits.ended, sequence)
         if self._publisher and has_decoded:
             self._publisher.donate(sequence, now)
         self._sequences.leave(sequence)

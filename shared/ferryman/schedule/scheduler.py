@@ -249,9 +249,13 @@ class Scheduler:
         return step
 
     def _plan_audit(self, now: float) -> StepPlan | None:
-        step = self.audits.plan(next(self._step_ids), now)
-        if step is not None:
-            self._launch(step.step_id, self.audits.computing())
+        """The next chunk of the open audit. It is dropped if it finds no slots, or raises."""
+        name, step_id = self.audits.name, next(self._step_ids)
+        step = self._isolation.run(name, self.audits.plan, step_id, now)
+        if step is None:
+            self.audits.drop()
+            return None
+        self._launch(step_id, self.audits.computing())
         return step
 
     def _plan_prefill(self, now: float) -> StepPlan | None:
@@ -314,7 +318,9 @@ class Scheduler:
         for sequence in flight.sequences:
             sequence.in_flight -= 1
         if isinstance(plan, AuditStep):
-            self.audits.committed(outcome, *flight.sequences)
+            (sequence,) = flight.sequences
+            if not self._isolation.run(self.audits.name, self.audits.committed, outcome, sequence):
+                self.audits.drop()
         elif isinstance(plan, PrefillStep):
             self.audits.budget.earn(sum(chunk.end - chunk.start for chunk in plan.chunks))
             self._prefill_steps += 1

@@ -19,17 +19,16 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ferryman.cache.keys import PageKey, TokenIds
-from ferryman.cache.manifest import Kind
 from ferryman.cache.planner import Planner
-from ferryman.cache.resume import EMPTY_HOST, Reason, ResumeSet, resume_set
+from ferryman.cache.resume import EMPTY_HOST, Reason
 from ferryman.cache.slots import Holder, Role, SlotHandle
 from ferryman.schedule import prefill
 from ferryman.schedule.audit.budget import AuditBudget, is_chosen
-from ferryman.schedule.audit.origins import reuse_of, unit_origin
+from ferryman.schedule.audit.held_units import held_units, is_certain, reuse_of, slots_of
 from ferryman.schedule.batch import NO_TOKEN, AuditStep, SlotOpsBuilder, StepOutcome
 from ferryman.schedule.events import AuditDone, AuditPair, AuditReady, AuditResult, Event, HeldUnit
 from ferryman.schedule.prompt_scores import PromptScores, ScoreRequest
-from ferryman.schedule.request import NO_ADAPTER, Request, SamplingParams
+from ferryman.schedule.request import Request, SamplingParams
 from ferryman.schedule.request_table import SequenceTable
 from ferryman.schedule.sequence import Goal, PendingRequest, Phase, RunningSequence
 from ferryman.schedule.slot_allocator import SlotAllocator
@@ -38,6 +37,12 @@ from ferryman.schedule.token_rules import NO_RULES
 # A request that comes meanwhile waits for one chunk at most, so they are short.
 CHUNK_TOKENS = 64
 GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
+
+
+def audit_name(request_id: str) -> str:
+    """The name under which a request is computed again, and errors of that are reported: they are
+    not the request's."""
+    return f"{request_id} audit"
 
 
 @dataclass(slots=True)
@@ -98,56 +103,25 @@ class Audits:
 
     def ended(self, sequence: RunningSequence) -> None:
         """A request has its last token. Called before its state is published and its slots go."""
+        if not self.budget.share:
+            return
         self.budget.earn(sequence.plan.position)
         name, reuse = sequence.request_id, reuse_of(sequence)
         if not reuse or not is_chosen(name, self.budget.share):
             return
-        can_begin = self._open is None and self.budget.is_left and _is_certain(sequence)
+        can_begin = self._open is None and self.budget.is_left and is_certain(sequence)
         position = min(sequence.scheduled, sequence.prompt_len + len(sequence.drawn))
-        units = self._held(sequence, position) if can_begin else ()
+        units = held_units(self._allocator, sequence, position) if can_begin else ()
         if not units:
             self._events.append(AuditDone(name, AuditResult.SKIPPED))
             return
         first = sequence.keys[0] if sequence.keys else b""
         token_ids = sequence.token_ids()
-        request = Request(f"{name} audit", token_ids[:position], (), GREEDY)
+        request = Request(audit_name(name), token_ids[:position], (), GREEDY)
         first_checked = sequence.first_output if _takes_likeliest(sequence) else len(token_ids)
         audit = _Audit(name, first, request, units, reuse, token_ids, first_checked)
-        self._open = audit
         self._allocator.pools.lease((unit.handle for unit in units), audit.holder)
-
-    def _held(self, sequence: RunningSequence, position: int) -> tuple[HeldUnit, ...]:
-        """The whole resume set of `position`, as the request holds it; empty if it is not whole."""
-        needs = resume_set(self._allocator.manifest, position)
-        slots = dict(self._slots_of(sequence, needs))
-        wanted = needs.full.num_pages + needs.window.num_pages + needs.needs_snapshot
-        if len(slots) < wanted:
-            return ()
-        page_size, keys = self._allocator.manifest.page_size, sequence.keys
-        return tuple(
-            HeldUnit(
-                kind,
-                index,
-                keys[index] if kind is not Kind.RECURRENT and index < len(keys) else b"",
-                handle,
-                0 if kind is Kind.RECURRENT else min(page_size, position - index * page_size),
-                unit_origin(sequence, kind, index, page_size),
-            )
-            for (kind, index), handle in slots.items()
-        )
-
-    def _slots_of(
-        self, sequence: RunningSequence, needs: ResumeSet
-    ) -> Iterator[tuple[tuple[Kind, int], SlotHandle]]:
-        anchor = sequence.anchor_pages
-        if anchor and needs.full.num_pages:
-            path = self._allocator.tree.slots_of(Kind.FULL, sequence.keys[:anchor])
-            yield from (((Kind.FULL, page), handle) for page, handle in enumerate(path))
-        for kind, span in ((Kind.FULL, needs.full), (Kind.WINDOW, needs.window)):
-            pages = sequence.own.get(kind, {})
-            yield from (((kind, page), pages[page]) for page in range(*span) if page in pages)
-        if needs.needs_snapshot and sequence.working is not None:
-            yield (Kind.RECURRENT, needs.position), sequence.working
+        self._open = audit
 
     # Computing it again.
 
@@ -161,12 +135,16 @@ class Audits:
             return False
         return not sequences.decoding or self.budget.may_step_in
 
+    @property
+    def name(self) -> str:
+        """The name of the open audit; empty if there is none."""
+        return self._open.request.request_id if self._open else ""
+
     def plan(self, step_id: int, now: float) -> AuditStep | None:
-        """The next chunk of an audit that is due. An audit that finds no slots is dropped."""
+        """The next chunk of an audit that is due; None if it finds no slots."""
         audit = self._open
         assert audit is not None, "an audit is due"
         if audit.cold is None and not self._begin(audit, now):
-            self.drop()
             return None
         cold = audit.cold
         assert cold is not None, "an audit that has begun has slots"
@@ -198,18 +176,18 @@ class Audits:
             for handle in sequence.slots():
                 yield handle, sequence.holder
 
-    def committed(self, outcome: StepOutcome, sequence: RunningSequence) -> None:
-        """A chunk is computed. After the last one the worker compares."""
+    def committed(self, outcome: StepOutcome, sequence: RunningSequence) -> bool:
+        """A chunk is computed. After the last one the worker compares. False if the state has no
+        numbers, so that there is nothing to compare."""
         audit = self._open
         if audit is None or audit.cold is not sequence:
-            return  # it was dropped while the chunk ran
+            return True  # it was dropped while the chunk ran
         for scores in outcome.scores:
             audit.check(scores)
         if outcome.failed or any(drawn.token_id == NO_TOKEN for drawn in outcome.sampled):
-            self.drop()
-        elif sequence.scheduled == audit.position and not sequence.in_flight:
-            needs = resume_set(self._allocator.manifest, audit.position)
-            cold = dict(self._slots_of(sequence, needs))
+            return False
+        if sequence.scheduled == audit.position and not sequence.in_flight:
+            cold = dict(slots_of(self._allocator, sequence, audit.position))
             pairs = (AuditPair(unit, cold[unit.kind, unit.index]) for unit in audit.units)
             self._events.append(
                 AuditReady(
@@ -221,6 +199,7 @@ class Audits:
                     audit.wrong_token,
                 )
             )
+        return True
 
     # Its end.
 
@@ -255,11 +234,3 @@ def _takes_likeliest(sequence: RunningSequence) -> bool:
     sampling = sequence.request.sampling
     is_free = sampling.grammar is None and sampling.rules == NO_RULES
     return sampling.is_greedy and is_free and not sampling.has_penalties
-
-
-def _is_certain(sequence: RunningSequence) -> bool:
-    """Whether its slots hold the state of tokens that are known: no step in flight consumes more,
-    and none of its state was given up or is still to be copied."""
-    num_known = sequence.prompt_len + len(sequence.drawn)
-    is_whole = not (sequence.is_doubtful or sequence.opening or sequence.verifying)
-    return is_whole and sequence.scheduled <= num_known and sequence.request.adapter == NO_ADAPTER
