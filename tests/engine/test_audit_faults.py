@@ -7,13 +7,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 from tests.engine.audit_faults import FAULTS, ReuseFault, Strikes
 from tests.engine.audited_engine import AuditedEngine, MixedTraffic, audited
 from tests.model.comparison import random_config
 from tests.tiny_models import save_random, save_tiny_model
 
 from ferryman.schedule.events import AuditResult
+from ferryman_kernels.products.packed_product import reads_panels
 
+pytestmark = pytest.mark.skipif(
+    not reads_panels(torch.bfloat16), reason="this processor's products follow the batch"
+)
 SEED = 5
 MODELS = ("lfm2", "gemma3")
 

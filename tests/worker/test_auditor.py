@@ -4,11 +4,23 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 
 import pytest
+import torch
 from tests.both.violations import violations
-from tests.harness.pair import WorkerPair, expected, fake_engine, one_worker_on, pair_of_engines
+from tests.harness.pair import (
+    WorkerPair,
+    expected,
+    fake_engine,
+    hand_off,
+    one_worker_on,
+    pair_of_engines,
+    pair_with,
+    worker_options,
+)
 from tests.harness.pair import request as request_for
+from tests.tiny_models import save_tiny_model
 from tests.waiting import until
 
 from ferryman.cache.keys import PageKey
@@ -17,9 +29,11 @@ from ferryman.handoff import receiver as reservations
 from ferryman.handoff.commit_check import Verified
 from ferryman.handoff.effects import WriteFence
 from ferryman.schedule.limits import IN_TURNS
+from ferryman.schedule.request import SamplingParams
 from ferryman.wire.codec.pieces import Piece
 from ferryman.worker.host import NoHostTier
 from ferryman_decode.handoff_receiver import HandoffReceiver
+from ferryman_kernels.products.packed_product import reads_panels
 
 LONG = list(range(1, 30))
 
@@ -127,3 +141,24 @@ async def test_a_worker_in_quarantine_serves_and_reuses_nothing() -> None:
             assert [facts["uncached"] for facts in admitted[1:]] == [{"quarantined": 8}] * 2
             assert not len(engine.scheduler.allocator.tree)
             await until(lambda: not pair.decode.leased())
+
+
+@pytest.mark.skipif(
+    not reads_panels(torch.float32), reason="this processor's products follow the batch"
+)
+async def test_a_model_s_hand_offs_hits_and_next_turns_are_equal_to_the_bit(tmp_path: Path) -> None:
+    folder = save_tiny_model(tmp_path, "gemma3")
+    prefills = worker_options(folder, decodes=False).model_copy(update={"dtype": "float32"})
+    changes = {"dtype": "float32", "audit_share": 1.0}
+    decodes = worker_options(folder).model_copy(update=changes)
+    sampling = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
+    async with pair_with(prefills, decodes) as pair:
+        history = [3 + 7 * i % 80 for i in range(50)]
+        for turn in range(4):
+            await hand_off(pair, f"r{turn}", history, sampling)
+            tokens, _ = await pair.read_tokens(f"r{turn}")
+            await until(lambda: not pair.decode.leased())
+            history = [*history, *tokens, 5, 9, turn]
+        assert audits(pair, "equal") == 4
+        reuse = [facts["reuse"] for facts in pair.decode.facts("audited")]
+        assert reuse == [["hand_off"], *[["device", "hand_off"]] * 3]
