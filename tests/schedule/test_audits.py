@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.doubles.stamps import next_token
+from tests.doubles.stamps import fake_tokens, next_token
 from tests.harness.schedule import ALL_KINDS, HYBRID, MANIFESTS, PAGE, WatchedWorker, request
 
 from ferryman.cache.manifest import Kind, StateManifest
@@ -26,6 +27,7 @@ from ferryman.schedule.events import (
     Retracted,
 )
 from ferryman.schedule.request import FinishReason
+from ferryman.schedule.sequence import Goal
 
 STEM = [7, 3, 9, 4, 1, 1, 8, 2, 6, 5]
 SIZES = {Kind.FULL: 40, Kind.WINDOW: 60, Kind.RECURRENT: 24}
@@ -167,6 +169,40 @@ def test_what_was_retracted_is_computed_again() -> None:
     worker.drain()
     assert worker.seen(Retracted)
     assert ("device", "retraction") in [event.reuse for event in worker.compared]
+
+
+@pytest.mark.parametrize("manifest", MANIFESTS.values(), ids=MANIFESTS)
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_step_that_ran_on_behind_the_last_token_is_computed_again_too(
+    manifest: StateManifest, overlap: bool
+) -> None:
+    """With overlap a stop is found when the next step has consumed the token that stops."""
+    worker = AuditedWorker(manifest, overlap=overlap)
+    worker.answer("first", STEM)
+    asked = request(manifest, "second", [*STEM, 4, 4, 2], max_tokens=20)
+    tokens = fake_tokens(asked.token_ids, 20, worker.vocab_size)
+    worker.submit(replace(asked, stop_token_ids=frozenset(tokens[6:7])))
+    while not worker.seen(Finished)[1:]:
+        worker.plan()
+        worker.plan()
+        worker.run_oldest()
+    worker.drain()
+    assert worker.tokens["second"] == tokens[:7]
+    (audit,) = worker.compared
+    assert audit.position == 13 + 7 - (not overlap)
+
+
+@pytest.mark.parametrize("num_generated", [0, 3])
+def test_a_request_that_was_taken_over_is_computed_again(num_generated: int) -> None:
+    worker = AuditedWorker(HYBRID)
+    asked = request(HYBRID, "taken", STEM, max_tokens=9)
+    known = fake_tokens(asked.token_ids, num_generated, worker.vocab_size)
+    again = request(HYBRID, "taken", [*STEM, *known], max_tokens=9)
+    worker.scheduler.submit(replace(again, num_generated=num_generated), Goal.DECODE)
+    worker.requests["taken"], worker.tokens["taken"] = asked, [*known]
+    worker.drain()
+    reuse = [event.reuse for event in worker.compared]
+    assert reuse == ([("recovery",)] if num_generated else [])
 
 
 def test_a_request_that_waits_goes_first() -> None:
@@ -320,7 +356,9 @@ def test_audits_keep_their_promises(
     worker.has_auditor = compares
     for number, (move, stem, length, max_tokens) in enumerate(moves):
         if move == "ask":
-            worker.ask(f"r{number}", [stem + 1] * length, max_tokens)
+            asked = request(manifest, f"r{number}", [stem + 1] * length, max_tokens)
+            stops = fake_tokens(asked.token_ids, max_tokens, worker.vocab_size)[4:5]
+            worker.submit(replace(asked, stop_token_ids=frozenset(stops)))
         elif move == "plan":
             waited = bool(worker.scheduler.sequences.waiting)
             before = len(worker.steps)
