@@ -2,8 +2,8 @@
 
 Wrong state has one of many causes, and the audit names none: a unit that was spoilt in memory, in a
 tier or on the way, or a fault of this worker. So both are taken out. The chain that the request
-stands on is dropped on the device and in every tier, and the worker reuses nothing cached until it
-is started anew. It goes on serving, because what it computes whole is right or wrong as before.
+stands on is dropped on the device and in the tiers of the node, and the worker reuses nothing cached
+until it is started anew. It goes on serving: it may be the only one.
 """
 
 from __future__ import annotations
