@@ -25,6 +25,7 @@ from ferryman.errors import (
 from ferryman.runtime.lifecycle import Fact
 from ferryman.schedule.events import (
     AuditDone,
+    AuditOpened,
     AuditReady,
     Cached,
     ChainDropped,
@@ -313,7 +314,7 @@ class Requests:
             self._parts.host.cached(event, tags)
         elif isinstance(event, ChainDropped):
             self._parts.host.chain_dropped(event.first)
-        elif isinstance(event, AuditReady | AuditDone):
+        elif isinstance(event, AuditOpened | AuditReady | AuditDone):
             self._auditor.on_event(event)
         elif request is not None and not request.is_over:
             if back_by is not None:

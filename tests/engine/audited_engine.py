@@ -20,7 +20,7 @@ from tests.engine.host_fed import PAGE_SIZE, HostFed, HostMemory
 
 from ferryman.engine.bit_comparison import UnitDifference, first_difference
 from ferryman.schedule.audit.budget import AuditBudget
-from ferryman.schedule.events import AuditDone, AuditReady, AuditResult, Drawn, Event
+from ferryman.schedule.events import AuditDone, AuditOpened, AuditReady, AuditResult, Drawn, Event
 from ferryman.schedule.request import SamplingParams
 
 VOCAB = range(3, 90)
@@ -63,7 +63,9 @@ class AuditedEngine(HostFed):
 
     def _apply(self, event: Event, answers: Any) -> None:
         super()._apply(event, answers)
-        if isinstance(event, AuditReady):
+        if isinstance(event, AuditOpened):
+            self._engine.scheduler.audits.prepared(event.request_id)
+        elif isinstance(event, AuditReady):
             self._compare(event)
         elif isinstance(event, AuditDone):
             self.audits.results[event.result] += 1

@@ -20,6 +20,7 @@ from ferryman.schedule.audit.budget import AuditBudget, is_chosen
 from ferryman.schedule.batch import AuditStep, DecodeStep, StepPlan
 from ferryman.schedule.events import (
     AuditDone,
+    AuditOpened,
     AuditReady,
     AuditResult,
     Finished,
@@ -40,7 +41,7 @@ class AuditedWorker(WatchedWorker):
         sizes = options.pop("sizes", SIZES)
         self.steps: list[StepPlan] = []
         self.compared: list[AuditReady] = []
-        self.has_auditor = True
+        self.has_auditor = self.has_memory = True
         super().__init__(manifest, sizes, audit_share=share, **options)  # type: ignore[arg-type]
 
     def plan(self) -> bool:
@@ -55,6 +56,8 @@ class AuditedWorker(WatchedWorker):
         for event in self.events[num_heard:]:
             if isinstance(event, AuditReady) and self.has_auditor:
                 self.compare(event)
+            if isinstance(event, AuditOpened) and self.has_memory:
+                self.scheduler.audits.prepared(event.request_id)
 
     def compare(self, event: AuditReady) -> None:
         assert first_difference(self.manifest, self.engine.transfer, event.pairs) is None
@@ -247,6 +250,20 @@ def test_it_is_dropped_when_a_request_needs_its_slots() -> None:
     assert not worker.holds()
     assert not worker.scheduler.audits.close("second"), "the comparison counts for nothing"
     assert worker.tokens["large"] == worker.expected("large")
+
+
+def test_it_waits_for_memory_that_no_request_had() -> None:
+    worker = AuditedWorker(HYBRID)
+    worker.has_memory = False
+    worker.answer("first", STEM)
+    worker.answer("second", [*STEM, 4, 4, 2])
+    assert not worker.audited_tokens
+    worker.scheduler.audits.prepared("another")
+    worker.drain()
+    assert not worker.audited_tokens
+    worker.scheduler.audits.prepared("second")
+    worker.drain()
+    assert [event.request_id for event in worker.compared] == ["second"]
 
 
 def test_it_is_dropped_when_a_request_needs_its_row() -> None:

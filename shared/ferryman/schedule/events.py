@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -182,6 +183,15 @@ class AuditPair:
 
 
 @dataclass(frozen=True, slots=True)
+class AuditOpened:
+    """A request will be computed again, once the memory up to these `fresh` slots, which no request
+    had before, is written to (`Audits.prepared`): that takes long, and others go on meanwhile."""
+
+    request_id: str
+    fresh: Mapping[Kind, int]
+
+
+@dataclass(frozen=True, slots=True)
 class AuditReady:
     """The resume set of `position` was computed again, and can be compared: no step writes to
     these slots. `reuse` names the ways in which the request reused state; `first` is the key of its
@@ -218,6 +228,7 @@ Event = (
     | ChainDropped
     | Cached
     | LoadsDone
+    | AuditOpened
     | AuditReady
     | AuditDone
 )

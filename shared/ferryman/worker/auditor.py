@@ -2,8 +2,8 @@
 
 Wrong state has one of many causes, and the audit names none: a unit that was spoilt in memory, in a
 tier or on the way, or a fault of this worker. So both are taken out. The chain that the request
-stands on is dropped on the device and in the tiers of the node, and the worker reuses nothing cached
-until it is started anew. It goes on serving: it may be the only one.
+stands on is dropped on the device and in the tiers of the node, and the worker reuses nothing
+cached until it is started anew. It goes on serving: it may be the only one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ferryman.engine.bit_comparison import UnitDifference, first_difference
 from ferryman.handoff.lifecycle import AUDITED
 from ferryman.runtime.lifecycle import Fact
-from ferryman.schedule.events import AuditDone, AuditReady, AuditResult
+from ferryman.schedule.events import AuditDone, AuditOpened, AuditReady, AuditResult
 
 if TYPE_CHECKING:
     from ferryman.worker.worker_app import WorkerContext
@@ -35,12 +35,21 @@ class Auditor:
         for result in AuditResult:
             self._audits.labels(str(result))  # there from the start, so a first alarm is a change
 
-    def on_event(self, event: AuditReady | AuditDone) -> None:
-        """Takes an audit of the schedule; a comparison runs in a thread."""
-        if isinstance(event, AuditDone):
-            self._audits.labels(str(event.result)).inc()
-        else:
-            self._parts.background.start(self._compare(event))
+    def on_event(self, event: AuditOpened | AuditReady | AuditDone) -> None:
+        """Takes an audit of the schedule a step further; work that takes long runs in a thread."""
+        match event:
+            case AuditOpened():
+                self._parts.background.start(self._prepare(event))
+            case AuditReady():
+                self._parts.background.start(self._compare(event))
+            case AuditDone(result=result):
+                self._audits.labels(str(result)).inc()
+
+    async def _prepare(self, event: AuditOpened) -> None:
+        engine = self._parts.engine
+        await asyncio.to_thread(engine.prepare_ahead, event.fresh)
+        engine.scheduler.audits.prepared(event.request_id)
+        self._parts.wake.set()
 
     async def _compare(self, event: AuditReady) -> None:
         engine, audits = self._parts.engine, self._parts.engine.scheduler.audits

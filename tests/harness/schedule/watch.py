@@ -25,7 +25,7 @@ from ferryman.cache.resume import ReceiveState
 from ferryman.cache.slots import TREE, Demand, Holder, Role, SlotHandle, SlotPool
 from ferryman.engine.ops import advanced_slots_of, snapshots_of
 from ferryman.schedule.batch import DecodeStep, StepPlan
-from ferryman.schedule.events import AuditDone, AuditReady, Cached, Finished, LoadsDone
+from ferryman.schedule.events import AuditDone, AuditOpened, AuditReady, Cached, Finished, LoadsDone
 from ferryman.schedule.sequence import RunningSequence
 from ferryman.schedule.slot_allocator import slot_op_holder
 
@@ -107,7 +107,9 @@ class WatchedWorker(ScheduledWorker):
         """A request that has ended has no more events."""
         for event in self.events[self._num_heard :]:
             passes = isinstance(event, Cached | LoadsDone)  # both are about slots
-            passes |= isinstance(event, AuditReady | AuditDone)  # audits begin where a request ends
+            passes |= isinstance(
+                event, AuditOpened | AuditReady | AuditDone
+            )  # audits begin where a request ends
             assert passes or event.request_id not in self.ended, event
             if isinstance(event, Finished):
                 self.ended.add(event.request_id)

@@ -20,13 +20,21 @@ import numpy as np
 
 from ferryman.cache.keys import PageKey, TokenIds
 from ferryman.cache.planner import Planner
-from ferryman.cache.resume import EMPTY_HOST, Reason
+from ferryman.cache.resume import EMPTY_HOST, Reason, ResumePlan
 from ferryman.cache.slots import Holder, Role, SlotHandle
 from ferryman.schedule import prefill
 from ferryman.schedule.audit.budget import AuditBudget, is_chosen
 from ferryman.schedule.audit.held_units import held_units, is_certain, reuse_of, slots_of
 from ferryman.schedule.batch import NO_TOKEN, AuditStep, SlotOpsBuilder, StepOutcome
-from ferryman.schedule.events import AuditDone, AuditPair, AuditReady, AuditResult, Event, HeldUnit
+from ferryman.schedule.events import (
+    AuditDone,
+    AuditOpened,
+    AuditPair,
+    AuditReady,
+    AuditResult,
+    Event,
+    HeldUnit,
+)
 from ferryman.schedule.prompt_scores import PromptScores, ScoreRequest
 from ferryman.schedule.request import Request, SamplingParams
 from ferryman.schedule.request_table import SequenceTable
@@ -59,6 +67,7 @@ class _Audit:
     token_ids: TokenIds
     first_checked: int
     wrong_token: int | None = None
+    awaits_memory: bool = False
     cold: RunningSequence | None = None
     holder: Holder = field(init=False)
 
@@ -122,6 +131,14 @@ class Audits:
         audit = _Audit(name, first, request, units, reuse, token_ids, first_checked)
         self._allocator.pools.lease((unit.handle for unit in units), audit.holder)
         self._open = audit
+        if fresh := self._allocator.pools.last_fresh(self._plan(audit).demand):
+            audit.awaits_memory = True
+            self._events.append(AuditOpened(name, fresh))
+
+    def prepared(self, request_id: str) -> None:
+        """The memory of the audit's slots was written to; the audit may have ended meanwhile."""
+        if self._open is not None and self._open.name == request_id:
+            self._open.awaits_memory = False
 
     # Computing it again.
 
@@ -130,6 +147,8 @@ class Audits:
         """Whether a chunk comes next: no request is here, or it is the turn of one."""
         sequences, audit = self._sequences, self._open
         if audit is None or sequences.waiting or sequences.prefilling:
+            return False
+        if audit.awaits_memory:
             return False
         if audit.cold is not None and audit.cold.scheduled == audit.position:
             return False
@@ -158,10 +177,12 @@ class Audits:
 
     def _begin(self, audit: _Audit, now: float) -> bool:
         waiting = PendingRequest(0, audit.request, Goal.HAND_OFF, EMPTY_HOST, was_retracted=False)
-        plan = self._planner.plan_cold(audit.position, Reason.CACHE_OFF)
-        headroom = len(self._sequences.decoding)
+        plan, headroom = self._plan(audit), len(self._sequences.decoding)
         audit.cold = self._allocator.try_admit(waiting, plan, audit.holder, headroom, now)
         return audit.cold is not None
+
+    def _plan(self, audit: _Audit) -> ResumePlan:
+        return self._planner.plan_cold(audit.position, Reason.CACHE_OFF)
 
     def computing(self) -> list[RunningSequence]:
         """The sequence that is computed again, while it has slots."""
