@@ -106,10 +106,8 @@ class WatchedWorker(ScheduledWorker):
     def _check_endings(self) -> None:
         """A request that has ended has no more events."""
         for event in self.events[self._num_heard :]:
-            passes = isinstance(event, Cached | LoadsDone)  # both are about slots
-            passes |= isinstance(
-                event, AuditOpened | AuditReady | AuditDone
-            )  # audits begin where a request ends
+            # The first two are about slots, and audits begin where a request ends.
+            passes = isinstance(event, Cached | LoadsDone | AuditOpened | AuditReady | AuditDone)
             assert passes or event.request_id not in self.ended, event
             if isinstance(event, Finished):
                 self.ended.add(event.request_id)
