@@ -25,9 +25,9 @@ from ferryman.model.weights.linear import Linear, make_linear
 from ferryman.model.weights.matrix import join_linear, summed_linear
 from ferryman.model.weights.named_weights import Weights
 from ferryman_kernels.elementwise.rms_norm import rms_norm
-from ferryman_kernels.recurrence.loops._unit_heads_compiled import LENGTH_EPS
 from ferryman_kernels.recurrence.causal_conv import causal_conv_decode, causal_conv_prefill
 from ferryman_kernels.recurrence.channel_delta_scan import channel_delta_decode, channel_delta_scan
+from ferryman_kernels.recurrence.loops._unit_heads_compiled import LENGTH_EPS
 
 
 @dataclass(frozen=True, slots=True)
