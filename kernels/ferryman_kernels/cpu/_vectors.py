@@ -196,8 +196,8 @@ def store_totals(typing: Any, array: Any, at: Any, a: Any, b: Any, c: Any, d: An
 
 @generated
 def exps(typing: Any, vector: Any) -> Any:
-    """exps(vector): exp of each lane, as `_compiled.exp` says it, with fused products; the bits of
-    a lane depend on that lane alone."""
+    """exps(vector): exp of each lane, with the bits that `_compiled.exp` has by strict rules; they
+    depend on that lane alone."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         series = _exps if vector.dtype == numba.types.float32 else _exact_exps

@@ -3,6 +3,10 @@
 Formulas and names are those of `rms_norm`. A loop gets addresses, and strides in elements: to make
 arrays of the tensors took longer than the norm of a token. `like` and `floats` are empty rows of
 the tensors' dtype and of the sums'.
+
+Squares are added in 64 sums, each of every 64th channel; behind the last 64 in sixteen of them, and
+then one by one: so says the source, and by strict rules no compiler changes it. A row's bits follow
+from the row alone, by one thread or by several, in a norm of its own or behind an addition.
 """
 
 from __future__ import annotations
@@ -14,19 +18,45 @@ import torch
 from torch import Tensor
 
 from ferryman_kernels._precision import wide_dtype
-from ferryman_kernels.cpu._compiled import Loop, narrow, part, prange, row_like, silu, wide
-from ferryman_kernels.cpu._vectors import row_at
+from ferryman_kernels.cpu._compiled import (
+    STRICT,
+    Loop,
+    narrow,
+    part,
+    prange,
+    row_like,
+    silu,
+    wide,
+)
+from ferryman_kernels.cpu._vectors import LANES, fused, load, row_at, spread, total
+
+
+@part
+def sum_of_squares(row: Any, number: Any) -> Any:
+    """Σ row², of numbers of the type `number`."""
+    a, b, c, d = spread(number(0)), spread(number(0)), spread(number(0)), spread(number(0))
+    end, step = row.shape[0], 4 * LANES
+    whole = end // step * step
+    for at in range(0, whole, step):
+        x, y = load(row, at), load(row, at + LANES)
+        z, w = load(row, at + 2 * LANES), load(row, at + 3 * LANES)
+        a, b, c, d = fused(x, x, a), fused(y, y, b), fused(z, z, c), fused(w, w, d)
+    for at in range(whole, end // LANES * LANES, LANES):
+        x = load(row, at)
+        a = fused(x, x, a)
+    one = spread(number(1))
+    squares = total(fused(fused(a, one, b), one, fused(c, one, d)))
+    for at in range(end // LANES * LANES, end):
+        squares = fused(wide(row[at]), wide(row[at]), squares)
+    return squares
 
 
 @part
 def norm_row(row: Any, factors: Any, eps: Any, out: Any) -> None:
     """out = row / sqrt(mean(row²) + eps) · factors; eps in the dtype of the factors."""
     number, dim = factors.dtype.type, row.shape[0]
-    total = number(0)
-    for c in range(dim):
-        total += wide(row[c]) * wide(row[c])
     # A plain 1 or a length would widen the whole loop.
-    scale = number(1) / np.sqrt(total / number(dim) + eps)
+    scale = number(1) / np.sqrt(sum_of_squares(row, number) / number(dim) + eps)
     for c in range(dim):
         out[c] = narrow(wide(row[c]) * scale * factors[c], out)
 
@@ -85,12 +115,7 @@ def _gated_norm(
         gated = np.empty(length, floats.dtype)
         for c in range(length):
             gated[c] = wide(row[c]) * silu(wide(open_by[c]))
-        total = number(0)
-        for c in range(length):
-            total += gated[c] * gated[c]
-        scale = number(1) / np.sqrt(total / number(length) + number(eps))
-        for c in range(length):
-            out[c] = narrow(gated[c] * scale * factors[c], out)
+        norm_row(gated, factors, number(eps), out)
 
 
 def _normed_gate(
@@ -109,15 +134,16 @@ def _normed_gate(
             out[c] = narrow(normed[c] * silu(wide(open_by[c])), out)
 
 
-_norm_loop, _add_norm_loop, _sum_loop = Loop(_norm), Loop(_add_norm), Loop(_sum)
-_gated_norm_loop, _normed_gate_loop = Loop(_gated_norm), Loop(_normed_gate)
+_norm_loop, _add_norm_loop = Loop(_norm, STRICT), Loop(_add_norm, STRICT)
+_gated_norm_loop, _normed_gate_loop = Loop(_gated_norm, STRICT), Loop(_normed_gate, STRICT)
+_sum_loop = Loop(_sum, STRICT)
 
 SILU_ELEMENTS = 4
 """Elements of a norm that take as long as one whose silu is computed."""
 
 
 def rms_norm_compiled(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    assert x.stride(1) == 1, x.stride()
+    x = _with_whole_rows(x)
     (tokens, dim), like, floats, factors = _in_wide(x, weight)
     y = torch.empty(tokens, dim, dtype=x.dtype)
     _norm_loop(
@@ -130,7 +156,7 @@ def rms_norm_compiled(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def add_rms_norm_compiled(
     x: Tensor, added: Tensor, scale: float, weight: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    assert x.stride(1) == added.stride(1) == 1, (x.stride(), added.stride())
+    x, added = _with_whole_rows(x), _with_whole_rows(added)
     (tokens, dim), like, floats, factors = _in_wide(x, weight)
     total, y = torch.empty(tokens, dim, dtype=x.dtype), torch.empty(tokens, dim, dtype=x.dtype)
     _add_norm_loop(
@@ -142,7 +168,7 @@ def add_rms_norm_compiled(
 
 
 def scaled_sum_compiled(x: Tensor, added: Tensor, scale: float) -> Tensor:
-    assert x.stride(1) == added.stride(1) == 1, (x.stride(), added.stride())
+    x, added = _with_whole_rows(x), _with_whole_rows(added)
     (tokens, dim), total = x.shape, torch.empty(x.shape, dtype=x.dtype)
     _sum_loop(
         tokens * dim,
@@ -167,7 +193,7 @@ def rms_norm_then_gate_compiled(
 def _with_gate(
     loop: Loop, x: Tensor, gate: Tensor, weight: Tensor, eps: float, groups: int
 ) -> Tensor:
-    assert x.stride(1) == gate.stride(1) == 1, (x.stride(), gate.stride())
+    x, gate = _with_whole_rows(x), _with_whole_rows(gate)
     (tokens, dim), like, floats, factors = _in_wide(x, weight)
     y = torch.empty(tokens, dim, dtype=x.dtype)
     loop(
@@ -176,6 +202,11 @@ def _with_gate(
         factors.data_ptr(), eps, y.data_ptr(), tokens, dim, groups,
     )  # fmt: skip
     return y
+
+
+def _with_whole_rows(x: Tensor) -> Tensor:
+    """x [tokens, dim] with the numbers of a row side by side."""
+    return x if x.stride(1) == 1 else x.contiguous()
 
 
 def _in_wide(x: Tensor, weight: Tensor) -> tuple[torch.Size, Any, Any, Tensor]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ferryman_kernels._precision import wide_dtype
 from ferryman_kernels._triton import Kernel, cdiv, next_power_of_two, tl, wide_type
-from ferryman_kernels.cpu._compiled import Loop, exp, narrow, prange, row_like, serves, wide
+from ferryman_kernels.cpu._compiled import STRICT, Loop, exp, narrow, prange, row_like, serves, wide
 from ferryman_kernels.cpu._vectors import row_at
 from ferryman_kernels.elementwise._rms_norm_compiled import SILU_ELEMENTS
 
@@ -50,7 +50,7 @@ def _clamped(
             out[c] = narrow((up + one) * (gate / (one + exp(-slope * gate))), out)
 
 
-_clamped_loop = Loop(_clamped)
+_clamped_loop = Loop(_clamped, STRICT)
 
 
 def clamped_swiglu_compiled(x: Tensor, alpha: float, limit: float) -> Tensor:

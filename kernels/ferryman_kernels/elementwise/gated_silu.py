@@ -14,7 +14,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ferryman_kernels._triton import Kernel, cdiv, next_power_of_two, tl, wide_type
-from ferryman_kernels.cpu._compiled import Loop, narrow, prange, row_like, serves, silu, wide
+from ferryman_kernels.cpu._compiled import (
+    STRICT,
+    Loop,
+    narrow,
+    prange,
+    row_like,
+    serves,
+    silu,
+    wide,
+)
 from ferryman_kernels.cpu._vectors import row_at
 from ferryman_kernels.elementwise._rms_norm_compiled import SILU_ELEMENTS
 
@@ -38,7 +47,7 @@ def _gated_silu(like: Any, x: int, stride_x: int, y: int, tokens: int, dim: int)
             out[c] = narrow(opened * wide(up[c]), out)
 
 
-_gated_silu_loop = Loop(_gated_silu)
+_gated_silu_loop = Loop(_gated_silu, STRICT)
 
 
 def gated_silu_compiled(x: Tensor) -> Tensor:

@@ -203,11 +203,9 @@ def add_rms_norm(
 def scaled_sum(x: Tensor, added: Tensor, scale: float) -> Tensor:
     """x + scale · added, both [tokens, dim]."""
     assert x.shape == added.shape, (x.shape, added.shape)
-    if x.is_cuda or x.dtype is not added.dtype or not serves(x, added):
-        return x.add(added, alpha=scale)
-    if x.ndim != 2 or x.stride(1) != 1 or added.stride(1) != 1:
-        return x.add(added, alpha=scale)
-    return scaled_sum_compiled(x, added, scale)
+    if x.dtype is added.dtype and x.ndim == 2 and serves(x, added):
+        return scaled_sum_compiled(x, added, scale)
+    return x.add(added, alpha=scale)
 
 
 def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, groups: int) -> Tensor:

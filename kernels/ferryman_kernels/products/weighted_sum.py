@@ -2,7 +2,8 @@
 
     y[t, c] = Σ_k shares[t, k] · x[t, k, c]                                         [tokens, dim]
 
-Summed in float32 (float64 for float64) in the order of k, rounded once.
+Summed in float32 (float64 for float64) in the order of k: a product and its sum are rounded
+together, and the last sum to the dtype of x.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import torch
 from torch import Tensor
 
 from ferryman_kernels._precision import wide_dtype
-from ferryman_kernels.cpu._compiled import Loop, narrow, prange, row_like, serves, wide
-from ferryman_kernels.cpu._vectors import row_at
+from ferryman_kernels.cpu._compiled import STRICT, Loop, narrow, prange, row_like, serves, wide
+from ferryman_kernels.cpu._vectors import fused, row_at
 
 
 def weighted_sum_reference(x: Tensor, shares: Tensor) -> Tensor:
@@ -33,12 +34,12 @@ def _weighted(
         for k in range(count):
             share, row = wide(own[k]), rows[k * dim : (k + 1) * dim]
             for c in range(dim):
-                total[c] += share * wide(row[c])
+                total[c] = fused(share, wide(row[c]), total[c])
         for c in range(dim):
             out[c] = narrow(total[c], out)
 
 
-_weighted_loop = Loop(_weighted)
+_weighted_loop = Loop(_weighted, STRICT)
 
 
 def weighted_sum_compiled(x: Tensor, shares: Tensor) -> Tensor:

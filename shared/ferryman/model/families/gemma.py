@@ -18,7 +18,7 @@ from ferryman.cache.manifest import StateManifest
 from ferryman.model.layers.attention import load_attention
 from ferryman.model.layers.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
 from ferryman.model.layers.decoder_layers import LayerPlace, SandwichLayer, load_norm
-from ferryman.model.layers.mlp import gelu_tanh, load_gated_mlp
+from ferryman.model.layers.mlp import load_gated_mlp
 from ferryman.model.layers.token_input import rounded
 from ferryman.model.readers.config_readers import (
     GELU,
@@ -37,6 +37,7 @@ from ferryman.model.shapes.model_shapes import TrunkShape
 from ferryman.model.shapes.rotary import read_scaling, read_theta
 from ferryman.model.weights.named_weights import Weights
 from ferryman.model.weights.text_model import text_fields, text_weights
+from ferryman_kernels.elementwise.activations import gelu_tanh
 
 # The meanings of fields that published configs leave out; null is a value of its own.
 DEFAULTS: Mapping[str, Any] = {

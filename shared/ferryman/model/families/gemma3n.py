@@ -39,7 +39,7 @@ from ferryman.model.layers.hidden_streams import (
     load_low_rank_residual,
     load_projections,
 )
-from ferryman.model.layers.mlp import gelu_tanh, load_gated_mlp
+from ferryman.model.layers.mlp import load_gated_mlp
 from ferryman.model.layers.token_input import TokenGate, TokenInputShape, load_token_gate, rounded
 from ferryman.model.readers.config_readers import (
     GELU,
@@ -52,8 +52,9 @@ from ferryman.model.shapes.config_fields import ConfigFields
 from ferryman.model.shapes.feed_forward_shapes import MlpShape
 from ferryman.model.shapes.model_shapes import TrunkShape
 from ferryman.model.shapes.ranks import SINGLE_RANK
-from ferryman.model.weights.named_weights import Weights
+from ferryman.model.weights.named_weights import Weights, accumulation_dtype
 from ferryman.model.weights.text_model import text_fields, text_weights
+from ferryman_kernels.elementwise.activations import gelu_tanh
 
 DEFAULTS: Mapping[str, Any] = {
     "tie_word_embeddings": True,
@@ -168,8 +169,11 @@ class SparseGelu:
     deviations: float
 
     def __call__(self, gate: Tensor) -> Tensor:
-        spread = gate.std(-1, keepdim=True, unbiased=False)
-        cutoff = gate.mean(-1, keepdim=True) + spread * self.deviations
+        wide = gate.to(accumulation_dtype(gate.dtype))
+        mean = wide.mean(-1, keepdim=True)
+        # torch's std of one row has other bits than that of several.
+        spread = (wide - mean).square_().mean(-1, keepdim=True).sqrt_()
+        cutoff = mean.to(gate.dtype) + spread.to(gate.dtype) * self.deviations
         return gelu_tanh((gate - cutoff).relu())
 
 

@@ -38,7 +38,7 @@ from ferryman.model.layers.decoder_layers import (
     load_norm,
 )
 from ferryman.model.layers.earlier_pages import load_earlier_pages_attention
-from ferryman.model.layers.mlp import gelu_tanh, load_gated_mlp
+from ferryman.model.layers.mlp import load_gated_mlp
 from ferryman.model.layers.moe import load_normed_mixture
 from ferryman.model.layers.token_input import (
     TokenGatedLayer,
@@ -68,6 +68,7 @@ from ferryman.model.shapes.rotary import ProportionalScaling, read_scaling, read
 from ferryman.model.shapes.state import ModelState
 from ferryman.model.weights.named_weights import Weights
 from ferryman.model.weights.text_model import text_fields, text_weights
+from ferryman_kernels.elementwise.activations import gelu_tanh
 
 DEFAULTS: Mapping[str, Any] = {"tie_word_embeddings": True, "hidden_activation": GELU}
 """The meaning of fields that a published config leaves out."""

@@ -43,6 +43,7 @@ from ferryman.model.shapes.model_shapes import TrunkShape
 from ferryman.model.shapes.recurrent_shapes import ShortConvShape
 from ferryman.model.weights.linear import Linear, make_linear
 from ferryman.model.weights.named_weights import Weights, accumulation_dtype
+from ferryman_kernels.elementwise.activations import sigmoid
 
 Operator = AttentionShape | ShortConvShape
 
@@ -176,7 +177,7 @@ class BiasedRouter:
     experts_per_token: int
 
     def __call__(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        scores = self.score(hidden.to(accumulation_dtype(hidden.dtype))).sigmoid()
+        scores = sigmoid(self.score(hidden.to(accumulation_dtype(hidden.dtype))))
         chosen = (scores + self.bias).topk(self.experts_per_token, dim=-1).indices
         shares = scores.gather(1, chosen)
         if self.routing.norms_shares:

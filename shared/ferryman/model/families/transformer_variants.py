@@ -18,7 +18,7 @@ from ferryman.cache.manifest import StateManifest
 from ferryman.model.layers.centred_norm import load_centred_norm, load_layer_norm
 from ferryman.model.layers.decoder import Decoder, EndScales
 from ferryman.model.layers.decoder_layers import FeedForward
-from ferryman.model.layers.mlp import UP_DOWN, gelu_tanh, load_ungated_mlp
+from ferryman.model.layers.mlp import UP_DOWN, load_ungated_mlp
 from ferryman.model.layers.transformer import (
     TransformerConfig,
     load_transformer,
@@ -36,6 +36,7 @@ from ferryman.model.shapes.config_fields import ConfigFields
 from ferryman.model.shapes.feed_forward_shapes import FeedForwardShape, MlpShape
 from ferryman.model.shapes.model_shapes import NormPlaces
 from ferryman.model.weights.named_weights import Weights
+from ferryman_kernels.elementwise.activations import gelu_tanh
 
 STARCODER2_DEFAULTS = {"tie_word_embeddings": True, "use_bias": True, "hidden_act": GELU}
 """The meaning of fields that a published config of StarCoder 2 leaves out."""

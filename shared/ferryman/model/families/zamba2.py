@@ -49,6 +49,7 @@ from ferryman.model.shapes.state import ModelState
 from ferryman.model.weights.linear import Linear, make_linear
 from ferryman.model.weights.matrix import join_linear, summed_linear
 from ferryman.model.weights.named_weights import Weights
+from ferryman_kernels.elementwise.activations import gelu
 
 SharedLayer = tuple[AttentionShape, MambaShape] | tuple[MambaShape]
 
@@ -208,7 +209,7 @@ class HybridLayer:
     def _fed(self, hidden: Tensor, mixed: Tensor) -> Tensor:
         """The input of the mixer, to which the block's output is added."""
         gate, up = self.gate_up(self.block.feed_forward_norm(mixed)).chunk(2, dim=1)
-        return self.mixer_norm(hidden + self.linear(self.block.down(F.gelu(gate) * up)))
+        return self.mixer_norm(hidden + self.linear(self.block.down(gelu(gate) * up)))
 
 
 def load_zamba2(config: Zamba2Config, manifest: StateManifest, weights: Weights) -> Decoder:

@@ -35,6 +35,7 @@ from ferryman_kernels.attention.paged_attention import (
     paged_attention_decode,
     paged_attention_prefill,
 )
+from ferryman_kernels.elementwise.activations import sigmoid
 from ferryman_kernels.ragged import Span
 
 
@@ -65,7 +66,7 @@ class AttentionLayer:
         q, gate = self._write(hidden, batch, pages)
         mixed = attend(q, batch, pages, self.shape, self.sinks)
         if gate is not None:
-            mixed = mixed * gate.sigmoid()
+            mixed = mixed * sigmoid(gate)
         return self.out(mixed.flatten(1))
 
     def _write(

@@ -29,6 +29,7 @@ from ferryman.model.shapes.feed_forward_shapes import (
 )
 from ferryman.model.weights.linear import Linear, make_linear
 from ferryman.model.weights.named_weights import Weights, accumulation_dtype
+from ferryman_kernels.elementwise.activations import sigmoid
 
 
 class ExpertRouter(Protocol):
@@ -80,7 +81,7 @@ class SigmoidOfChosen:
     def __call__(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         scores = self.score(hidden).to(accumulation_dtype(hidden.dtype))
         best, chosen = scores.topk(self.experts_per_token, dim=-1)
-        return best.sigmoid(), chosen
+        return sigmoid(best), chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +159,7 @@ class GroupedRouter:
     experts_per_token: int
 
     def __call__(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        scores = self.score(hidden.to(accumulation_dtype(hidden.dtype))).sigmoid()
+        scores = sigmoid(self.score(hidden.to(accumulation_dtype(hidden.dtype))))
         ranks = self._in_best_groups(scores + self.bias)
         chosen = ranks.topk(self.experts_per_token, dim=-1).indices
         shares = scores.gather(1, chosen)

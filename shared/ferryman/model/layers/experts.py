@@ -99,7 +99,7 @@ class ShareOfInput:
         return (hidden[:, None, :] * shares[:, :, None]).flatten(0, 1)
 
     def leaving(self, outputs: Tensor, shares: Tensor) -> Tensor:
-        return outputs.sum(1)
+        return weighted_sum(outputs, torch.ones_like(shares))
 
 
 class RoutedExperts(Protocol):

@@ -15,12 +15,12 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from ferryman.cache.shards import piece_of
 from ferryman.model.shapes.ranks import Group, share_of
 from ferryman.model.shapes.recurrent_shapes import Gating, MambaShape
 from ferryman.model.weights.named_weights import Weights
+from ferryman_kernels.elementwise.activations import silu
 from ferryman_kernels.elementwise.rms_norm import gated_rms_norm, rms_norm_then_gate
 
 
@@ -56,7 +56,7 @@ class NormThenGate:
 
 def gate_alone(y: Tensor, gate: Tensor) -> Tensor:
     """y · silu(gate), without a norm (Falcon-H1)."""
-    return y * F.silu(gate)
+    return y * silu(gate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class GateThenSharedNorm:
 
     def __call__(self, y: Tensor, gate: Tensor) -> Tensor:
         wide = self.norm.weight.dtype
-        return self.norm(y.to(wide) * F.silu(gate.to(wide))).to(y.dtype)
+        return self.norm(y.to(wide) * silu(gate.to(wide))).to(y.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class SharedNormThenGate:
 
     def __call__(self, y: Tensor, gate: Tensor) -> Tensor:
         wide = self.norm.weight.dtype
-        return (self.norm(y.to(wide)) * F.silu(gate.to(wide))).to(y.dtype)
+        return (self.norm(y.to(wide)) * silu(gate.to(wide))).to(y.dtype)
 
 
 def load_gate(weights: Weights, shape: MambaShape, eps: float) -> ScanGate:

@@ -38,7 +38,8 @@ from ferryman.model.layers.token_input import TokenGate
 from ferryman.model.shapes.batch import StepBatch
 from ferryman.model.shapes.state import ModelState
 from ferryman.model.weights.linear import Linear
-from ferryman.model.weights.named_weights import Weights
+from ferryman.model.weights.named_weights import Weights, accumulation_dtype
+from ferryman_kernels.products.weighted_sum import weighted_sum
 
 LEAST_SQUARE = 1e-5
 
@@ -69,7 +70,11 @@ class AlternatingUpdates:
         """All streams [tokens, streams, hidden_dim] before the layer runs."""
         count = self.shape.count
         mixing = self.predictions(self._mode(self.active(streams))).view(-1, count, count)
-        return torch.baddbmm(streams, mixing, streams)
+        wide = accumulation_dtype(streams.dtype)
+        before, shares = streams.to(wide), mixing.to(wide)
+        # A sum of each stream's own: torch's product of batches has an order for each batch size.
+        mixed = [weighted_sum(before, share) for share in shares.unbind(1)]
+        return (before + torch.stack(mixed, dim=1)).to(streams.dtype)
 
     def corrected(self, predicted: Tensor, output: Tensor) -> Tensor:
         """All streams after the layer, whose output for the active one is [tokens, hidden_dim]."""

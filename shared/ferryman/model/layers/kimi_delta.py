@@ -14,7 +14,6 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from ferryman.model.layers.decoder_layers import LayerPlace, RmsNorm, load_norm
 from ferryman.model.shapes.batch import PrefillBatch, StepBatch
@@ -24,6 +23,7 @@ from ferryman.model.shapes.state import ModelState
 from ferryman.model.weights.linear import Linear, make_linear
 from ferryman.model.weights.matrix import join_linear, summed_linear
 from ferryman.model.weights.named_weights import Weights
+from ferryman_kernels.elementwise.activations import sigmoid, softplus
 from ferryman_kernels.elementwise.rms_norm import rms_norm
 from ferryman_kernels.recurrence.causal_conv import causal_conv_decode, causal_conv_prefill
 from ferryman_kernels.recurrence.channel_delta_scan import channel_delta_decode, channel_delta_scan
@@ -44,7 +44,7 @@ class ChannelDecay:
     def __call__(self, low_rank: Tensor) -> Tensor:
         """[tokens, heads, head_dim] in the accumulation dtype."""
         steps = self.up(low_rank).to(self.decay.dtype).view(-1, *self.dt_bias.shape)
-        return F.softplus(steps + self.dt_bias) * -self.decay
+        return softplus(steps + self.dt_bias) * -self.decay
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class KimiDelta:
         sizes = shape.conv_dim, shape.heads, shape.head_dim, shape.head_dim
         mixed, b, steps, gate = self.project_in(hidden).split_with_sizes(sizes, dim=1)
         gate = self.gate_up(gate).view(len(hidden), shape.heads, shape.head_dim)
-        return mixed, b.to(self.unit.dtype).sigmoid(), self.decay(steps), gate
+        return mixed, sigmoid(b.to(self.unit.dtype)), self.decay(steps), gate
 
     def _heads(self, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q and k of length 1/√head_dim and 1, in the accumulation dtype; v; all [tokens, heads,
@@ -103,7 +103,7 @@ class KimiDelta:
     def _finish(self, y: Tensor, gate: Tensor) -> Tensor:
         wide = self.norm.weight.dtype
         normed = self.norm(y.to(wide).reshape(-1, self.shape.head_dim)).view_as(y)
-        gated = normed * gate.to(wide).sigmoid()
+        gated = normed * sigmoid(gate.to(wide))
         return self.project_out(gated.to(y.dtype).flatten(1))
 
 

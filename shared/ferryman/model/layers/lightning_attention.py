@@ -15,7 +15,6 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from ferryman.model.layers.decoder_layers import LayerPlace, RmsNorm
 from ferryman.model.layers.gating import SharedNorm
@@ -26,6 +25,7 @@ from ferryman.model.shapes.state import ModelState
 from ferryman.model.weights.linear import Linear
 from ferryman.model.weights.matrix import join_linear, summed_linear
 from ferryman.model.weights.named_weights import Weights
+from ferryman_kernels.elementwise.activations import sigmoid, silu
 from ferryman_kernels.recurrence.ssd_chunk_scan import chunk_scan
 from ferryman_kernels.recurrence.ssd_decode import selective_state_update
 
@@ -68,7 +68,7 @@ class LightningAttention:
         shape = self.shape
         sizes = 3 * shape.inner_dim, shape.inner_dim
         qkv, gate = self.project_in(hidden).split_with_sizes(sizes, dim=1)
-        heads = F.silu(qkv).view(len(hidden), shape.heads, 3, shape.head_dim)
+        heads = silu(qkv).view(len(hidden), shape.heads, 3, shape.head_dim)
         q, k, v = (part.contiguous() for part in heads.unbind(2))
         return q, k, v, gate
 
@@ -77,7 +77,7 @@ class LightningAttention:
         return self.rates.new_ones(len(hidden), self.shape.heads)
 
     def _finish(self, y: Tensor, gate: Tensor) -> Tensor:
-        return self.project_out(gate.sigmoid() * self.norm(y.flatten(1)))
+        return self.project_out(sigmoid(gate) * self.norm(y.flatten(1)))
 
 
 def load_lightning(

@@ -15,7 +15,6 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from ferryman.model.layers.decoder_layers import LayerPlace, RmsNorm
 from ferryman.model.shapes.batch import PrefillBatch, StepBatch
@@ -25,6 +24,7 @@ from ferryman.model.shapes.state import ModelState
 from ferryman.model.weights.linear import Linear, make_linear
 from ferryman.model.weights.matrix import equal_shares, join_linear, summed_linear
 from ferryman.model.weights.named_weights import Part, Weights
+from ferryman_kernels.elementwise.activations import silu, softplus
 from ferryman_kernels.recurrence.causal_conv import causal_conv_decode, causal_conv_prefill
 from ferryman_kernels.recurrence.selective_scan import selective_scan, selective_scan_decode
 
@@ -52,7 +52,7 @@ class Selection:
                 norm(part) for norm, part in zip(self.norms, (low_rank, B, C), strict=True)
             )
         dt = self.project_dt(low_rank).to(self.dt_bias.dtype) + self.dt_bias
-        return F.softplus(dt), B, C
+        return softplus(dt), B, C
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class Mamba1Mixer:
 
 def _gated(y: Tensor, gate: Tensor) -> Tensor:
     """y · silu(gate) in the dtype of the gate; `y` is in the accumulation dtype."""
-    return (y * F.silu(gate.to(y.dtype))).to(gate.dtype)
+    return (y * silu(gate.to(y.dtype))).to(gate.dtype)
 
 
 def load_mamba1(weights: Weights, shape: Mamba1Shape, place: LayerPlace) -> Mamba1Mixer:

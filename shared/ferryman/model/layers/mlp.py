@@ -8,24 +8,21 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from ferryman.model.shapes.feed_forward_shapes import MlpShape
 from ferryman.model.shapes.ranks import Cuttable, Group, slice_of
 from ferryman.model.weights.linear import Linear
 from ferryman.model.weights.matrix import Matrix, join_linear, split_rows, summed_linear
 from ferryman.model.weights.named_weights import Weights
+from ferryman_kernels.elementwise.activations import silu
 from ferryman_kernels.elementwise.gated_silu import gated_silu
-
-gelu_tanh = partial(F.gelu, approximate="tanh")
-"""The activation "gelu_pytorch_tanh"."""
 
 
 @dataclass(frozen=True, slots=True)
 class GatedActivation:
     """act(gate) · up of one product's outputs [tokens, 2 · inner_dim], gate's first."""
 
-    act: Callable[[Tensor], Tensor] = F.silu
+    act: Callable[[Tensor], Tensor] = silu
 
     def __call__(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
@@ -34,7 +31,7 @@ class GatedActivation:
 
 def gated_by(act: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     """The activation act(gate) · up; for silu it is one operation."""
-    return gated_silu if act is F.silu else GatedActivation(act)
+    return gated_silu if act is silu else GatedActivation(act)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +75,7 @@ def load_gated_mlp(
     weights: Weights,
     shape: MlpShape,
     hidden_dim: int,
-    act: Callable[[Tensor], Tensor] = F.silu,
+    act: Callable[[Tensor], Tensor] = silu,
 ) -> GatedMlp:
     """The MLP of gate_proj, up_proj and down_proj under `weights`."""
     group = weights.group

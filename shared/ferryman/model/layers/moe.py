@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from functools import partial
 
 from torch import Tensor
-from torch.nn import functional as F
 
 from ferryman.model.layers.decoder_layers import FeedForward, LayerPlace, Norm, RmsNorm, load_norm
 from ferryman.model.layers.expert_router import ExpertRouter, SharesOfChosen, load_router
@@ -27,12 +26,13 @@ from ferryman.model.layers.experts import (
     Weighing,
     load_experts_for,
 )
-from ferryman.model.layers.mlp import gate_and_up, gated_by, gelu_tanh, load_gated_mlp
+from ferryman.model.layers.mlp import gate_and_up, gated_by, load_gated_mlp
 from ferryman.model.shapes.feed_forward_shapes import MixtureShape, MlpShape, MoeShape
 from ferryman.model.shapes.ranks import Group, slice_of
 from ferryman.model.weights.linear import Linear, make_linear
 from ferryman.model.weights.matrix import Matrix
 from ferryman.model.weights.named_weights import Weights
+from ferryman_kernels.elementwise.activations import gelu_tanh, sigmoid, silu
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class SigmoidGated:
     inner: FeedForward
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        return self.inner(hidden).mul_(self.gate(hidden).sigmoid())
+        return self.inner(hidden).mul_(sigmoid(self.gate(hidden)))
 
 
 def load_experts(weights: Weights, shape: MoeShape, hidden_dim: int) -> MixtureOfExperts:
@@ -92,7 +92,7 @@ def load_experts(weights: Weights, shape: MoeShape, hidden_dim: int) -> MixtureO
     )
     return MixtureOfExperts(
         SharesOfChosen(score, shape.experts_per_token),
-        _gated_experts(weights, parts, F.silu, ShareOfOutput()),
+        _gated_experts(weights, parts, silu, ShareOfOutput()),
         weights.group,
     )
 
@@ -107,7 +107,7 @@ def load_mixture(
     router: ExpertRouter,
     names: tuple[str, str, str] = GATE_UP_DOWN,
     *,
-    act: Callable[[Tensor], Tensor] = F.silu,
+    act: Callable[[Tensor], Tensor] = silu,
     weighing: Weighing | None = None,
 ) -> MixtureOfExperts:
     """The experts under `weights` after `router`; each rank has a part of every expert.

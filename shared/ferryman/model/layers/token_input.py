@@ -19,11 +19,11 @@ from torch.nn import functional as F
 
 from ferryman.model.layers.decoder import EmbeddingAndHead
 from ferryman.model.layers.decoder_layers import Layer, LayerPlace, Norm, load_norm
-from ferryman.model.layers.mlp import gelu_tanh
 from ferryman.model.shapes.batch import StepBatch
 from ferryman.model.shapes.state import ModelState
 from ferryman.model.weights.linear import Linear
 from ferryman.model.weights.named_weights import Weights
+from ferryman_kernels.elementwise.activations import gelu_tanh
 
 
 @dataclass(frozen=True, slots=True)
