@@ -8,13 +8,11 @@ they keep a row's bits is nobody's promise, so each processor asks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.kernels.row_bits import PLACES, Rows, check_rows, drawn, threads_of_torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -36,8 +34,6 @@ from ferryman_kernels.products.weighted_sum import weighted_sum
 pytest.importorskip("numba")
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
-Rows = Callable[[Tensor], Tensor]
-"""From rows [tokens, dim] to rows [tokens, …]; `dim` is even."""
 
 
 def _weight(x: Tensor) -> Tensor:
@@ -100,41 +96,6 @@ OF_TORCH: dict[str, Rows] = {
     "rsqrt": lambda x: (x.to(wide_dtype(x.dtype)).abs() + 1e-6).rsqrt(),
     "four operations": lambda x: (x + _other(x)) * x - x / (_other(x).abs() + 1),
 }
-
-
-@contextmanager
-def threads_of_torch(threads: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def check_rows(run: Rows, x: Tensor, part: slice, threads: int) -> None:
-    """`run` gives each row of x alone what it gives it among all and in the part."""
-    alone = torch.cat([run(row[None]) for row in x])
-    with threads_of_torch(threads):
-        assert torch.equal(run(x), alone)
-        wider = torch.cat((x[part], x[part]), dim=1)
-        assert torch.equal(run(wider[:, x.shape[1] :]), alone[part])
-
-
-def drawn(tokens: int, dim: int, dtype: torch.dtype) -> Tensor:
-    generator = torch.Generator().manual_seed(tokens * 1000 + dim)
-    return (4 * torch.randn(tokens, dim, generator=generator)).to(dtype)
-
-
-PLACES = st.integers(1, 300).flatmap(
-    lambda tokens: st.tuples(
-        st.just(tokens),
-        st.integers(0, tokens - 1).flatmap(
-            lambda first: st.tuples(st.just(first), st.integers(first + 1, tokens))
-        ),
-    )
-)
-"""The number of rows, and the first and the end of a part of them."""
 
 
 @settings(max_examples=40, deadline=None)

@@ -26,13 +26,14 @@ from ferryman.errors import ConfigError
 from ferryman.model.config import load_config
 from ferryman.model.families.deepseek import DeepseekConfig, SparseDeepseekConfig
 from ferryman.model.layers.expert_router import GroupedRouter
-from ferryman.model.layers.latent import by_head
+from ferryman.model.layers.latent import head_products
 from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_model
 from ferryman.model.shapes.attention_shapes import IndexShape, RotaryPositions
 from ferryman.model.shapes.feed_forward_shapes import GroupedRouting, MoeShape
 from ferryman.model.shapes.manifest import state_manifest
 from ferryman.model.weights.linear import make_linear
+from ferryman_kernels.products.packed_product import reads_panels
 
 BLOCK_LEN = 128
 PROMPT = random_prompt(random.Random(3), 60, VOCAB_SIZE)
@@ -319,15 +320,20 @@ def test_a_folder_in_8_bits_is_the_folder_of_the_numbers_it_stands_for(tmp_path:
     assert difference(found, load_oracle(plain, torch.float64).logits(PROMPT)) < 1e-9
 
 
+@pytest.mark.skipif(not reads_panels(torch.float32), reason="there is no AVX-512")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("sizes", [(3, 10, 20), (16, 128, 512)], ids=str)
 def test_a_product_by_head_does_not_depend_on_the_number_of_tokens(
     sizes: tuple[int, int, int], dtype: torch.dtype
 ) -> None:
     heads, in_dim, out_dim = sizes
-    rows, weights = torch.randn(130, heads, in_dim), torch.randn(heads, in_dim, out_dim)
+    rows, weights = torch.randn(130, heads, in_dim), torch.randn(heads, out_dim, in_dim)
     rows, weights = rows.to(dtype), weights.to(dtype)
-    whole = by_head(rows, weights)
+    multiply = head_products(weights)
+    whole = multiply(rows)
+    exact = torch.einsum("thi,hoi->tho", rows.double(), weights.double())
+    tolerance = 2.0**-8 if dtype is torch.bfloat16 else 1e-6
+    assert (whole.double() - exact).abs().max() <= tolerance * exact.abs().max()
     for count in (1, 2, 3, 17, 64):
-        assert torch.equal(by_head(rows[:count], weights), whole[:count])
-        assert torch.equal(by_head(rows[-count:], weights), whole[-count:])
+        assert torch.equal(multiply(rows[:count]), whole[:count])
+        assert torch.equal(multiply(rows[-count:]), whole[-count:])

@@ -5,12 +5,13 @@
 
 An exact tie goes to the lower position in every implementation. Ties are common, because relu gives
 the same zero to every position that no head wants. Scores are computed in float32 (float64 for
-float64), and the chosen positions are in rising order.
+float64), and the chosen positions are in rising order. On a CPU a chunk's scores are those of its
+tokens alone, to the bit: one loop computes both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -87,23 +88,34 @@ def choose_prefill(
     places = torch.full((len(q), min(count, max(end for _, end in spans))), -1, device=q.device)
     for row, ((start, end), first) in enumerate(zip(spans, first_tokens(spans), strict=False)):
         table = page_table[row : row + 1, : -(-end // index_pages.shape[1])]
-        keys = _lay_in_order(q, index_pages, table[0])
+        scores_of = _scorer(q, weights, index_pages, table, end)
         block = max(1, SCORE_BLOCK // (q.shape[1] * end))
         for low in range(start, end, block):
             high = min(low + block, end)
             tokens = slice(first + low - start, first + high - start)
             best = all_positions(torch.arange(low, high, device=q.device), high)
             if high > count:
-                scores = _scores(q[tokens], weights[tokens], keys[:high], low)
-                best = best_positions(scores, count)
+                best = best_positions(scores_of(tokens, low, high), count)
             rows = torch.zeros(high - low, dtype=torch.int64, device=q.device)
             places[tokens, : best.shape[1]] = places_of(best, table, rows, index_pages.shape[1])
     return places
 
 
-def _lay_in_order(q: Tensor, index_pages: Tensor, pages: Tensor) -> Tensor:
-    """Index keys of one request [positions, index_dim], in the dtype of the scores."""
-    return index_pages[pages].flatten(0, 1).to(wide_dtype(q.dtype))
+def _scorer(
+    q: Tensor, weights: Tensor, index_pages: Tensor, table: Tensor, end: int
+) -> Callable[[slice, int, int], Tensor]:
+    """The function of some tokens of a request and of their positions, first and end, that gives
+    their scores [tokens, positions up to the end]; `table` [1, pages] is the request's."""
+    if serves(q):
+
+        def by_loop(tokens: slice, low: int, high: int) -> Tensor:
+            rows, positions = torch.zeros(high - low, dtype=torch.int64), torch.arange(low, high)
+            given = q[tokens], weights[tokens], index_pages, table
+            return index_scores_compiled(*given, rows, positions)
+
+        return by_loop
+    keys = index_pages[table[0]].flatten(0, 1).to(wide_dtype(q.dtype))
+    return lambda tokens, low, high: _scores(q[tokens], weights[tokens], keys[:high], low)
 
 
 def _scores(q: Tensor, weights: Tensor, keys: Tensor, first: int) -> Tensor:

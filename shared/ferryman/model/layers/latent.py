@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -32,6 +33,13 @@ from ferryman_kernels.attention.latent_attention import (
     latent_attention_prefill,
 )
 from ferryman_kernels.attention.latent_pages import write_latents
+from ferryman_kernels.products.packed_product import (
+    PanelStack,
+    pack_panels,
+    packed_grouped_product,
+    reads_panels,
+    stack_panels,
+)
 
 LATENT_NORM_EPS = 1e-6
 """The epsilon of norms on latents, independent of a model's other norms."""
@@ -53,23 +61,50 @@ def no_latent(x: Tensor) -> Tensor:
     return x
 
 
-def by_head(rows: Tensor, weights: Tensor) -> Tensor:
-    """rows[:, head] · weights[head] for each head: [tokens, heads, out_dim].
+class HeadProducts(Protocol):
+    """rows[:, head] · weight[head] for each head: from [tokens, heads, in_dim] to [tokens, heads,
+    out_dim]."""
 
-    On a CPU a single token is multiplied twice: one row has another order of sums in torch than
-    two and more, which all have the same one.
-    """
-    by_heads = rows.transpose(0, 1)
-    if rows.is_cpu and len(rows) == 1:
-        by_heads = by_heads.expand(-1, 2, -1)
-    return torch.bmm(by_heads, weights).transpose(0, 1)[: len(rows)]
+    def __call__(self, rows: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PanelHeads:
+    """The products of a CPU that reads panels: a head is an expert that every token goes to, so a
+    token has the same bits in every batch."""
+
+    stack: PanelStack
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        tokens, heads, in_dim = rows.shape
+        every_head = torch.arange(heads).repeat(tokens)[:, None]
+        products = packed_grouped_product(rows.reshape(-1, in_dim), self.stack, every_head)
+        return products.view(tokens, heads, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchedHeads:
+    """torch's product of batches; `weights` [heads, in_dim, out_dim]."""
+
+    weights: Tensor
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        return torch.bmm(rows.transpose(0, 1), self.weights).transpose(0, 1)
+
+
+def head_products(weights: Tensor) -> HeadProducts:
+    """The products with `weights` [heads, out_dim, in_dim]."""
+    if not (weights.is_cpu and reads_panels(weights.dtype)):
+        return BatchedHeads(weights.transpose(1, 2).contiguous())
+    panels = [pack_panels(weight) for weight in weights]
+    return PanelHeads(stack_panels(panels, weights.new_empty(1, 0)))
 
 
 @dataclass(frozen=True, slots=True)
 class LatentProjections:
     """Projections into rows and absorbed queries, and out of attended latents.
 
-    `keys_up` [heads, plain_dim, latent_dim] and `values_up` [heads, latent_dim, value_dim].
+    By head, `keys_up` goes from plain_dim to latent_dim, and `values_up` from there to value_dim.
     """
 
     shape: LatentShape
@@ -78,8 +113,8 @@ class LatentProjections:
     row_down: Linear
     row_norm: RmsNorm
     turn: RotaryEmbedding
-    keys_up: Tensor
-    values_up: Tensor
+    keys_up: HeadProducts
+    values_up: HeadProducts
     out: Linear
 
     def write(self, hidden: Tensor, residual: Tensor, batch: StepBatch, pages: Tensor) -> Tensor:
@@ -94,12 +129,12 @@ class LatentProjections:
         rows = torch.cat((self.row_norm(latents), row_ropes[:, 0]), dim=1)
         table = batch.page_tables[Kind.FULL]
         write_latents(pages, rows, table, batch.rows, batch.positions)
-        absorbed = by_head(plain, self.keys_up)
+        absorbed = self.keys_up(plain)
         return torch.cat((absorbed, turned), dim=2)
 
     def finish(self, attended: Tensor) -> Tensor:
         """Hidden [tokens, hidden_dim] from attended latents [tokens, heads, latent_dim]."""
-        return self.out(by_head(attended, self.values_up).flatten(1))
+        return self.out(self.values_up(attended).flatten(1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +179,8 @@ def load_projections(weights: Weights, shape: LatentShape, place: LayerPlace) ->
         row_down=_row_down(weights, shape, place),
         row_norm=load_norm(weights, "kv_a_layernorm", latent_dim, LATENT_NORM_EPS),
         turn=load_rotary(weights, shape.positions),
-        keys_up=keys_up.contiguous(),
-        values_up=values_up.transpose(1, 2).contiguous(),
+        keys_up=head_products(keys_up.transpose(1, 2)),
+        values_up=head_products(values_up),
         out=summed_linear(share_of(out, heads, group, axis=1), out_bias, group),
     )
 
