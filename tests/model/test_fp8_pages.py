@@ -12,6 +12,7 @@ import torch
 from tests.model.differences import difference
 from tests.model.paged_run import PagedRun, Part
 from tests.native import native_config, save_native
+from tests.tiny_models import save_tiny_model
 from torch import Tensor
 
 from ferryman.cache.manifest import Kind
@@ -24,6 +25,7 @@ from ferryman.model.shapes import state
 from ferryman.model.shapes.manifest import state_manifest
 from ferryman.schedule.request import SamplingParams
 from ferryman_kernels.attention.pages import write_kv
+from ferryman_kernels.products.packed_product import reads_panels
 
 PROMPT = [(7 * i * i + 3 * i) % 120 + 3 for i in range(75)]
 PARAMS = SamplingParams(max_tokens=12, temperature=0.0, logprobs=3, ignore_eos=True)
@@ -80,6 +82,27 @@ def test_a_page_has_the_same_bytes_in_whatever_steps_it_was_filled(folder: Path)
         found.append(slab[[slots[page] for page in range(4)]])
     assert found[0].equal(found[1])
     assert found[0].equal(found[2])
+
+
+@pytest.mark.skipif(not reads_panels(torch.float32), reason="there is no AVX-512")
+@pytest.mark.parametrize("variant", ["gemma3", "gpt_oss"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_token_has_the_same_bits_however_its_prompt_was_cut(
+    tmp_path: Path, variant: str, dtype: str
+) -> None:
+    """Windows and sinks too. A chunk attends to the rounded keys of its own tokens, as later ones
+    and decode do."""
+    folder = save_tiny_model(tmp_path, variant)
+    found = []
+    for cuts in ((60,), (16, 48, 60), (7, 33, 59), (31,)):
+        model = load_model(folder, LoadOptions(dtype, page_size=16, kv_dtype="fp8"))
+        run = PagedRun(model, seed=len(cuts))
+        lane, rows = run.start(), []
+        for start, end in pairwise((0, *cuts)):
+            rows += run.prefill([Part(lane, PROMPT[start:end])])
+        rows += [run.decode([lane], [token]) for token in PROMPT[lane.position : 64]]
+        found.append(torch.cat(rows))
+    assert all(rows.equal(found[0]) for rows in found[1:])
 
 
 def answers(folder: Path, prompts: Sequence[Sequence[int]], **options: Any) -> list[Completion]:
