@@ -19,6 +19,7 @@ import pytest
 from ferryman_kernels.cpu._compiled import STRICT, WORTH_SHARING, Loop, exp, numba
 from ferryman_kernels.cpu._vectors import (
     LANES,
+    exps,
     fused,
     greater,
     greatest,
@@ -172,6 +173,24 @@ def test_exp_of_nan_is_nan_and_of_the_lowest_numbers_zero(dtype: Any) -> None:
         # Products with smaller powers would be subnormal, which processors multiply slowly.
         expected[numbers < -64] = 0
     np.testing.assert_allclose(powers, expected, rtol=2e-7)
+
+
+def _exps_of(numbers: Any, powers: Any) -> None:
+    for at in range(0, len(numbers), LANES):
+        store(powers, at, exps(load(numbers, at)))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_exp_has_the_same_bits_alone_in_a_vector_and_in_a_loop_of_any_length(dtype: Any) -> None:
+    numbers = np.random.default_rng(0).uniform(-70, 90, 40 * LANES).astype(dtype)
+    numbers[:3] = np.nan, np.inf, -np.inf
+    in_vectors, in_loop, alone = (np.full_like(numbers, 7) for _ in range(3))
+    Loop(_exps_of, STRICT)(1, numbers, in_vectors)
+    loop = Loop(_exp_of, STRICT)
+    loop(1, numbers, in_loop)
+    for i in range(len(numbers)):
+        loop(1, numbers[i : i + 1], alone[i : i + 1])
+    assert in_vectors.tobytes() == in_loop.tobytes() == alone.tobytes()
 
 
 def _lanes(numbers: Any, factors: Any, found: Any) -> None:

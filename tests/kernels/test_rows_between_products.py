@@ -98,9 +98,9 @@ OF_TORCH: dict[str, Rows] = {
 }
 
 
-@settings(max_examples=40, deadline=None)
+@pytest.mark.parametrize("name", sorted(LOOPS))
+@settings(max_examples=6, deadline=None)
 @given(
-    name=st.sampled_from(sorted(LOOPS)),
     dtype=st.sampled_from(DTYPES),
     place=PLACES,
     half=st.integers(1, 150),
@@ -133,9 +133,9 @@ def test_threads_leave_the_bits_of_a_loop(name: str, monkeypatch: pytest.MonkeyP
         assert torch.equal(LOOPS[name](x), alone)
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.parametrize("name", sorted(OF_TORCH))
+@settings(max_examples=6, deadline=None)
 @given(
-    name=st.sampled_from(sorted(OF_TORCH)),
     dtype=st.sampled_from(DTYPES),
     place=PLACES,
     dim=st.integers(1, 300),

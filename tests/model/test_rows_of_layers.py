@@ -1,7 +1,7 @@
 """Layers that are made of torch's operations give a row the same bits in every batch: routers,
 gates, experts, streams. Products are left out: a score is one of the row's own numbers.
 
-Scores are rounded, so that experts tie: a choice among equals has to be the row's own, too.
+Some scores are rounded, so that experts tie: a choice among equals has to be the row's own, too.
 """
 
 from __future__ import annotations
@@ -42,13 +42,15 @@ from ferryman.model.shapes.feed_forward_shapes import (
     SoftmaxRouting,
 )
 
-EXPERTS, STREAMS, HIDDEN = 16, 4, 24
+EXPERTS, STREAMS, HIDDEN = 20, 4, 24
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 
 
 def scores(x: Tensor) -> Tensor:
-    """A router's scores, of which some are equal."""
-    return (x[:, :EXPERTS] * 4).round() / 4
+    """A router's scores: every second one is rounded, so that some are equal."""
+    own = x[:, :EXPERTS] / 2
+    own[:, ::2] = own[:, ::2].round()
+    return own
 
 
 def bias() -> Tensor:
@@ -127,7 +129,7 @@ def _grown(x: Tensor) -> Tensor:
 LAYERS: dict[str, Rows] = {
     "separate experts": _separate(ShareOfOutput()),
     "separate experts, shares of inputs": _separate(ShareOfInput()),
-    "SigmoidGated": lambda x: SigmoidGated(lambda x: x[:, :1].contiguous(), torch.clone)(x),
+    "SigmoidGated": lambda x: SigmoidGated(lambda x: x[:, :1].contiguous(), lambda x: x * 1.5)(x),
     "gate_alone": lambda x: gate_alone(x, x.roll(1, dims=1)),
     "SparseGelu": SparseGelu(0.7),
     "Xielu": lambda x: Xielu(*x.new_tensor((0.8, 0.7, 0.5, -1e-6)))(x),
@@ -144,9 +146,9 @@ LAYERS: dict[str, Rows] = {
 }
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.parametrize("name", sorted(ROUTERS))
+@settings(max_examples=10, deadline=None)
 @given(
-    name=st.sampled_from(sorted(ROUTERS)),
     dtype=st.sampled_from(DTYPES[:2]),
     place=PLACES,
     threads=st.integers(1, 3),
@@ -158,9 +160,9 @@ def test_a_router_gives_a_row_the_same_experts_and_shares_in_every_batch(
     check_rows(routed(ROUTERS[name]), drawn(tokens, EXPERTS, dtype), slice(*part), threads)
 
 
-@settings(max_examples=80, deadline=None)
+@pytest.mark.parametrize("name", sorted(LAYERS))
+@settings(max_examples=10, deadline=None)
 @given(
-    name=st.sampled_from(sorted(LAYERS)),
     dtype=st.sampled_from(DTYPES),
     place=PLACES,
     threads=st.integers(1, 3),

@@ -69,13 +69,13 @@ def test_a_row_is_sampled_alike_in_every_batch(
     assert torch.equal(scored(logits[alone], own[alone]), scores[alone])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_threads_leave_the_bits_of_one_long_row(dtype: torch.dtype) -> None:
-    logits = (3 * torch.randn(1, 150_001)).to(dtype)
+@pytest.mark.parametrize("threads", [2, 3])
+def test_threads_leave_the_bits_of_one_long_row(threads: int) -> None:
+    """torch cuts a sum of one row for its threads, and joins their parts."""
+    generator = torch.Generator().manual_seed(1)
     case = SamplerCase(1.3, 0, 0.97, 0.0, 1.2, 0.1, 0.2, 7, [1, 2, 3], [5, 5])
-    found = []
-    for threads in (1, 2, 3):
+    for _ in range(5):
+        logits = 3 * torch.randn(1, 150_001, generator=generator)
+        found = sampled(logits, [case])
         with threads_of_torch(threads):
-            found.append(sampled(logits, [case]))
-    assert torch.equal(found[0], found[1])
-    assert torch.equal(found[0], found[2])
+            assert torch.equal(sampled(logits, [case]), found)

@@ -303,7 +303,7 @@ def _multiplied_and_added(typing: Any, a: Any, b: Any, c: Any) -> Any:
     return c(c, c, c), lambda context, builder, signature, args: builder.fma(*args)
 
 
-_fused = _multiplied_and_added if numba is None else intrinsic(_multiplied_and_added)
+_fused: Any = _multiplied_and_added if numba is None else intrinsic(_multiplied_and_added)
 
 
 def _silu(value: Any) -> Callable[..., Any]:

@@ -53,7 +53,8 @@ def gelu(x: Tensor) -> Tensor:
         return F.gelu(x)
     # Unlike its gelu, torch's erf has the same bits in the middle of a tensor and at its end.
     wide = x.to(wide_dtype(x.dtype))
-    return (wide * 0.5**0.5).erf_().add_(1).mul_(wide * 0.5).to(x.dtype)
+    shares: Tensor = (wide * 0.5**0.5).erf_().add_(1)
+    return shares.mul_(wide * 0.5).to(x.dtype)
 
 
 def gelu_tanh(x: Tensor) -> Tensor:

@@ -72,7 +72,7 @@ class AlternatingUpdates:
         mixing = self.predictions(self._mode(self.active(streams))).view(-1, count, count)
         wide = accumulation_dtype(streams.dtype)
         before, shares = streams.to(wide), mixing.to(wide)
-        # A sum of each stream's own: torch's product of batches has an order for each batch size.
+        # torch's product of batches promises no order, this sum has that of the streams.
         mixed = [weighted_sum(before, share) for share in shares.unbind(1)]
         return (before + torch.stack(mixed, dim=1)).to(streams.dtype)
 
