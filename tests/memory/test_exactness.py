@@ -62,7 +62,6 @@ def test_values_are_chosen_and_have_no_arithmetic_of_their_own(attention: Path) 
         ({"device": "cuda"}, "on a card"),
         ({"dtype": "float64"}, "torch multiplies float64"),
         pytest.param({"quantize": "int8"}, "quantised weights", marks=compiled),
-        pytest.param({"kv_dtype": "fp8"}, "keys and values in fp8", marks=compiled),
     ],
 )
 def test_bits_are_refused_with_the_reason_where_they_cannot_be_held(
@@ -74,10 +73,20 @@ def test_bits_are_refused_with_the_reason_where_they_cannot_be_held(
 
 
 @compiled
-def test_a_recurrence_promises_values(hybrid: Path) -> None:
-    assert arithmetic_of(options(hybrid)) == ANY_ARITHMETIC
-    with pytest.raises(ConfigError, match="a scan adds a prompt's tokens in blocks"):
-        arithmetic_of(options(hybrid, exactness="bits"))
+def test_a_recurrence_promises_bits_as_attention_does(hybrid: Path) -> None:
+    assert Exactness.under(arithmetic_of(options(hybrid))) is Exactness.BITS
+
+
+@pytest.mark.parametrize(
+    ("chosen", "why"), [({"dtype": "float64"}, "float64"), ({"exactness": "values"}, "values")]
+)
+def test_an_audit_is_refused_where_sound_state_may_have_other_bits(
+    attention: Path, chosen: dict[str, object], why: str
+) -> None:
+    audited = options(attention, audit_share=0.01, **chosen)
+    refused = pytest.raises(ConfigError, match=rf"audit_share=0\.01: .*{why}.*leave out the audit")
+    with refused, build_engine(audited):
+        pass
 
 
 def test_without_compiled_loops_there_are_values(

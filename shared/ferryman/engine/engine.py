@@ -16,7 +16,6 @@ from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.rank_runs import RankShares
 from ferryman.cache.resume import FIRST_GUESS
 from ferryman.cache.shards import over_ranks
-from ferryman.engine.bit_comparison import check_audit
 from ferryman.engine.device import ComputeDevice, CudaDevice, HostDevice
 from ferryman.engine.forward.decode_forward import CudaGraphs
 from ferryman.engine.forward.grammar_masks import GrammarMasks
@@ -46,7 +45,7 @@ from ferryman.schedule.request import Adapter
 from ferryman.schedule.scheduler import Scheduler
 from ferryman.schedule.step_sizes import StepSizes
 from ferryman.settings.engine import EngineOptions
-from ferryman.sizing.exactness import arithmetic_of
+from ferryman.sizing.exactness import arithmetic_of, check_audit
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +142,10 @@ def _engine_of(
         on_progress=on_progress,
     )
     arithmetic = arithmetic_of(options)  # refused before a weight is read
+    check_audit(options)
     model, drafter = load_with_draft(options.model, options.drafted_by, loaded_as)
     of_rank, share_of = model.manifest, partial(_share_of, model, options, arithmetic)
     manifest = share_of(1)
-    check_audit(options, manifest)
     capacity = options.capacity(over_ranks(manifest, of_rank, group.num_ranks))
     max_len = min(model.config.trunk.max_positions, capacity.max_tokens(manifest))
     slabs = Slabs.allocate(of_rank, capacity.slots, options.device, is_filled=False)
