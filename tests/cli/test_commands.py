@@ -67,6 +67,11 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.param("up --http-port 70000", "--http-port", id="a port too high"),
         pytest.param("up --prefill 0", "--prefill", id="no prefill worker"),
         pytest.param(
+            f"up {ANY} --exactness bits --dtype float64",
+            "exactness=bits: torch multiplies float64",
+            id="bits in vain",
+        ),
+        pytest.param(
             f"up {ANY} --decode-tp 5", "--decode-tp 5: tp_size=5 does not divide", id="odd ranks"
         ),
         pytest.param("up --model nowhere", "there is no such folder", id="no model"),

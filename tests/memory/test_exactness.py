@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
@@ -16,7 +18,9 @@ from ferryman.errors import ConfigError
 from ferryman.llm import LLM
 from ferryman.settings.engine import EngineOptions
 from ferryman.sizing.exactness import arithmetic_of
+from ferryman.sizing.memory_plan import MemoryPlan
 from ferryman_kernels.cpu.arithmetic import has_one_order, kernel_revision
+from ferryman_launcher.checks.option_checks import _check_arithmetics
 
 compiled = pytest.mark.skipif(
     not has_one_order(torch.float32), reason="the loops need AVX-512 and numba"
@@ -94,6 +98,22 @@ def test_without_compiled_loops_there_are_values(
 ) -> None:
     monkeypatch.setattr("ferryman.sizing.exactness.has_one_order", lambda dtype: False)
     assert arithmetic_of(options(attention)) == ANY_ARITHMETIC
+
+
+@compiled
+def test_roles_of_unlike_arithmetics_are_refused_before_any_process_starts(attention: Path) -> None:
+    def plan(exactness: str) -> MemoryPlan:
+        workers = [
+            SimpleNamespace(role="prefill", options=options(attention, exactness=exactness)),
+            SimpleNamespace(
+                role="decode", options=options(attention, exactness=exactness, tp_size=2)
+            ),
+        ]
+        return cast(MemoryPlan, SimpleNamespace(workers=workers))
+
+    with pytest.raises(ConfigError, match=r"/tp1 for prefill workers and .*/tp2 for decode"):
+        _check_arithmetics(plan("auto"))
+    _check_arithmetics(plan("values"))
 
 
 def test_an_engine_refuses_before_it_reads_a_weight(attention: Path) -> None:
