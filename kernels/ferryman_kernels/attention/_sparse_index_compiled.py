@@ -72,16 +72,16 @@ def _score(
     tokens, count, dim = q.shape
     blocks = (count + BLOCK - 1) // BLOCK
     for token in prange(tokens):
-        heads, own = np.zeros((blocks, dim, BLOCK), q.dtype), np.zeros(blocks * BLOCK, q.dtype)
+        heads, shares = np.zeros((blocks, dim, BLOCK), q.dtype), np.zeros(blocks * BLOCK, q.dtype)
         for head in range(count):
-            own[head] = weights[token, head]
+            shares[head] = weights[token, head]
             for channel in range(dim):
                 heads[head // BLOCK, channel, head % BLOCK] = q[token, head, channel]
         pages, line, laid = page_table[rows[token]], scores[token], np.empty((4, dim), q.dtype)
         last = positions[token]
         for first in range(0, last + 1, 4):
             _widen_keys(keys, pages, stride_page, page_size, first, last, laid)
-            _score_four(heads, own, laid, line[: last + 1], first)
+            _score_four(heads, shares, laid, line[: last + 1], first)
         line[last + 1 :] = -np.inf
 
 

@@ -110,8 +110,8 @@ def _scorer(
 
         def by_loop(tokens: slice, low: int, high: int) -> Tensor:
             rows, positions = torch.zeros(high - low, dtype=torch.int64), torch.arange(low, high)
-            given = q[tokens], weights[tokens], index_pages, table
-            return index_scores_compiled(*given, rows, positions)
+            asking = q[tokens], weights[tokens]
+            return index_scores_compiled(*asking, index_pages, table, rows, positions)
 
         return by_loop
     keys = index_pages[table[0]].flatten(0, 1).to(wide_dtype(q.dtype))

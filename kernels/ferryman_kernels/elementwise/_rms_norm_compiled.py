@@ -44,8 +44,8 @@ def sum_of_squares(row: Any, number: Any) -> Any:
     for at in range(whole, end // LANES * LANES, LANES):
         x = load(row, at)
         a = fused(x, x, a)
-    one = spread(number(1))
-    squares = total(fused(fused(a, one, b), one, fused(c, one, d)))
+    unit = spread(number(1))
+    squares = total(fused(fused(a, unit, b), unit, fused(c, unit, d)))
     for at in range(end // LANES * LANES, end):
         squares = fused(wide(row[at]), wide(row[at]), squares)
     return squares
