@@ -25,7 +25,7 @@ from ferryman.model.shapes.attention_shapes import LatentShape
 from ferryman.model.shapes.batch import PrefillBatch, StepBatch
 from ferryman.model.shapes.ranks import share_of
 from ferryman.model.shapes.state import ModelState
-from ferryman.model.weights.linear import Linear
+from ferryman.model.weights.linear import Linear, PanelLinear, make_linear
 from ferryman.model.weights.matrix import summed_linear
 from ferryman.model.weights.named_weights import Weights
 from ferryman_kernels.attention.latent_attention import (
@@ -35,9 +35,7 @@ from ferryman_kernels.attention.latent_attention import (
 from ferryman_kernels.attention.latent_pages import write_latents
 from ferryman_kernels.products.packed_product import (
     PanelStack,
-    pack_panels,
     packed_grouped_product,
-    reads_panels,
     stack_panels,
 )
 
@@ -84,7 +82,7 @@ class PanelHeads:
 
 @dataclass(frozen=True, slots=True)
 class BatchedHeads:
-    """torch's product of batches; `weights` [heads, in_dim, out_dim]."""
+    """torch's product of batches, on a card; `weights` [heads, in_dim, out_dim]."""
 
     weights: Tensor
 
@@ -92,11 +90,25 @@ class BatchedHeads:
         return torch.bmm(rows.transpose(0, 1), self.weights).transpose(0, 1)
 
 
+@dataclass(frozen=True, slots=True)
+class SeparateHeads:
+    """A product for each head, where weights are not in panels."""
+
+    parts: tuple[Linear, ...]
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        products = [part(row) for part, row in zip(self.parts, rows.unbind(1), strict=True)]
+        return torch.stack(products, dim=1)
+
+
 def head_products(weights: Tensor) -> HeadProducts:
     """The products with `weights` [heads, out_dim, in_dim]."""
-    if not (weights.is_cpu and reads_panels(weights.dtype)):
+    if weights.is_cuda:
         return BatchedHeads(weights.transpose(1, 2).contiguous())
-    panels = [pack_panels(weight) for weight in weights]
+    parts = tuple(make_linear(weight) for weight in weights.unbind(0))
+    panels = [part.panels for part in parts if isinstance(part, PanelLinear)]
+    if len(panels) < len(parts):
+        return SeparateHeads(parts)
     return PanelHeads(stack_panels(panels, weights.new_empty(1, 0)))
 
 
