@@ -11,14 +11,16 @@ Product = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Of x, codes and scales."""
 
 
-def drawn_beside_nan(tokens: int, shape: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
+def drawn_beside_nan(
+    tokens: int, shape: tuple[int, int], dtype: torch.dtype = torch.bfloat16
+) -> tuple[Tensor, Tensor, Tensor]:
     """x, codes, scales; x is a part of something wider, which is not a number elsewhere."""
     generator = torch.Generator().manual_seed(tokens * shape[0])
-    wide = torch.full((tokens, 3 * shape[1]), torch.nan, dtype=torch.bfloat16)
+    wide = torch.full((tokens, 3 * shape[1]), torch.nan, dtype=dtype)
     x = wide[:, shape[1] : 2 * shape[1]]
     x.copy_(torch.randn(tokens, shape[1], generator=generator))
     codes = torch.randint(-128, 128, shape, generator=generator).to(torch.int8)
-    return x, codes, (torch.rand(shape[0], generator=generator) + 0.1).bfloat16()
+    return x, codes, (torch.rand(shape[0], generator=generator) + 0.1).to(dtype)
 
 
 def check_that_infinity_stays_in_its_token(product: Product, others: int, in_dim: int) -> None:

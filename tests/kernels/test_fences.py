@@ -35,7 +35,6 @@ from ferryman_kernels.elementwise.rms_norm import (
 )
 from ferryman_kernels.elementwise.rotary import apply_rotary, apply_rotary_reference
 from ferryman_kernels.products.int8_product import (
-    HAS_BYTE_DOTS,
     int8_product,
     int8_product_reference,
     int8_quad_product,
@@ -364,14 +363,14 @@ def test_products_with_codes(
 
 
 @drawn
-@given(both_ends, st.integers(1, 40), st.integers(1, 70), st.integers(1, 140))
-@pytest.mark.skipif(not HAS_BYTE_DOTS, reason="the processor multiplies no bytes")
+@given(both_ends, dtypes, st.integers(1, 40), st.integers(1, 70), st.integers(1, 140))
+@pytest.mark.skipif(not reads_panels(torch.float32), reason="this processor has no AVX-512")
 def test_products_with_quads_of_codes(
-    fences: Fences, tokens: int, quads: int, out_dim: int
+    fences: Fences, dtype: torch.dtype, tokens: int, quads: int, out_dim: int
 ) -> None:
-    x = torch.randn(tokens, 4 * quads).bfloat16()
+    x = torch.randn(tokens, 4 * quads).to(dtype)
     codes = torch.randint(-128, 128, (out_dim, 4 * quads), dtype=torch.int8)
-    scales = (0.01 * torch.rand(out_dim)).bfloat16()
+    scales = (0.01 * torch.rand(out_dim)).to(dtype)
     panels = quads_of_codes(codes, torch.device("cpu"))
     check(fences, int8_quad_product, int8_quad_product_reference, x, panels, scales)
 

@@ -96,8 +96,7 @@ def test_a_token_alone_is_summed_in_the_order_of_tiles() -> None:
 @pytest.mark.parametrize("tokens", [1, 33])
 def test_threads_do_not_change_a_bit(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     drawing = drawn_beside_nan(tokens, (131, 96))
-    loops = _int8_panels_compiled._one_token_loop, _int8_panels_compiled._product_loop
-    loop = loops[tokens > 1]
+    loop = _int8_panels_compiled._product_loop
     one, two = answers_of_one_thread_and_two(monkeypatch, loop, lambda: product(*drawing))
     assert torch.equal(one, two)
 

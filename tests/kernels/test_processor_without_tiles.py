@@ -21,6 +21,7 @@ import json
 import torch
 
 from ferryman.model.weights.linear import make_linear
+from ferryman.model.weights.quantisation.products import int8_linear
 from ferryman_kernels.attention.paged_attention import (
     paged_attention_decode,
     paged_attention_prefill,
@@ -30,6 +31,12 @@ from ferryman_kernels.cpu._tiles import has_tiles
 torch.manual_seed(3)
 weight, x = torch.randn(70, 64).bfloat16(), torch.randn(5, 64).bfloat16()
 product = make_linear(weight)(x)
+codes, ones = torch.randint(-127, 128, (70, 64)).to(torch.int8), torch.ones(70).bfloat16()
+# What is left of these sums is the roundings on their way.
+mirrored = torch.cat([x, x], 0)
+codes[:, 32:], mirrored[:, 32:] = -codes[:, :32], mirrored[:, :32]
+cancelling = int8_linear(codes, ones, None, torch.device("cpu"))
+alone = torch.cat([cancelling(row[None]) for row in mirrored])
 q, pages, table = torch.randn(5, 4, 64).bfloat16(), torch.randn(2, 2, 16, 64).bfloat16(), [[0, 1]]
 prefilled = paged_attention_prefill(q, pages, pages, torch.tensor(table), ((13, 18),), 0.1)
 positions = torch.arange(13, 18)
@@ -38,6 +45,7 @@ print(json.dumps({
     "has tiles": has_tiles(),
     "product": float((product.double() - x.double() @ weight.double().T).abs().max()),
     "equal": torch.equal(prefilled, decoded),
+    "equal in int8": torch.equal(cancelling(mirrored), alone),
 }))
 """
 
@@ -66,3 +74,4 @@ def test_it_multiplies_and_attends_by_vectors(tmp_path: Path) -> None:
     assert not found["has tiles"]
     assert found["product"] < 0.2
     assert found["equal"]
+    assert found["equal in int8"]

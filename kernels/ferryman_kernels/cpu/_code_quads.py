@@ -2,6 +2,7 @@
 
 codes[i // 4][o][i % 4]          a panel [inputs / 4, 64, 4]
 pairs[i // 2][o][i % 2]          the same as bfloat16, which holds every code exactly
+floats[i][o]                     the same as float32
 """
 
 from __future__ import annotations
@@ -18,8 +19,6 @@ if numba is not None:
     from numba.core.cgutils import get_or_insert_function
 
 
-HAS_BYTE_DOTS = has_feature("avx512vnni")
-"""Whether the processor multiplies bytes and adds them to int32 (AVX512-VNNI)."""
 HAS_BYTE_TABLES = has_feature("avx512vbmi")
 """Whether the processor looks bytes up in tables of 128 (AVX512-VBMI)."""
 QUAD = 4
@@ -28,38 +27,56 @@ _VECTOR_BYTES = 64
 
 
 @generated
-def widen_quads(typing: Any, codes: Any, pairs: Any) -> Any:
-    """widen_quads(codes, pairs): writes four inputs of a panel, 256 bytes at the address `codes`,
-    as two steps of pairs to that of `pairs`."""
+def widen_quads(typing: Any, widened: Any, codes: Any, words: Any) -> Any:
+    """widen_quads(widened, codes, words): writes four inputs of a panel, 256 bytes at the address
+    `codes`, to that of `words`: as two steps of pairs, or if `widened` is a float32, as four of
+    floats."""
+    unpacked = pairs_of_quads if widened == numba.types.uint16 else floats_of_quads
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        widened = _looked_up if HAS_BYTE_TABLES else _computed
+        _, codes, words = args
         kind = ir.VectorType(ir.IntType(32), LANES).as_pointer()
         for at in range(0, STEP_BYTES, _VECTOR_BYTES):
-            place = builder.inttoptr(builder.add(args[0], args[0].type(at)), kind)
-            for step, words in enumerate(widened(builder, builder.load(place, align=1))):
-                into = builder.add(args[1], args[1].type(step * STEP_BYTES + at))
-                builder.store(words, builder.inttoptr(into, kind), align=1)
+            place = builder.inttoptr(builder.add(codes, codes.type(at)), kind)
+            for step, vector in enumerate(unpacked(builder, builder.load(place, align=1))):
+                into = builder.add(words, words.type(step * STEP_BYTES + at))
+                builder.store(vector, builder.inttoptr(into, kind), align=1)
         return context.get_dummy_value()
 
-    return numba.types.void(numba.types.intp, numba.types.intp), generate
+    return numba.types.void(widened, numba.types.intp, numba.types.intp), generate
+
+
+def floats_of_quads(builder: Any, quads: Any) -> list[Any]:
+    """The four numbers of each of 16 quads as float32, as words: the first of all, the second.
+
+    A code becomes the lower bits of a large float32, which is then subtracted: of the first byte of
+    a word one of 2²³, of the second one of 2¹⁵.
+    """
+    words, floats = quads.type, ir.VectorType(ir.FloatType(), LANES)
+    numbers = []
+    for half in (quads, builder.lshr(quads, ir.Constant(words, [16] * LANES))):
+        for byte, large in enumerate((2.0**23, 2.0**15)):
+            code = builder.and_(half, ir.Constant(words, [0xFF << 8 * byte] * LANES))
+            # 128 more of a byte with a sign is the byte with its first bit changed.
+            bits = struct.unpack("<I", struct.pack("<f", large))[0] | 0x80 << 8 * byte
+            raised = builder.xor(code, ir.Constant(words, [bits] * LANES))
+            lowered = builder.fsub(
+                builder.bitcast(raised, floats), ir.Constant(floats, [large + 128] * LANES)
+            )
+            numbers.append(builder.bitcast(lowered, words))
+    return numbers
+
+
+def pairs_of_quads(builder: Any, quads: Any) -> list[Any]:
+    """The first and the last pair of each of 16 quads, a pair a word."""
+    return _looked_up(builder, quads) if HAS_BYTE_TABLES else _computed(builder, quads)
 
 
 def _computed(builder: Any, quads: Any) -> list[Any]:
-    """The first and the last pair of each of 16 quads, a pair a word, by way of float32."""
-    kind = quads.type
-
-    def shift_of(bits: int) -> Any:
-        return ir.Constant(kind, [bits] * LANES)
-
-    numbers = []
-    for byte in range(QUAD):
-        top = builder.shl(quads, shift_of(24 - 8 * byte))
-        floats = ir.VectorType(ir.FloatType(), LANES)
-        number = builder.sitofp(builder.ashr(top, shift_of(24)), floats)
-        numbers.append(builder.bitcast(number, kind))
-    firsts = (builder.lshr(number, shift_of(16)) for number in numbers[::2])
-    # The lower halves of these floats are zero.
+    """The pairs by way of float32, whose lower halves are zero."""
+    numbers = floats_of_quads(builder, quads)
+    half = ir.Constant(quads.type, [16] * LANES)
+    firsts = (builder.lshr(number, half) for number in numbers[::2])
     return [builder.or_(*pair) for pair in zip(firsts, numbers[1::2], strict=True)]
 
 

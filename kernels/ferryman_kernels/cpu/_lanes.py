@@ -7,6 +7,7 @@ addition by lane, in the order in which the loop asks for it.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from ferryman_kernels.cpu._compiled import is_bfloat16, numba
@@ -38,6 +39,7 @@ def compiled_for() -> tuple[str, str]:
     )
 
 
+@cache
 def has_feature(name: str) -> bool:
     """Whether numba compiles for a processor with the feature that LLVM calls so."""
     return numba is not None and f"+{name}" in compiled_for()[1].split(",")

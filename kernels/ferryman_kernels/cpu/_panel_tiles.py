@@ -1,9 +1,12 @@
 """A part of a product whose sums stay in registers: some rows of x by the 64 outputs of a panel.
 
-A step is a word of each row and 64 words of a panel. A word is a float32, a pair of bfloat16, or
-four bytes. Sums are float32, each added to step after step, of a pair the second product first; or
-int32, which are exact. Three or four rows are enough sums for a processor to multiply without a
-wait; six are as many as registers hold beside the panel's words, and load each word less often.
+A step is a word of each row and 64 words of a panel. A word is a float32 or a pair of bfloat16.
+Sums are float32, each added to step after step, of a pair the second product first. Three or four
+rows are enough sums for a processor to multiply without a wait; six are as many as registers hold
+beside the panel's words, and load each word less often.
+
+Of a panel of int8 codes a step is a quad of each output: it becomes two or four words in registers,
+which are added one after the other, as if they had been stored.
 """
 
 from __future__ import annotations
@@ -11,13 +14,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ferryman_kernels.cpu._code_quads import QUAD, floats_of_quads, pairs_of_quads
 from ferryman_kernels.cpu._compiled import inlined, numba, part
 from ferryman_kernels.cpu._lanes import STEP_BYTES, dots_of, words_at
 from ferryman_kernels.cpu._vectors import LANES, fused_values, generated, in_each_lane, prefetch_at
 
 if numba is not None:
     from llvmlite import ir
-    from numba.core.cgutils import alloca_once_value, for_range_slice, get_or_insert_function
+    from numba.core.cgutils import alloca_once_value, for_range_slice
 
 
 RUN, LONG_RUN = 32, 64
@@ -44,25 +48,53 @@ def add_tile(
     addresses of these are at the address `inputs`, the sums, 64 a row, at that of `sums`. A row may
     be named twice.
 
-    `stored` is an element of the weight: uint16 means bfloat16, int8 codes. `multiplied` is the
-    same, or float32 where both numbers are widened in registers; the processor's own product of
-    pairs takes numbers below 1.2e-38 for zero, and otherwise gives the same bits. 128 is added to
-    each code, since the processor's product of bytes (AVX512-VNNI) takes them without a sign.
+    `stored` is an element of the weight: uint16 means bfloat16. `multiplied` is the same, or
+    float32 where both numbers are widened in registers; the processor's own product of pairs takes
+    numbers below 1.2e-38 for zero, and otherwise gives the same bits.
 
-    Each step asks for memory, for the second cache: `ask` is the first step's address, and the
-    bytes to the next one's, of which codes ask for four parts and others for two.
+    Each step asks for memory, for the second cache, in two parts: `ask` is the first step's
+    address, and the bytes to the next one's.
     """
-    add, parts, kind = _adding(stored, multiplied), 2, ir.FloatType()
-    if stored == numba.types.int8:
-        parts, kind = 4, ir.IntType(32)
-    vector = ir.VectorType(kind, LANES)
+    add, taken = _way(stored, multiplied)
+    size = numba.types.intp
+    args = stored, multiplied, size, span, rows, size, size, ask
+    return numba.types.void(*args), _tile(add, taken, taken, 1, 2)
+
+
+@generated
+def add_coded_tile(
+    typing: Any, widened: Any, multiplied: Any, panel: Any, span: Any, rows: Any, inputs: Any,
+    sums: Any, ask: Any,
+) -> Any:  # fmt: skip
+    """add_coded_tile(widened, multiplied, panel, span, rows, inputs, sums, ask): the same of a
+    panel of quads of codes, whose elements become `widened` in registers; it asks for memory in
+    four parts."""
+    add, taken = _way(widened, multiplied)
+    words, weights = QUAD, floats_of_quads
+    if widened == numba.types.uint16:
+        words, weights = QUAD // 2, pairs_of_quads if multiplied == widened else _seconds_and_firsts
+    size = numba.types.intp
+    args = widened, multiplied, size, span, rows, size, size, ask
+    return numba.types.void(*args), _tile(add, weights, taken, words, 4)
+
+
+Taken = Callable[[Any, Any], list[Any]]
+"""A function of LLVM's builder and a vector of words: the vectors to multiply, in their order."""
+
+
+def _tile(
+    add: Callable[..., Any], weights: Taken, inputs: Taken, words: int, parts: int
+) -> Callable[..., Any]:
+    """The instructions of a tile. A step has so many `words` of each row; a vector of the panel
+    becomes those of `weights`, and a row's words become `inputs`."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _, _, panel, span, rows, inputs, sums, ask = args
+        vector = ir.VectorType(ir.FloatType(), LANES)
+        _, _, panel, span, rows, addresses, sums, ask = args
         first, end = (builder.extract_value(span, i) for i in range(2))
         asked, stride = (builder.extract_value(ask, i) for i in range(2))
         named = [builder.extract_value(rows, i) for i in range(signature.args[4].count)]
-        starts = [_start_of(builder, inputs, row) for row in named]
+        starts = [_start_of(builder, addresses, row) for row in named]
         places = [_vectors(builder, _row_of(builder, sums, row)) for row in named]
         kept = [[_variable(builder, place, vector) for place in row] for row in places]
         # Loads and stores of a variable within the loop become moves between registers, or none.
@@ -70,59 +102,55 @@ def add_tile(
             since = builder.mul(builder.sub(step, first), stride)
             _ask(builder, builder.add(asked, since), stride, parts)
             at = builder.add(panel, builder.mul(step, step.type(STEP_BYTES)))
-            words = [words_at(builder, place, LANES) for place in _vectors(builder, at)]
+            factors = [
+                weights(builder, words_at(builder, place, LANES)) for place in _vectors(builder, at)
+            ]
             for start, row in zip(starts, kept, strict=True):
-                word = _word_of(builder, start, step)
-                for weights, variable in zip(words, row, strict=True):
-                    found = add(builder, builder.load(variable), weights, word)
-                    builder.store(found, variable)
+                spread = _words_of(builder, start, step, words)
+                numbers = [number for word in spread for number in inputs(builder, word)]
+                for of_vector, variable in zip(factors, row, strict=True):
+                    total = builder.load(variable)
+                    for factor, number in zip(of_vector, numbers, strict=True):
+                        total = add(builder, total, factor, number)
+                    builder.store(total, variable)
         for row, variables in zip(places, kept, strict=True):
             for place, variable in zip(row, variables, strict=True):
                 builder.store(builder.load(variable), _pointer(builder, place, vector), align=4)
         return context.get_dummy_value()
 
-    size = numba.types.intp
-    args = stored, multiplied, size, span, rows, size, size, ask
-    return numba.types.void(*args), generate
+    return generate
 
 
-def _adding(stored: Any, multiplied: Any) -> Callable[..., Any]:
-    """The function that adds to a vector of sums what a vector of weights and a word give."""
-    if stored == numba.types.int8:
-        return _add_bytes
-    if stored == numba.types.float32:
-        return _add_floats
-    return _add_dots if multiplied == stored else _add_pairs
+def _way(stored: Any, multiplied: Any) -> tuple[Callable[..., Any], Taken]:
+    """The function that adds to a vector of sums what words of weights and of inputs give, and what
+    becomes of words before. Both ways of pairs give the same bits."""
+    if multiplied == numba.types.float32:
+        return _add_floats, _as_they_are if stored == multiplied else _second_and_first
+    return dots_of, _as_they_are
 
 
-def _add_floats(builder: Any, sums: Any, words: Any, word: Any) -> Any:
-    inputs = in_each_lane(builder, builder.bitcast(word, ir.FloatType()), LANES)
-    return fused_values(builder, builder.bitcast(words, sums.type), inputs, sums)
+def _add_floats(builder: Any, sums: Any, words: Any, inputs: Any) -> Any:
+    factors, numbers = (builder.bitcast(vector, sums.type) for vector in (words, inputs))
+    return fused_values(builder, factors, numbers, sums)
 
 
-def _add_dots(builder: Any, sums: Any, words: Any, word: Any) -> Any:
-    return dots_of(builder, sums, words, in_each_lane(builder, word, LANES))
+def _as_they_are(builder: Any, words: Any) -> list[Any]:
+    return [words]
 
 
-def _add_pairs(builder: Any, sums: Any, words: Any, word: Any) -> Any:
-    """In the order of the processor's own instruction, so that both ways give the same bits."""
-    inputs = in_each_lane(builder, word, LANES)
-    shift = ir.Constant(words.type, [16] * LANES)
-    upper = ir.Constant(words.type, [0xFFFF0000] * LANES)
-    second = builder.and_(words, upper), builder.and_(inputs, upper)
-    first = builder.shl(words, shift), builder.shl(inputs, shift)
-    for weights, numbers in (second, first):
-        both = builder.bitcast(weights, sums.type), builder.bitcast(numbers, sums.type)
-        sums = fused_values(builder, both[0], both[1], sums)
-    return sums
+def _second_and_first(builder: Any, pairs: Any) -> list[Any]:
+    """The numbers of pairs as float32, in the order of the processor's own instruction."""
+    upper = ir.Constant(pairs.type, [0xFFFF0000] * LANES)
+    return [
+        builder.and_(pairs, upper),
+        builder.shl(pairs, ir.Constant(pairs.type, [16] * LANES)),
+    ]
 
 
-def _add_bytes(builder: Any, sums: Any, words: Any, word: Any) -> Any:
-    # 128 more of a byte with a sign is the byte with its first bit changed.
-    raised = builder.xor(words, ir.Constant(words.type, [0x80808080] * LANES))
-    signs = ir.FunctionType(sums.type, (sums.type, words.type, words.type))
-    dot = get_or_insert_function(builder.module, signs, "llvm.x86.avx512.vpdpbusd.512")
-    return builder.call(dot, (sums, raised, in_each_lane(builder, word, LANES)))
+def _seconds_and_firsts(builder: Any, quads: Any) -> list[Any]:
+    """The numbers of quads of codes as float32, in the order of their pairs."""
+    first, second, third, fourth = floats_of_quads(builder, quads)
+    return [second, first, fourth, third]
 
 
 def _ask(builder: Any, address: Any, stride: Any, parts: int) -> None:
@@ -156,10 +184,13 @@ def _pointer(builder: Any, address: Any, vector: Any) -> Any:
     return builder.inttoptr(address, vector.as_pointer())
 
 
-def _word_of(builder: Any, start: Any, step: Any) -> Any:
-    """The word of a step in the row that begins at an address."""
-    place = builder.add(start, builder.mul(step, step.type(WORD_BYTES)))
-    return builder.load(builder.inttoptr(place, ir.IntType(32).as_pointer()), align=2)
+def _words_of(builder: Any, start: Any, step: Any, count: int) -> list[Any]:
+    """The `count` words of a step in the row that begins at an address, each in every lane."""
+    place = builder.add(start, builder.mul(step, step.type(count * WORD_BYTES)))
+    kind = ir.IntType(32).as_pointer()
+    places = [builder.add(place, place.type(word * WORD_BYTES)) for word in range(count)]
+    words = (builder.load(builder.inttoptr(address, kind), align=2) for address in places)
+    return [in_each_lane(builder, word, LANES) for word in words]
 
 
 @inlined

@@ -149,6 +149,16 @@ def fused(typing: Any, a: Any, b: Any, c: Any) -> Any:
 
 
 @generated
+def multiplied(typing: Any, a: Any, b: Any) -> Any:
+    """multiplied(a, b): a · b of two vectors, lane by lane."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.fmul(*args)
+
+    return a(a, a), generate
+
+
+@generated
 def greater(typing: Any, a: Any, b: Any) -> Any:
     """greater(a, b): in each lane the greater number; `b` where one is NaN."""
 

@@ -4,39 +4,31 @@
 
 Activations are never rounded to so few bits. Codes lie as the processor reads them best.
 
-In rows (`int8_product`), on any processor. One token reads the codes once, in a loop that waits for
-memory alone: codes become float32 in registers. Many tokens multiply by codes in the dtype of x,
-which holds each code exactly, a tile of outputs at a time. Between them torch has a kernel for
-bfloat16.
+In rows (`int8_product`), where there is no AVX-512. One token reads the codes once, in a loop that
+waits for memory alone: codes become float32 in registers. Many tokens multiply by codes in the
+dtype of x, which holds each code exactly, a tile of outputs at a time. Between them torch has a
+kernel for bfloat16. A token's bits depend on the number of tokens.
 
-In panels (`int8_panel_product`), where a processor has tiles of bfloat16 (AMX), for any batch. A
-panel has 32 outputs, padded with zeros to whole panels and to a multiple of 32 inputs:
+The other two ways are for any number of tokens. Sums are float32, scaled and rounded once; a
+token's bits do not depend on the other tokens, nor on their number, nor on threads.
+
+In panels (`int8_panel_product`), where a processor has tiles of bfloat16 (AMX). A panel has 32
+outputs, padded with zeros to whole panels and to a multiple of 32 inputs:
 
     panels[o // 32][i][o % 32]                                    [panels, inputs, 32], int8
 
 They become pairs of bfloat16, which holds them exactly, 32 inputs at a time in the nearest cache,
 and up to 32 tokens share each read. One token alone is multiplied by vectors, in the order of
-tiles. Sums are float32, scaled and rounded once; a token's bits do not depend on the other tokens,
-nor on their number, nor on threads. The processor takes numbers below 1.2e-38 for zero.
+tiles. The processor takes numbers below 1.2e-38 for zero.
 
-In quads (`int8_quad_product`), where a processor multiplies bytes (AVX512-VNNI) and has no tiles,
-for any batch. A panel has 64 outputs, padded with zeros to whole panels, four inputs side by side:
+In quads (`int8_quad_product`), for float32 and bfloat16 where a processor has AVX-512. A panel has
+64 outputs, padded with zeros to whole panels, four inputs side by side:
 
     quads[o // 64][i // 4][o % 64][i % 4]                          [panels, inputs / 4, 64, 4], int8
 
-Up to four tokens become integers with one power of two,
-
-    v[i] = round(unit · x[i]),    2²¹ <= unit · max |x| < 2²²
-
-in three digits of base 256, which the processor multiplies by codes without a sign:
-
-    Σ code · v = Σ_k 256ᵏ · Σ (code + 128) · digit_k(v) - 128 · Σ v
-
-bfloat16 has 8 bits, so inputs down to 1/16,384 of the greatest are exact, and smaller ones are
-within 1/4,000,000 of it: less than float32 loses in a sum beside it. These sums are exact. For more
-tokens codes become pairs of bfloat16, a part of a panel at a time in the nearest cache. Their sums
-are float32, scaled and rounded once; a token's bits do not depend on the other tokens, nor, from
-five on, on their number. The processor's own product of pairs takes numbers below 1.2e-38 for zero.
+The order of sums is that of `packed_product` by vectors. Up to four tokens widen codes in
+registers, one of them to float32; for more, codes become a few KiB of pairs of bfloat16, or of
+float32, in the nearest cache.
 """
 
 from __future__ import annotations
@@ -46,21 +38,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ferryman_kernels.cpu._code_pairs import WIDTH
-from ferryman_kernels.cpu._code_quads import HAS_BYTE_DOTS, QUAD
+from ferryman_kernels.cpu._code_quads import QUAD
 from ferryman_kernels.cpu._compiled import serves
 from ferryman_kernels.cpu._lanes import LANES
 from ferryman_kernels.cpu._tiles import has_tiles
 from ferryman_kernels.products._int8_panels_compiled import BLOCK, tile_product_compiled
 from ferryman_kernels.products._int8_product_compiled import one_row_compiled, widen_compiled
-from ferryman_kernels.products._int8_quads_compiled import (
-    digit_product_compiled,
-    pair_product_compiled,
-)
+from ferryman_kernels.products._int8_quads_compiled import quad_product_compiled
+from ferryman_kernels.products.packed_product import reads_panels
 
 __all__ = [
-    "HAS_BYTE_DOTS",
     "LANES",
-    "MOST_INPUTS",
     "WIDTH",
     "int8_panel_product",
     "int8_panel_product_reference",
@@ -72,10 +60,6 @@ __all__ = [
     "quads_of_codes",
 ]
 
-MOST_INPUTS = (1 << 31) // (255 * 128)
-"""The inputs of which a sum of digits never leaves its 32 bits."""
-# The most tokens that are faster as integers: each takes three products where pairs take two.
-_MOST_DIGITS = 4
 # Widened codes that stay in the cache of a core until they are multiplied.
 _TILE_BYTES = 1 << 20
 
@@ -184,16 +168,13 @@ def int8_quad_product_reference(x: Tensor, quads: Tensor, scales: Tensor) -> Ten
 
 
 def int8_quad_product(x: Tensor, quads: Tensor, scales: Tensor) -> Tensor:
-    """The product of x [tokens, in_dim] with `quads_of_codes`, of at most MOST_INPUTS inputs, and
-    `scales` [out_dim]; both bfloat16, where the processor `HAS_BYTE_DOTS`."""
-    assert HAS_BYTE_DOTS, "there is no such instruction"
-    assert x.dtype is scales.dtype is torch.bfloat16, (x.dtype, scales.dtype)
+    """The product of x [tokens, in_dim] with `quads_of_codes`; `scales` [out_dim]; x and `scales`
+    are of one dtype that `reads_panels`."""
+    assert reads_panels(x.dtype), "the processor has no such vectors"
+    assert x.dtype is scales.dtype, (x.dtype, scales.dtype)
     assert quads.dtype is torch.int8, quads.dtype
     assert quads.is_contiguous(), "as made"
     assert scales.is_contiguous(), "as made"
     assert -(-len(scales) // LANES) == len(quads), (scales.shape, quads.shape)
-    assert x.shape[1] == quads.shape[1] * QUAD <= MOST_INPUTS, (x.shape, quads.shape)
-    if not len(x):
-        return x.new_empty((0, len(scales)))
-    product = digit_product_compiled if len(x) <= _MOST_DIGITS else pair_product_compiled
-    return product(x.contiguous(), quads, scales)
+    assert x.shape[1] == quads.shape[1] * QUAD, (x.shape, quads.shape)
+    return quad_product_compiled(x.contiguous(), quads, scales)

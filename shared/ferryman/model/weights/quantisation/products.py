@@ -9,13 +9,13 @@ instructions, November 2026):
     int8             0.27     0.50     2.01    16.05   130.73      Int8Linear
     int4             0.34     0.60     2.32    13.27   106.39      Int4Linear
 
-int8 has ways of its own (`int8_product`): if the processor multiplies tiles of bfloat16, one loop
-for any number of tokens; if it multiplies bytes, two loops; elsewhere one for one token
-(docs/kernels.md has the times). The way follows from the processor and
-the number of tokens alone, never from a measurement, so workers on like machines have like bits.
-For int4 torch has no float32 kernel: there the same call takes 8 to 140 times as long as a float32
-product, and dequantising by tile is used. Scales are rounded to the model's dtype. A row's result
-does not depend on the other rows of the batch if torch's own kernel is taken.
+int8 has loops of its own (`int8_product`): where the processor has AVX-512, one for any number of
+tokens, by tiles if it multiplies those; elsewhere one for one token (docs/kernels.md has the
+times). The way follows from the processor and the dtype, and without AVX-512 from the number of
+tokens; never from a measurement, so workers on like machines have like bits. For int4 torch has no
+float32 kernel: there the same call takes 8 to 140 times as long as a float32 product, and panels
+of codes are used. Scales are rounded to the model's dtype. In torch's int4 kernel a row's result
+does not depend on the other rows of the batch.
 """
 
 from __future__ import annotations
@@ -31,16 +31,13 @@ from ferryman.model.weights.quantisation.codes import copied
 from ferryman_kernels.cpu._tiles import has_tiles
 from ferryman_kernels.cpu.processor import multiplies_bfloat16
 from ferryman_kernels.products.int8_product import (
-    HAS_BYTE_DOTS,
-    LANES,
-    MOST_INPUTS,
-    WIDTH,
     int8_panel_product,
     int8_product,
     int8_quad_product,
     panels_of_codes,
     quads_of_codes,
 )
+from ferryman_kernels.products.packed_product import reads_panels
 
 INT8_COLUMNS = 16
 """The columns must be a multiple of this: torch 2.13 reads beyond a bfloat16 row's end else."""
@@ -87,18 +84,13 @@ class Int8PackedLinear:
 def int8_linear(
     codes: Tensor, scales: Tensor, bias: Tensor | None, device: torch.device
 ) -> Int8Linear | Int8PackedLinear:
-    """The product that this processor computes fastest, with a copy of `codes` [out_dim, in_dim] on
-    `device`; `scales` are in the model's dtype."""
-    # Fewer outputs than a panel has would take a panel's memory.
-    out_dim, in_dim = codes.shape
-    if scales.dtype is torch.bfloat16:
-        scales = scales.contiguous()
-        if out_dim >= WIDTH and has_tiles():
-            panels = panels_of_codes(codes, device)
-            return Int8PackedLinear(panels, scales, int8_panel_product, bias)
-        if out_dim >= LANES and in_dim <= MOST_INPUTS and HAS_BYTE_DOTS:
-            quads = quads_of_codes(codes, device)
-            return Int8PackedLinear(quads, scales, int8_quad_product, bias)
+    """The product of this processor, with a copy of `codes` [out_dim, in_dim] on `device`; `scales`
+    are in the model's dtype."""
+    scales = scales.contiguous()
+    if scales.dtype is torch.bfloat16 and has_tiles():
+        return Int8PackedLinear(panels_of_codes(codes, device), scales, int8_panel_product, bias)
+    if reads_panels(scales.dtype):
+        return Int8PackedLinear(quads_of_codes(codes, device), scales, int8_quad_product, bias)
     return Int8Linear(copied(codes, device), scales, _widened_from(scales.dtype), bias)
 
 
