@@ -82,8 +82,9 @@ def test_stored_codes_are_counted_as_they_are_kept(name: str, tmp_path: Path) ->
     if name == "gptq int4":
         assert found > right, "headers do not say that all zero points are 0, and are dropped"
     elif "order" in name:
-        # Columns in different orders keep layers apart, each with its own list of groups.
-        assert 0 < right - found < right / 20
+        # Columns in different orders keep layers apart, each with its own list of groups and a last
+        # panel that is filled up, which in so small layers is a tenth.
+        assert 0 < right - found < right / 8
     else:
         assert found == right
 

@@ -85,6 +85,14 @@ def pack_panels(weight: Tensor) -> Panels:
     words[:whole, :steps] = rows[: whole * LANES].view(whole, LANES, steps).transpose(1, 2)
     if out_dim % LANES:
         words[whole, :steps, : out_dim % LANES] = rows[whole * LANES :].T
+    return panels_in(panels, out_dim, in_dim)
+
+
+def panels_in(panels: Tensor, out_dim: int, in_dim: int) -> Panels:
+    """Panels that lie in their order, as `shape_of_panels` says; numbers behind the last output and
+    the last input may be any but infinite ones and not-a-number."""
+    assert panels.is_contiguous(), panels.stride()
+    assert panels.shape == shape_of_panels(out_dim, in_dim, panels.dtype), panels.shape
     panel_bytes = panels.stride(0) * panels.itemsize
     return Panels(panels, panels.data_ptr(), panel_bytes, out_dim, in_dim, panels.dtype)
 

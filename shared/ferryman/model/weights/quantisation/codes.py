@@ -8,7 +8,7 @@ GPTQ and others store integers of 4 or 8 bits in words of 32, the lowest bits fi
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -48,6 +48,10 @@ class Codes(Protocol):
         """The same codes in memory of their own, row after row, on `device`."""
         ...
 
+    def arranged(self, arrange: Callable[[Tensor], Tensor]) -> Codes:
+        """What `arrange` makes of the codes, as bytes [rows, columns]: other rows and columns."""
+        ...
+
     def values(self, start: int, end: int, dtype: torch.dtype) -> Tensor:
         """The numbers in rows [start, end), as a new [end - start, columns] in `dtype`."""
         ...
@@ -84,6 +88,9 @@ class ByteCodes:
 
     def copied(self, device: torch.device) -> ByteCodes:
         return replace(self, tensor=copied(self.tensor, device))
+
+    def arranged(self, arrange: Callable[[Tensor], Tensor]) -> ByteCodes:
+        return replace(self, tensor=arrange(self.tensor.view(torch.uint8)).view(self.tensor.dtype))
 
     def values(self, start: int, end: int, dtype: torch.dtype) -> Tensor:
         rows = self.tensor[start:end]
@@ -139,6 +146,9 @@ class NibbleCodes:
 
     def copied(self, device: torch.device) -> NibbleCodes:
         return replace(self, packed=copied(self.packed, device))
+
+    def arranged(self, arrange: Callable[[Tensor], Tensor]) -> NibbleCodes:
+        return pack_nibbles(arrange(self.unpacked()), self.table)
 
     def unpacked(self) -> Tensor:
         """[rows, columns] uint8: the codes, one a byte."""

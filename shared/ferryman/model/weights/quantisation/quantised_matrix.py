@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from ferryman.model.weights.linear import Linear
 from ferryman.model.weights.matrix import Matrix
 from ferryman.model.weights.named_weights import accumulation_dtype
+from ferryman.model.weights.quantisation.coded_panels import CodedPanelLinear, code_panels
 from ferryman.model.weights.quantisation.codes import (
     INT4,
     ByteCodes,
@@ -36,6 +37,7 @@ from ferryman.model.weights.quantisation.products import (
     int4_linear,
     int8_linear,
 )
+from ferryman_kernels.products.packed_product import reads_panels
 
 # A tile of dequantised rows that stays in the cache of a core.
 _TILE_BYTES = 1 << 20
@@ -134,6 +136,10 @@ class QuantisedMatrix:
                     and rows % INT4_ROWS == 0
                 ):
                     return int4_linear(codes.unpacked(), self.scales, self.zeros, even, bias)
+            if reads_panels(self.dtype):
+                added = torch.empty(0, dtype=self.dtype, device=self.device)
+                added = added if bias is None else bias.contiguous()
+                return CodedPanelLinear(code_panels(self, even), rows, columns, added)
         return TiledLinear(self._copied(), even, bias)
 
     def _copied(self) -> QuantisedMatrix:
