@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import groupby
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from ferryman.errors import ConfigError
 from ferryman.model.shapes.batch import AdapterSegment
-from ferryman.model.weights.linear import Linear
+from ferryman.model.weights.linear import Linear, make_linear
 from ferryman.model.weights.matrix import Matrix
 
 
@@ -58,9 +57,6 @@ class LowRank:
     adapter: int
     down: Tensor
     up: Tensor
-
-    def product(self, x: Tensor) -> Tensor:
-        return (x @ self.down.T) @ self.up.T
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +108,27 @@ class AdaptedMatrix:
         base = self.base.linear(bias)
         if not self.parts:
             return base
-        # Copies of their own: what was cut off must not be kept.
-        copied = partial(torch.Tensor.to, dtype=self.dtype, device=self.device, copy=True)
-        parts = tuple(replace(p, down=copied(p.down), up=copied(p.up)) for p in self.parts)
+        parts = tuple(
+            LowRankProduct(part.adapter, self._linear(part.down), self._linear(part.up))
+            for part in self.parts
+        )
         return LowRankLinear(base, parts, self.active)
+
+    def _linear(self, part: Tensor) -> Linear:
+        # A copy of its own: what was cut off must not be kept.
+        return make_linear(part.to(dtype=self.dtype, device=self.device, copy=True))
+
+
+@dataclass(frozen=True, slots=True)
+class LowRankProduct:
+    """What one adapter adds to a layer, for any number of its rows."""
+
+    adapter: int
+    down: Linear
+    up: Linear
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.up(self.down(x))
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +136,7 @@ class LowRankLinear:
     """A product, and for the rows of each adapter the product of its low-rank part."""
 
     base: Linear
-    parts: tuple[LowRank, ...]
+    parts: tuple[LowRankProduct, ...]
     active: ActiveSegments
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -133,7 +146,7 @@ class LowRankLinear:
         for segment in segments:
             for part in self.parts:
                 if part.adapter == segment.adapter:
-                    y.index_add_(0, segment.rows, part.product(x[segment.rows]).to(y.dtype))
+                    y.index_add_(0, segment.rows, part(x[segment.rows]).to(y.dtype))
         return y
 
 
