@@ -1,4 +1,4 @@
-"""What lies between products gives a row the same bits in every batch, at every place, by any
+"""Operations between products give a row the same bits in every batch, at every place, by any
 number of threads.
 
 Each operation is called with rows of its own, with all at once, and with a part of them that lies
