@@ -59,8 +59,8 @@ def drawn(shape: tuple[int, int], tokens: int, dtype: torch.dtype) -> tuple[Tens
 
 
 def cancel(x: Tensor, weight: Tensor) -> None:
-    """Gives the second half of the inputs the products of the first with the other sign. What is
-    left of a sum is the roundings on its way: another order has other bits, in bfloat16 too."""
+    """Gives the second half of the inputs the products of the first with the other sign. So
+    roundings alone are left of a sum: another order has other bits, in bfloat16 too."""
     half = x.shape[1] // 2
     x[:, half : 2 * half] = x[:, :half]
     weight[..., half : 2 * half] = -weight[..., :half]

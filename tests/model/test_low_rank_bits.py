@@ -1,4 +1,4 @@
-"""What an adapter adds to a row: the same bits among any other rows of any adapters."""
+"""An adapter's summand of a row: the same bits among any other rows of any adapters."""
 
 from __future__ import annotations
 

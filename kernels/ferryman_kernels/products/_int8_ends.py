@@ -1,4 +1,4 @@
-"""What both loops over int8 codes do before their sums and after them.
+"""Two parts of both loops over int8 codes, for before their sums and after them.
 
 Formulas and names are those of `int8_product`.
 """

@@ -171,7 +171,7 @@ def int8_quad_product(x: Tensor, quads: Tensor, scales: Tensor) -> Tensor:
     """The product of x [tokens, in_dim] with `quads_of_codes`; `scales` [out_dim]; x and `scales`
     are of one dtype that `reads_panels`."""
     assert reads_panels(x.dtype), "the processor has no such vectors"
-    assert x.dtype is scales.dtype, (x.dtype, scales.dtype)
+    assert scales.dtype is x.dtype, (scales.dtype, x.dtype)
     assert quads.dtype is torch.int8, quads.dtype
     assert quads.is_contiguous(), "as made"
     assert scales.is_contiguous(), "as made"

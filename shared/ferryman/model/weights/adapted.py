@@ -121,7 +121,7 @@ class AdaptedMatrix:
 
 @dataclass(frozen=True, slots=True)
 class LowRankProduct:
-    """What one adapter adds to a layer, for any number of its rows."""
+    """One adapter's summand of a layer, for any number of its rows."""
 
     adapter: int
     down: Linear

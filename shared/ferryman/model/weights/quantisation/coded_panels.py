@@ -55,7 +55,7 @@ class CodedPanels:
         return values.to(self.dtype).view(-1, *self.shape[1:])
 
     def _of_each(self, of_groups: Tensor, wide: torch.dtype) -> Tensor:
-        """What a step's numbers take from `of_groups` [panels, groups, 64]: [panels, groups, 1,
+        """Each number's factor from `of_groups` [panels, groups, 64]: [panels, groups, 1,
         64 · pair], or where groups are in no order a row for each step."""
         pair, widened = self.shape[3], of_groups.to(wide)
         if self.even:
@@ -71,8 +71,8 @@ def code_panels(matrix: QuantisedMatrix, even: int) -> CodedPanels:
     shape = shape_of_panels(rows, columns, matrix.dtype)
     panels, steps, width, pair = shape
     inputs = steps * pair
-    # What fills the last panel and the last step may be any number: x is zero there, and nothing
-    # reads the outputs.
+    # The last panel and the last step may be filled with any number: x is zero there, and
+    # nothing reads the outputs.
     filled = torch.arange(panels * width, device=matrix.groups.device).clamp(max=rows - 1)
 
     def in_panels(codes: Tensor) -> Tensor:

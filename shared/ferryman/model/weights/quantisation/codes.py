@@ -49,7 +49,7 @@ class Codes(Protocol):
         ...
 
     def arranged(self, arrange: Callable[[Tensor], Tensor]) -> Codes:
-        """What `arrange` makes of the codes, as bytes [rows, columns]: other rows and columns."""
+        """The codes in the rows and columns that `arrange` gives them, as bytes [rows, columns]."""
         ...
 
     def values(self, start: int, end: int, dtype: torch.dtype) -> Tensor:
