@@ -16,6 +16,7 @@ from ferryman.cache.manifest import ANY_ARITHMETIC, Exactness
 from ferryman.engine.engine import build_engine
 from ferryman.errors import ConfigError
 from ferryman.llm import LLM
+from ferryman.model.weights.named_weights import WeightFormat
 from ferryman.settings.engine import EngineOptions
 from ferryman.sizing.exactness import arithmetic_of
 from ferryman.sizing.memory_plan import MemoryPlan
@@ -65,7 +66,6 @@ def test_values_are_chosen_and_have_no_arithmetic_of_their_own(attention: Path) 
     [
         ({"device": "cuda"}, "on a card"),
         ({"dtype": "float64"}, "torch multiplies float64"),
-        pytest.param({"quantize": "int8"}, "quantised weights", marks=compiled),
     ],
 )
 def test_bits_are_refused_with_the_reason_where_they_cannot_be_held(
@@ -77,8 +77,22 @@ def test_bits_are_refused_with_the_reason_where_they_cannot_be_held(
 
 
 @compiled
-def test_a_recurrence_promises_bits_as_attention_does(hybrid: Path) -> None:
-    assert Exactness.under(arithmetic_of(options(hybrid))) is Exactness.BITS
+@pytest.mark.parametrize("chosen", [{}, {"quantize": "int8"}, {"kv_dtype": "fp8"}])
+def test_a_recurrence_int8_and_fp8_pages_promise_bits(
+    hybrid: Path, chosen: dict[str, object]
+) -> None:
+    assert Exactness.under(arithmetic_of(options(hybrid, **chosen))) is Exactness.BITS
+
+
+@compiled
+def test_codes_of_a_checkpoint_promise_values(
+    attention: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = WeightFormat()
+    monkeypatch.setattr("ferryman.sizing.exactness.load_format", lambda *_: stored)
+    assert arithmetic_of(options(attention)) == ANY_ARITHMETIC
+    with pytest.raises(ConfigError, match="a checkpoint stores in codes"):
+        arithmetic_of(options(attention, exactness="bits"))
 
 
 @pytest.mark.parametrize(
