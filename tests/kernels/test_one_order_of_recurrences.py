@@ -1,4 +1,4 @@
-"""What a recurrence computes for a token follows from the tokens before it, and from nothing else.
+"""A recurrence computes a token from the tokens before it, and from nothing else.
 
 The cold run scans a request's tokens alone, in one span. Every other way to the same tokens has its
 bits: spans that begin anywhere, single tokens through decode, among other requests, in other slots,

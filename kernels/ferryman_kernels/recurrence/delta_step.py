@@ -155,7 +155,7 @@ def delta_step_compiled(
     k_heads = (conv_dim - v_heads * v_dim) // (2 * k_dim)
     y = torch.empty(len(mixed), v_heads, v_dim, dtype=mixed.dtype)
     _step_loop(
-        len(mixed) * ssm_states[0].numel(),
+        len(mixed) * ssm_states.shape[1:].numel(),
         row_like(mixed.dtype), row_like(ssm_states.dtype),
         *((each.data_ptr(), each.stride(0)) for each in (mixed, a, b, conv_states)),
         weights.conv_weight.data_ptr(), (ssm_states.data_ptr(), ssm_states.stride(0)),

@@ -159,7 +159,7 @@ def mamba_step_compiled(
     bias, groups = weights.conv_bias, (conv_dim - heads * head_dim) // (2 * state_dim)
     y = torch.empty(len(mixed), heads, head_dim, dtype=mixed.dtype)
     _step_loop(
-        len(mixed) * ssm_states[0].numel(),
+        len(mixed) * ssm_states.shape[1:].numel(),
         row_like(mixed.dtype), row_like(ssm_states.dtype),
         *((each.data_ptr(), each.stride(0)) for each in (mixed, dt, conv_states)),
         weights.conv_weight.data_ptr(), 0 if bias is None else bias.data_ptr(),

@@ -5,7 +5,7 @@ a negative one for none. A request's runs follow each other: the first reads the
 slot (a negative one reads as cleared), the others go on from the state before them. If two states
 are kept at one position, the second run has no tokens.
 
-What a loop computes for a token follows from the state before it and from the token, so where runs
+A token's result follows from the state before it and from the token, so where runs
 and chunks begin, and how long they are, changes no bit (decision 0137).
 """
 

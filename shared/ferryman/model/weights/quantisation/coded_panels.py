@@ -79,9 +79,14 @@ def code_panels(matrix: QuantisedMatrix, even: int) -> CodedPanels:
         whole = F.pad(codes, (0, inputs - columns)).view(panels, width, steps, pair)
         return whole.transpose(1, 2).reshape(panels * steps, width * pair)
 
+    even = even if even and inputs % even == 0 and even % pair == 0 else 0
+
     def by_panel(of_rows: Tensor) -> Tensor:
-        by_output = take_rows(of_rows, filled).view(panels, width, -1)
-        return copied(by_output.transpose(1, 2), matrix.device)
+        by_output = take_rows(of_rows, filled).view(panels, width, -1).transpose(1, 2)
+        if even:  # groups that the last step has beyond the matrix have any factor
+            groups = torch.arange(inputs // even, device=of_rows.device)
+            by_output = by_output[:, groups.clamp(max=by_output.shape[1] - 1)]
+        return copied(by_output, matrix.device)
 
     last = matrix.groups[-1:].expand(inputs - columns)
     return CodedPanels(
@@ -89,7 +94,7 @@ def code_panels(matrix: QuantisedMatrix, even: int) -> CodedPanels:
         scales=by_panel(matrix.scales),
         zeros=None if matrix.zeros is None else by_panel(matrix.zeros),
         groups=torch.cat([matrix.groups, last]).to(matrix.device),
-        even=even if even and inputs % even == 0 and even % pair == 0 else 0,
+        even=even,
         shape=shape,
         dtype=matrix.dtype,
     )
