@@ -32,7 +32,9 @@ _OF_TORCH: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def _activation(name: str, x: Tensor) -> Tensor:
-    return activation_compiled(name, x) if serves(x) else _OF_TORCH[name](x)
+    # The first question, as in every launcher.
+    has_loop = not x.is_cuda and serves(x)
+    return activation_compiled(name, x) if has_loop else _OF_TORCH[name](x)
 
 
 def sigmoid(x: Tensor) -> Tensor:
@@ -49,7 +51,7 @@ def softplus(x: Tensor) -> Tensor:
 
 
 def gelu(x: Tensor) -> Tensor:
-    if not x.is_cpu:
+    if x.is_cuda or not x.is_cpu:
         return F.gelu(x)
     # Unlike its gelu, torch's erf has the same bits in the middle of a tensor and at its end.
     wide = x.to(wide_dtype(x.dtype))

@@ -203,7 +203,8 @@ def add_rms_norm(
 def scaled_sum(x: Tensor, added: Tensor, scale: float) -> Tensor:
     """x + scale · added, both [tokens, dim]."""
     assert x.shape == added.shape, (x.shape, added.shape)
-    if x.dtype is added.dtype and x.ndim == 2 and serves(x, added):
+    is_alike = x.dtype is added.dtype and x.ndim == 2
+    if is_alike and not x.is_cuda and serves(x, added):
         return scaled_sum_compiled(x, added, scale)
     return x.add(added, alpha=scale)
 
