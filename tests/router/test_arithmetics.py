@@ -27,7 +27,7 @@ from ferryman.errors import NoWorker
 from ferryman.runtime.lifecycle import decode_event
 from ferryman.wire.codec.caches import CacheSnapshot
 from ferryman.wire.codec.inference import event_from_wire, explanation_from_wire, model_from_wire
-from ferryman.wire.nats.heartbeat import ServedState, beat_from_bytes, beat_to_bytes
+from ferryman.wire.nats.heartbeat import NO_STATE, ServedState, beat_from_bytes, beat_to_bytes
 from ferryman.wire.public import GenerateFinished
 from ferryman.wire.redis.index import NodeLife, NodePrefix
 from ferryman.wire.v1 import inference_pb2 as pb
@@ -92,6 +92,15 @@ def test_state_of_another_model_is_no_other_arithmetic() -> None:
         beat_of("prefill", 2, state=other),
     )
     hold(fleet, "prefill-00000002", other, 8)
+    assert chosen(fleet).unlike_tokens == 0
+
+
+def test_a_host_cache_that_was_laid_out_for_another_arithmetic_keeps_nothing_on_a_device() -> None:
+    """It joins before it knows a state, and says one from the first worker that attaches on."""
+    fleet = two_arithmetics()
+    joining = beat_of("hostcache", 1, state=NO_STATE, node="n1")
+    fleet.on_heartbeat(joining, 0.0)
+    fleet.on_heartbeat(replace(joining, state=THERE), 0.0)
     assert chosen(fleet).unlike_tokens == 0
 
 

@@ -22,7 +22,7 @@ from ferryman.handoff.usage import CachedTokens
 from ferryman.wire.nats.heartbeat import DECODE, PREFILL, Heartbeat, ServedState
 from ferryman.wire.plane_values import GRPC, LOCAL, NIXL
 from ferryman.wire.redis.index import NodePrefix
-from ferryman_router.routing.fleet import Fleet, FleetWorker, WorkerName, is_pair
+from ferryman_router.routing.fleet import Fleet, FleetWorker, WorkerName, is_pair, keeps_state
 from ferryman_router.routing.generate_request import PageKeyCache
 from ferryman_router.routing.prefix_sources import (
     NO_REACH,
@@ -178,7 +178,7 @@ def _with_unlike(fleet: Fleet, asking: RoutingRequest, choice: RouteChoice) -> R
     on_devices = (
         worker.cache_index.usable_tokens(asking.chains.of(worker.beat.state), asking.prompt_len)
         for worker in fleet
-        if worker.beat.state.is_unlike(state)
+        if keeps_state(worker.beat) and worker.beat.state.is_unlike(state)
     )
     in_tiers = (
         holding.usable_pages * other_state.page_size
