@@ -83,9 +83,9 @@ def code_panels(matrix: QuantisedMatrix, even: int) -> CodedPanels:
 
     def by_panel(of_rows: Tensor) -> Tensor:
         by_output = take_rows(of_rows, filled).view(panels, width, -1).transpose(1, 2)
-        if even:  # groups that the last step has beyond the matrix have any factor
-            groups = torch.arange(inputs // even, device=of_rows.device)
-            by_output = by_output[:, groups.clamp(max=by_output.shape[1] - 1)]
+        beyond = inputs // even - by_output.shape[1] if even else 0
+        if beyond > 0:  # groups of the last step that the matrix has not; any factor will do
+            by_output = torch.cat((by_output, by_output[:, -1:].expand(-1, beyond, -1)), dim=1)
         return copied(by_output, matrix.device)
 
     last = matrix.groups[-1:].expand(inputs - columns)
