@@ -126,7 +126,7 @@ def _carry_states_kernel(
     PART: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
-    """TokenRuns through one request's blocks with some columns of a head's state.
+    """Runs through one request's blocks with some columns of a head's state.
 
     `fed` holds from_values first and the final fed at the end. The state goes from block to block
     through `entering`, a part of its rows at a time. `snapshots` [blocks] is the slot for the state

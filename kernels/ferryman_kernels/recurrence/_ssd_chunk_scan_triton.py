@@ -100,7 +100,7 @@ def _carry_states_kernel(
     head_elements: int,
     BLOCK: tl.constexpr,
 ) -> None:
-    """TokenRuns through one request's blocks: `left` becomes the state that enters each block.
+    """Runs through one request's blocks: `left` becomes the state that enters each block.
 
     `snapshots` [blocks] is the slot for the state after the block, or -1.
     """

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ferryman_kernels.cpu._compiled import STRICT, Loop, prange, row_like, serves, wide
+from ferryman_kernels.cpu._compiled import STRICT, Loop, prange, row_like, serves
 from ferryman_kernels.cpu._vectors import row_at
 from ferryman_kernels.elementwise.rms_norm import rms_norm
 from ferryman_kernels.recurrence.causal_conv import causal_conv_decode
@@ -27,9 +27,8 @@ from ferryman_kernels.recurrence.loops._causal_conv_compiled import step_rounded
 from ferryman_kernels.recurrence.loops._delta_compiled import scan_head
 from ferryman_kernels.recurrence.loops._gates_compiled import (
     delta_gates_compiled,
+    fill_delta_gates,
     has_row_loops,
-    log_decay,
-    rate,
 )
 from ferryman_kernels.recurrence.loops._unit_heads_compiled import (
     LENGTH_EPS,
@@ -116,11 +115,10 @@ def _step(
         given, slots = (conv_size, taps, taps[0, :0]), (sources[request], kept[request])
         step_rounded(row, row_at(conv_states, like), *given, *slots, convolved[request])
         set_lengths(convolved[request], key_dim, k_dim)
-        steps = row_at(a + request * step_a * like.itemsize, like)
+        raw = row_at(a + request * step_a * like.itemsize, like)
         opened = row_at(b + request * step_b * like.itemsize, like)
-        for head in range(v_heads):
-            g[request, head, 0] = log_decay(wide(steps[head]), dt_bias[head], decay[head])
-            beta[request, head] = rate(wide(opened[head]), number(max_rate), number(1))
+        rates = g[request, :, 0], beta[request]
+        fill_delta_gates(raw, opened, dt_bias, decay, number(max_rate), *rates)
     # As in prefill from here on, but that the convolution's output is wide already.
     for job in prange(requests * v_heads):
         q = np.intp(convolved.ctypes.data)  # taken here, where the loop keeps the array alive

@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ferryman_kernels.cpu._compiled import STRICT, Loop, prange, row_like, serves, wide
+from ferryman_kernels.cpu._compiled import STRICT, Loop, prange, row_like, serves
 from ferryman_kernels.cpu._vectors import row_at
 from ferryman_kernels.recurrence.causal_conv import causal_conv_decode, causal_conv_decode_triton
 from ferryman_kernels.recurrence.loops._causal_conv_compiled import step_rounded
 from ferryman_kernels.recurrence.loops._gates_compiled import (
+    fill_time_steps,
     has_row_loops,
-    time_step,
     time_steps_compiled,
 )
 from ferryman_kernels.recurrence.loops._ssd_compiled import scan_head
@@ -123,8 +123,7 @@ def _step(
         given = conv_size, taps, shift, sources[request], kept[request]
         step_rounded(row, row_at(conv_states, like), *given, convolved[request])
         raw = row_at(dt + request * step_dt * like.itemsize, like)
-        for head in range(heads):
-            steps[request, head] = time_step(wide(raw[head]), dt_bias[head], low, high)
+        fill_time_steps(raw, dt_bias, low, high, steps[request])
     # As in prefill from here on, but that the convolution's output is wide already.
     group_dim = groups * state_dim
     for job in prange(requests * heads):

@@ -53,12 +53,27 @@ def rate(raw: Any, max_rate: Any, one: Any) -> Any:
     return max_rate / (one + exp(-raw))
 
 
+@part
+def fill_time_steps(raw: Any, bias: Any, low: Any, high: Any, steps: Any) -> None:
+    """A token's time steps [ssm_heads], of its numbers `raw`."""
+    for head in range(steps.shape[0]):
+        steps[head] = time_step(wide(raw[head]), bias[head], low, high)
+
+
+@part
+def fill_delta_gates(
+    raw: Any, opened: Any, bias: Any, decay: Any, max_rate: Any, g: Any, beta: Any
+) -> None:
+    """A token's log decays and rates [v_heads], of its numbers `raw` and `opened`."""
+    for head in range(g.shape[0]):
+        g[head] = log_decay(wide(raw[head]), bias[head], decay[head])
+        beta[head] = rate(wide(opened[head]), max_rate, bias.dtype.type(1))
+
+
 def _time_steps(dt: Any, stride: int, bias: Any, low: float, high: float, steps: Any) -> None:
     number = bias.dtype.type
     for token in prange(len(steps)):
-        row, out = dt[token * stride :], steps[token]
-        for head in range(out.shape[0]):
-            out[head] = time_step(wide(row[head]), bias[head], number(low), number(high))
+        fill_time_steps(dt[token * stride :], bias, number(low), number(high), steps[token])
 
 
 def _delta_gates(
@@ -67,10 +82,8 @@ def _delta_gates(
 ) -> None:  # fmt: skip
     number = bias.dtype.type
     for token in prange(len(g)):
-        steps, opened = a[token * stride_a :], b[token * stride_b :]
-        for head in range(g.shape[1]):
-            g[token, head] = log_decay(wide(steps[head]), bias[head], decay[head])
-            beta[token, head] = rate(wide(opened[head]), number(max_rate), number(1))
+        raw, opened = a[token * stride_a :], b[token * stride_b :]
+        fill_delta_gates(raw, opened, bias, decay, number(max_rate), g[token], beta[token])
 
 
 _steps_loop, _gates_loop = Loop(_time_steps, STRICT), Loop(_delta_gates, STRICT)
