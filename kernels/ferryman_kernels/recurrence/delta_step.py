@@ -30,12 +30,12 @@ from ferryman_kernels.recurrence.loops._gates_compiled import (
     fill_delta_gates,
     has_row_loops,
 )
-from ferryman_kernels.recurrence.loops._unit_heads_compiled import (
+from ferryman_kernels.recurrence.loops.runs import decode_runs
+from ferryman_kernels.recurrence.loops.unit_heads import (
     LENGTH_EPS,
     set_lengths,
     unit_heads_compiled,
 )
-from ferryman_kernels.recurrence.loops.runs import decode_runs
 
 
 class DeltaWeights(NamedTuple):

@@ -27,7 +27,7 @@ from ferryman_kernels.elementwise.activations import sigmoid, softplus
 from ferryman_kernels.elementwise.rms_norm import rms_norm
 from ferryman_kernels.recurrence.causal_conv import causal_conv_decode, causal_conv_prefill
 from ferryman_kernels.recurrence.channel_delta_scan import channel_delta_decode, channel_delta_scan
-from ferryman_kernels.recurrence.loops._unit_heads_compiled import LENGTH_EPS
+from ferryman_kernels.recurrence.loops.unit_heads import LENGTH_EPS
 
 
 @dataclass(frozen=True, slots=True)
