@@ -174,16 +174,22 @@ def units_of(cluster: Cluster, prompt: Sequence[int]) -> list[IndexedUnit]:
 async def test_lies_in_the_index_about_a_node_that_lives_are_ignored(
     cluster: Cluster, llm: LLM
 ) -> None:
-    prompt, hostcache = prompt_number(3), cluster.hostcache(0)
+    """Until the router has met a lie: a lookup that Redis answers too late on a busy machine is a
+    miss, and a prompt whose true state is stored has no lies any more."""
+    hostcache = cluster.hostcache(0)
     mine = NodeLife("node-0", int(hostcache.ready["epoch"]), str(hostcache.ready["address"]))
     (router,) = cluster.of_role("router")
     before = shown(router, "index_forged")
-    async with redis_index(cluster.redis, STRANGERS_KEY) as theirs:
-        root = cluster.keys_of(prompt)[0]
-        await theirs.commit(mine, root, Tier.HOST, units_of(cluster, prompt))
-    found = await ask(cluster, prompt)
-    assert_same(found, expected(llm, prompt))
-    assert shown(router, "index_forged") > before
+    for number in range(30, 40):
+        prompt = prompt_number(number)
+        async with redis_index(cluster.redis, STRANGERS_KEY) as theirs:
+            root = cluster.keys_of(prompt)[0]
+            await theirs.commit(mine, root, Tier.HOST, units_of(cluster, prompt))
+        found = await ask(cluster, prompt)
+        assert_same(found, expected(llm, prompt))
+        if shown(router, "index_forged") > before:
+            return
+    pytest.fail("ten prompts, and the router met no lie")
 
 
 async def test_with_the_key_a_forger_would_be_believed(
