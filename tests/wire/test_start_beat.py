@@ -12,6 +12,8 @@ from ferryman.wire.nats.heartbeat import (
     DECODE,
     HOSTCACHE,
     PREFILL,
+    Beat,
+    Heartbeat,
     StartBeat,
     StartPhase,
     beat_from_bytes,
@@ -52,13 +54,21 @@ def test_a_worker_that_does_both_starts_for_both_roles() -> None:
         ("seconds", None),
         ("role", 1),
         ("worker_id", []),
-        ("mood", "good"),
     ],
 )
 def test_what_is_no_start_beat_is_refused(name: str, value: object) -> None:
     payload = json.dumps(json.loads(beat_to_bytes(START)) | {name: value}).encode()
     with pytest.raises(InvalidRequest):
         beat_from_bytes(payload)
+
+
+@pytest.mark.parametrize("beat", [BEAT, START])
+def test_a_field_that_only_newer_senders_know_is_passed_over(beat: Beat) -> None:
+    """Else a rolling update takes each new worker from the routers that are still old."""
+    raw = json.loads(beat_to_bytes(beat)) | {"mood": "good"}
+    if isinstance(beat, Heartbeat):
+        raw["state"]["colour"] = ["blue"]
+    assert beat_from_bytes(json.dumps(raw).encode()) == beat
 
 
 @pytest.mark.parametrize("payload", [b"", b"[]", b"{}", b"\xff", b'"phase"', b"[" * 100_000])

@@ -192,8 +192,9 @@ def beat_to_bytes(beat: Beat) -> bytes:
 
 
 def beat_from_bytes(payload: bytes) -> Beat:
-    """Inverse of `beat_to_bytes`. Raises InvalidRequest for a payload of another version, or with a
-    value that is none of its field: receivers calculate with it."""
+    """Inverse of `beat_to_bytes`. A field that is not known here is passed over: during a rolling
+    update the sender may be newer. Raises InvalidRequest for a payload of another version, or with
+    a value that is none of its field: receivers calculate with it."""
     try:
         raw: dict[str, Any] = json.loads(payload)
         if raw.pop("v") != VERSION:
@@ -209,7 +210,7 @@ def beat_from_bytes(payload: bytes) -> Beat:
 
 
 def _start_beat(raw: Mapping[str, Any]) -> StartBeat:
-    return StartBeat(**{**raw, "phase": StartPhase(raw["phase"])})
+    return StartBeat(**{**_known(StartBeat, raw), "phase": StartPhase(raw["phase"])})
 
 
 def _heartbeat(raw: dict[str, Any]) -> Heartbeat:
@@ -217,8 +218,15 @@ def _heartbeat(raw: dict[str, Any]) -> Heartbeat:
     kinds = tuple(Kind(kind) for kind in state.pop("kinds"))
     slots = {Kind(kind): int(free) for kind, free in raw.pop("free_slots").items()}
     planes = tuple(str(plane) for plane in raw.pop("planes", ("grpc",)))
-    served = ServedState(kinds=kinds, **state)
-    return Heartbeat(state=served, free_slots=slots, planes=planes, **raw)
+    served = ServedState(kinds=kinds, **_known(ServedState, state))
+    known = _known(Heartbeat, raw)
+    return Heartbeat(state=served, free_slots=slots, planes=planes, **known)
+
+
+def _known(part: type[DataclassInstance], raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of `raw` for which `part` has a field."""
+    names = {declared.name for declared in fields(part)}
+    return {name: value for name, value in raw.items() if name in names}
 
 
 def _check_values(part: DataclassInstance) -> None:
