@@ -98,6 +98,12 @@ def test_the_scan_chunk_divides_the_page(
     assert manifest.scan_chunk == scan_chunk
 
 
+def test_where_bits_are_promised_a_scan_may_be_cut_after_any_token(folder_of: FolderOf) -> None:
+    config, arithmetic = load_config(folder_of("bamba")), "cpu/avx512/float32/r1/tp1"
+    manifest = state_manifest(config, "float32", 16, "f", arithmetic=arithmetic)
+    assert manifest.scan_chunk == 1
+
+
 def test_a_manifest_survives_its_json(manifests: dict[str, StateManifest]) -> None:
     for manifest in manifests.values():
         assert manifest_from_json(manifest_to_json(manifest)) == manifest

@@ -57,8 +57,6 @@ def chunked(size: int, case: MeasuredCase) -> Iterator[Tried]:
             expected = (*range(size, len(prompt), size), len(prompt))
             if answer.chunk_ends == expected and len(expected) > 1:
                 yield answer
-            elif size % PAGE_SIZE and not any(end % PAGE_SIZE for end in answer.chunk_ends[:-1]):
-                yield NotTried(f"chunks are cut on the scan's grid of {PAGE_SIZE} tokens", False)
             else:
                 yield NotTried(f"chunks ended at {_listed(answer.chunk_ends)}")
 

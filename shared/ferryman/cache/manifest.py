@@ -182,7 +182,8 @@ class ResumeShape:
 class StateManifest:
     """A model's state: the layout of each kind it has. `window_len` is 0 without window layers.
 
-    `scan_chunk` is the grid on which the recurrent scan may be cut; it divides `page_size`.
+    `scan_chunk` is the grid on which the recurrent scan may be cut. It divides `page_size`, and is
+    1 where bits are promised: there a scan goes token by token.
     `arithmetic` names what else decides the bits; ANY_ARITHMETIC where they are not promised.
     """
 

@@ -17,6 +17,7 @@ from ferryman.model.weights.safetensors_header import StoredTensor
 from ferryman.model.weights.weight_formats import AS_STORED
 from ferryman.schedule.step_sizes import RECORDING_BYTES
 from ferryman.settings.engine import EngineOptions
+from ferryman.sizing.exactness import arithmetic_of
 
 CPU = "cpu"
 # A context that a worker should hold at least once, if the size of its pools is not given.
@@ -132,10 +133,20 @@ class WorkerSize:
 
     @classmethod
     def of(cls, group: WorkerGroup, config: ModelConfig, rank_weights: int) -> WorkerSize:
-        options, ranks = group.options, group.options.tp_size
+        options, ranks, arithmetic = (
+            group.options,
+            group.options.tp_size,
+            arithmetic_of(group.options),
+        )
         of_rank, whole = (
             state_manifest(
-                config, options.dtype, options.page_size, "not read", n, options.kv_dtype
+                config,
+                options.dtype,
+                options.page_size,
+                "not read",
+                n,
+                options.kv_dtype,
+                arithmetic,
             )
             for n in (ranks, 1)
         )

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ferryman.cache.manifest import ANY_ARITHMETIC, Kind, KindLayout, StateManifest, lay_out
+from ferryman.cache.manifest import (
+    ANY_ARITHMETIC,
+    Exactness,
+    Kind,
+    KindLayout,
+    StateManifest,
+    lay_out,
+)
 from ferryman.errors import ConfigError
 from ferryman.model.shapes.attention_shapes import AttentionShape
 from ferryman.model.shapes.model_shapes import AS_COMPUTED, ModelConfig, StatePlace, share_of_rank
@@ -33,11 +40,17 @@ def state_manifest(
     return StateManifest(
         fingerprint=fingerprint,
         page_size=page_size,
-        scan_chunk=min(page_size, MAX_SCAN_CHUNK),
+        scan_chunk=_scan_chunk(page_size, arithmetic),
         window_len=_window_len(config),
         layouts=_layouts(config, StatePlace(0, page_size, dtype, kv_dtype), num_ranks),
         arithmetic=arithmetic,
     )
+
+
+def _scan_chunk(page_size: int, arithmetic: str) -> int:
+    """The grid of the scan: one token where bits are promised, since a scan token by token can be
+    cut anywhere; elsewhere blocks, whose cuts change bits."""
+    return 1 if Exactness.under(arithmetic) is Exactness.BITS else min(page_size, MAX_SCAN_CHUNK)
 
 
 def _layouts(config: ModelConfig, place: StatePlace, num_ranks: int) -> tuple[KindLayout, ...]:
