@@ -219,8 +219,8 @@ def _heartbeat(raw: dict[str, Any]) -> Heartbeat:
     slots = {Kind(kind): int(free) for kind, free in raw.pop("free_slots").items()}
     planes = tuple(str(plane) for plane in raw.pop("planes", ("grpc",)))
     served = ServedState(kinds=kinds, **_known(ServedState, state))
-    known = _known(Heartbeat, raw)
-    return Heartbeat(state=served, free_slots=slots, planes=planes, **known)
+    values = _known(Heartbeat, raw)
+    return Heartbeat(state=served, free_slots=slots, planes=planes, **values)
 
 
 def _known(part: type[DataclassInstance], raw: Mapping[str, Any]) -> dict[str, Any]:
