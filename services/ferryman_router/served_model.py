@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ferryman.cache.keys import TokenIds
 from ferryman.errors import ConfigError, InvalidRequest, UnknownModel
 from ferryman.schedule.request import SamplingParams
 from ferryman.settings.declaration import suggestion
@@ -87,14 +86,16 @@ class ServedModel:
         """A body with what the model's makers recommend for the fields that it leaves out."""
         return {**self.defaults, **{k: v for k, v in body.items() if v is not None}}
 
-    def token_ids(self, prompt: Prompt, most: int, truncate: int = 0) -> TokenIds:
-        """Token ids of a prompt, checked against the vocabulary. May take long: run in a thread.
+    def tokenized(self, prompt: Prompt, most: int, truncate: int = 0) -> TokenPrompt:
+        """Token ids of a prompt, checked against the vocabulary, with the position at which other
+        conversations part from a chat. May take long: run in a thread.
 
         With `truncate` so many of the last tokens are kept, with -1 as many as `most`. Raises
         ContextLengthExceeded for a text of more than `most` tokens, truncated or not more than
         LONGER times as many.
         """
         encoder, max_tokens = self.tokenizer, most * LONGER if truncate else most
+        forks: tuple[int, ...] = ()
         match prompt:
             case TextPrompt(text, parse_special, omit_special):
                 field = "prompt"
@@ -105,23 +106,23 @@ class ServedModel:
                     max_tokens=max_tokens,
                 )
             case ChatPrompt(turns, parse_special, variables):
-                field = "messages"
+                field, chat = "messages", [self._message(turn) for turn in turns]
+                read = _object(variables, "variables")
                 ids = encoder.encode_chat(
-                    [self._message(turn) for turn in turns],
-                    variables=_object(variables, "variables"),
-                    parse_special=parse_special,
-                    max_tokens=max_tokens,
+                    chat, variables=read, parse_special=parse_special, max_tokens=max_tokens
                 )
-            case TokenPrompt(token_ids):
-                ids, field = token_ids, "prompt"
-        if truncate:
-            ids = ids[-(most if truncate < 0 else truncate) :]
+                beginnings = encoder.chat_beginnings
+                forks = (beginnings.length(chat, read, ids, parse_special=parse_special),)
+            case TokenPrompt(token_ids, fork_points):
+                ids, forks, field = token_ids, fork_points, "prompt"
+        if truncate and len(ids) > (kept := most if truncate < 0 else truncate):
+            ids, forks = ids[-kept:], ()  # what is left begins elsewhere
         if len(ids) == 0:
             raise InvalidRequest(f"{field} is empty", field)
         if int(ids.max()) >= self.vocab:
             message = f"token id {int(ids.max())} is out of range: the vocabulary has {self.vocab}"
             raise InvalidRequest(message, field)
-        return ids
+        return TokenPrompt(ids, tuple(filter(None, forks)))
 
     def _message(self, turn: ChatTurn) -> dict[str, Any]:
         """Only newer templates know the role developer; it is what they called system before."""

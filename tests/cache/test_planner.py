@@ -84,6 +84,21 @@ def test_plans_give_up_the_grid_by_halves_and_then_the_junction() -> None:
     assert {plan.demand[Kind.FULL] for plan in plans} == {10}
 
 
+def test_forks_get_a_snapshot_at_the_page_end_before_them_and_the_first_stays_longest() -> None:
+    subject = coarse(*HYBRID, grid=0)
+    plans = list(subject.plans(keys_for(38), 38, nothing(38), EMPTY_HOST, forks=(21, 11, 2, 99)))
+    assert [plan.snapshots for plan in plans] == [(8, 20, 36), (8, 36), (36,)]
+    warm = Device(keys_for(38), 3, frozenset(), frozenset({2}))
+    resumed = subject.plan(keys_for(38), 38, warm, EMPTY_HOST, forks=(11, 21))
+    assert (resumed.position, resumed.snapshots) == (12, (20, 36)), "one fork is behind it"
+
+
+def test_a_fork_on_a_junction_is_one_snapshot() -> None:
+    known = Device(keys_for(38), 3, frozenset(), frozenset())
+    plan = coarse(*HYBRID, grid=0).plan(keys_for(38), 38, known, EMPTY_HOST, forks=(13,))
+    assert plan.snapshots == (12, 36)
+
+
 def test_fewer_snapshots_ask_for_fewer_windows() -> None:
     subject = coarse(*ALL, grid=8, window_len=6)
     windows = [

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import grpc.aio
-import numpy as np
 import pytest
 from tests.harness.router import RouterCluster, cluster, collect
 
@@ -29,7 +28,7 @@ from ferryman.errors import (
     Unavailable,
 )
 from ferryman.wire.grpc.status import failure_of
-from ferryman.wire.public import ChatPrompt, ChatTurn, TextPrompt
+from ferryman.wire.public import ChatPrompt, ChatTurn, TextPrompt, TokenPrompt
 from ferryman.wire.v1 import inference_pb2 as pb
 from ferryman_router.bodies.json_body import parse_object
 from ferryman_router.bodies.parsed_request import ParsedRequest
@@ -121,8 +120,9 @@ def test_a_body_is_what_it_would_be_here(
     here: ParsedRequest = BODY_KINDS[Api(kind)](parse_object(raw))
     there = body_of(reader.ask(body_message(Api(kind), (raw[:5], raw[5:]), MAX_TOKENS)))
     for prompt, read in zip(here.prompts, there.prompts, strict=True):
-        wanted = model.token_ids(prompt, MAX_TOKENS)
-        assert np.array_equal(model.token_ids(read, MAX_TOKENS), wanted)
+        assert _values(model.tokenized(read, MAX_TOKENS)) == _values(
+            model.tokenized(prompt, MAX_TOKENS)
+        )
     told = ("api", "model", "sampling", "is_stream", "answer", "echo")
     assert [getattr(there, name) for name in told] == [getattr(here, name) for name in told]
 
@@ -134,10 +134,11 @@ def test_a_body_is_what_it_would_be_here(
         TextPrompt("the ferry carries </s>" * 5000, parse_special=True),
         ChatPrompt((ChatTurn("user", "héllo <|user|>"), ChatTurn("assistant", ""))),
         ChatPrompt((ChatTurn("user", "hi", '{"name": "Zoë"}'),), False, '{"tools": ["</s>"]}'),
+        ChatPrompt((ChatTurn("system", "the ferry"), ChatTurn("user", "hi"))),
         TextPrompt("half a character: \ud800"),
         TextPrompt(""),
     ],
-    ids=["text", "control tokens", "chat", "tools", "half a character", "nothing"],
+    ids=["text", "control tokens", "chat", "tools", "system", "half a character", "nothing"],
 )
 @pytest.mark.parametrize("max_tokens", [10, 10**6], ids=["short", "long"])
 def test_a_prompt_becomes_what_it_would_here(
@@ -147,12 +148,16 @@ def test_a_prompt_becomes_what_it_would_here(
         return tokens_of(reader.ask(prompt_message(prompt, max_tokens)))[0]
 
     there = _outcome(read_there)
-    assert there == _outcome(lambda: model.token_ids(prompt, max_tokens))
+    assert there == _outcome(lambda: model.tokenized(prompt, max_tokens))
 
 
-def _outcome(read: Callable[[], Any]) -> object:
+def _values(prompt: TokenPrompt) -> tuple[list[int], tuple[int, ...]]:
+    return prompt.token_ids.tolist(), prompt.fork_points
+
+
+def _outcome(read: Callable[[], TokenPrompt]) -> object:
     try:
-        return read().tolist()
+        return _values(read())
     except InvalidRequest as error:
         return type(error), str(error), error.param
 
@@ -187,7 +192,7 @@ async def test_large_bodies_are_answered_and_not_read_here(
         raise AssertionError("it is read in the router's own process")
 
     monkeypatch.setattr(server, "parse_object", refuse)
-    monkeypatch.setattr(ServedModel, "token_ids", lambda *given: given[1].token_ids)
+    monkeypatch.setattr(ServedModel, "tokenized", lambda *given: given[1])
     body = b'{"prompt": "the ferry", "max_tokens": 4}' + PADDING
     large = await one_pair.http.post("/v1/completions", content=body)
     assert large.json()["choices"] == small.json()["choices"]
@@ -212,7 +217,7 @@ def test_who_dies_while_it_reads_has_a_successor(reader: ReaderProcess) -> None:
     os.waitid(os.P_PID, first, os.WEXITED | os.WNOWAIT)
     (after,) = tokens_of(reader.ask(asked))  # it died idle: nothing was lost
     assert reader.process_id != first
-    assert np.array_equal(before, after)
+    assert _values(before) == _values(after)
 
 
 @pytest.mark.parametrize("script", [DIES, SPEAKS_NONSENSE, HANGS], ids=["dies", "lies", "hangs"])

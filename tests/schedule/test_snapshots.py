@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from tests.harness.schedule import ALL_KINDS, HYBRID, ScheduledWorker, request
 
@@ -50,6 +52,21 @@ def test_any_prompt_that_shares_a_stem_resumes_at_the_last_grid_point_of_it(end:
     (plan,) = [event.plan for event in worker.seen(SequenceAdmitted) if event.request_id == "r1"]
     assert plan.position == (36 if end == 36 else end // 8 * 8)
     assert worker.tokens["r1"] == worker.expected("r1")
+
+
+@pytest.mark.parametrize("manifest", [HYBRID, ALL_KINDS], ids=["hybrid", "all kinds"])
+def test_already_the_second_prompt_behind_a_fork_resumes_there(manifest: StateManifest) -> None:
+    """Without a fork point the second finds pages and no state, and the third resumes."""
+    system, conversations = [1] * 26, ([5, 6] * 4, [7, 8] * 4, [9, 10] * 4)
+    for forks, expected in [((26,), [0, 24, 24]), ((), [0, 0, 24])]:
+        worker = worker_for(manifest, grid=0)
+        for number, words in enumerate(conversations):
+            asked = request(manifest, f"r{number}", [*system, *words], 2)
+            worker.submit(replace(asked, fork_points=forks))
+            worker.drain()
+        positions = [event.plan.position for event in worker.seen(SequenceAdmitted)]
+        assert positions == expected
+        assert all(tokens == worker.expected(name) for name, tokens in worker.tokens.items())
 
 
 @pytest.mark.parametrize("manifest", [HYBRID, ALL_KINDS], ids=["hybrid", "all kinds"])

@@ -135,6 +135,7 @@ def requests(draw: st.DrawFn, request_id: str) -> Request:
         stop_token_ids=draw(st.frozensets(u32, max_size=3)),
         num_generated=draw(st.integers(0, len(token_ids) - 1)),
         num_siblings=draw(st.integers(0, 1024)),
+        fork_points=tuple(draw(st.lists(u32, max_size=64))),
     )
 
 

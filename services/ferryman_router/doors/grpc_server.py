@@ -119,8 +119,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         prompt = prompt_from_wire(request.prompt)
         with self._memory.holding() as grow:
             grow(request.ByteSize())
-            token_ids = await self._frontend.tokenize(prompt, within=caller.deadline_seconds)
-        return inference_pb2.TokenizeResponse(token_ids=token_ids_to_bytes(token_ids))
+            tokenized = await self._frontend.tokenize(prompt, within=caller.deadline_seconds)
+        return inference_pb2.TokenizeResponse(token_ids=token_ids_to_bytes(tokenized.token_ids))
 
     # From message to request.
 

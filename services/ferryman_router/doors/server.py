@@ -198,7 +198,7 @@ async def _tokenized(frontend: Frontend, raw: dict[str, Any], within: float) -> 
         prompt: Prompt = chat_prompt(values, tool_fields(values))
     else:
         prompt = text_prompt(values["prompt"], values)
-    token_ids = await frontend.tokenize(prompt, within=within)
+    token_ids = (await frontend.tokenize(prompt, within=within)).token_ids
     response = {
         "count": len(token_ids),
         "max_model_len": model.max_len,
@@ -230,4 +230,5 @@ async def _counted(frontend: Frontend, raw: dict[str, Any], within: float) -> di
     values = BODIES[Api.COUNT].read(raw)
     prompt = counted_prompt(values)
     frontend.ctx.model.check_name(values["model"])
-    return {"input_tokens": len(await frontend.tokenize(prompt, within=within))}
+    tokenized = await frontend.tokenize(prompt, within=within)
+    return {"input_tokens": len(tokenized.token_ids)}

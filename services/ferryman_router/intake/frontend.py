@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
-from ferryman.cache.keys import TokenIds
 from ferryman.errors import ContextLengthExceeded, InvalidRequest, QueueFull, Stopping
 from ferryman.grammar.compiler import BackgroundCompiler
 from ferryman.runtime.background import Background
@@ -97,7 +96,8 @@ class Frontend:
         model = self.ctx.model
         name = model.check_name(ask.model)
         left = ask.arrived + ask.caller.deadline_seconds - self.ctx.clock()
-        token_ids = await self.tokenize(ask.prompt, ask.options.truncate, within=left)
+        prompt = await self.tokenize(ask.prompt, ask.options.truncate, within=left)
+        token_ids = prompt.token_ids
         params = model.with_bad_words(
             self._params(ask.sampling, len(token_ids)), ask.sampling.bad_words
         )
@@ -106,17 +106,18 @@ class Frontend:
         await self._grammars.checked(params.grammar, within=left)
         stop = model.stop_token_ids(params.stop_token_ids, ignore_eos=params.ignore_eos)
         # The text is not kept for as long as the request lives: token ids are a prompt too.
-        request = replace(ask, model=name, prompt=TokenPrompt(token_ids))
-        return TokenizedRequest(request, token_ids, params, stop, model.adapters.get(name, ""))
+        request = replace(ask, model=name, prompt=prompt)
+        adapter = model.adapters.get(name, "")
+        return TokenizedRequest(request, token_ids, params, stop, adapter, prompt.fork_points)
 
-    async def tokenize(self, prompt: Prompt, truncate: int = 0, *, within: float) -> TokenIds:
+    async def tokenize(self, prompt: Prompt, truncate: int = 0, *, within: float) -> TokenPrompt:
         """Token ids of a prompt that fits, in so many seconds; raises as `check` does."""
         num_bytes, max_tokens = _size(prompt), self.max_prompt_len
         if num_bytes > LARGE_BYTES and not isinstance(prompt, TokenPrompt):
             message = prompt_message(prompt, max_tokens)
-            (token_ids,) = tokens_of(await self.intake.ask(message, within=within))
-            return token_ids
-        encode = partial(self.ctx.model.token_ids, prompt, max_tokens, truncate)
+            (tokenized,) = tokens_of(await self.intake.ask(message, within=within))
+            return tokenized
+        encode = partial(self.ctx.model.tokenized, prompt, max_tokens, truncate)
         return await self.intake.run(num_bytes, encode, within=within)
 
     def cancel(self, runner: RequestRunner, cause: str) -> None:

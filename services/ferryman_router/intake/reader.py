@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from ferryman.cache.keys import TokenIds, as_token_ids
+from ferryman.cache.keys import as_token_ids
 from ferryman.runtime.life import exit_on_config_errors
 from ferryman.runtime.logs import configure_logs
 from ferryman.schedule.output_grammar import GrammarKind, OutputGrammar
@@ -126,18 +126,25 @@ def prompt_of(message: ReaderMessage) -> Prompt:
     return ChatPrompt(tuple(turns), head["parse_special"], variables)
 
 
-def tokens_message(prompts: Sequence[TokenIds], **more: Any) -> ReaderMessage:
-    """Answers with the token ids of so many prompts; `more` goes into the head."""
-    parts = [as_token_ids(token_ids).tobytes() for token_ids in prompts]
-    return ReaderMessage({"lengths": [len(part) for part in parts], **more}, parts)
+def tokens_message(prompts: Sequence[TokenPrompt], **more: Any) -> ReaderMessage:
+    """Answers with so many prompts; `more` goes into the head."""
+    parts = [as_token_ids(prompt.token_ids).tobytes() for prompt in prompts]
+    head = {
+        "lengths": [len(part) for part in parts],
+        "fork_points": [prompt.fork_points for prompt in prompts],
+    }
+    return ReaderMessage({**head, **more}, parts)
 
 
-def tokens_of(message: ReaderMessage) -> list[TokenIds]:
-    """Token ids [tokens] of each prompt; raises what the reader failed with."""
+def tokens_of(message: ReaderMessage) -> list[TokenPrompt]:
+    """The prompts; raises what the reader failed with."""
     if "failure" in message.head:
         raise error_of(Failure(**message.head["failure"]))
     pieces = _pieces(message.joined(), message.head["lengths"])
-    return [np.frombuffer(piece, dtype="<u4") for piece in pieces]
+    return [
+        TokenPrompt(np.frombuffer(piece, dtype="<u4"), tuple(forks))
+        for piece, forks in zip(pieces, message.head["fork_points"], strict=True)
+    ]
 
 
 def failure_message(failure: Failure) -> ReaderMessage:
@@ -182,15 +189,15 @@ def read_body(model: ServedModel, asked: ReaderMessage) -> ReaderMessage:
     body = parse_body(model, Api(asked.head["kind"]), asked.joined())
     model.check_name(body.model)
     most, truncate = asked.head["max_tokens"], body.answer.truncate
-    token_ids = [model.token_ids(prompt, most, truncate) for prompt in body.prompts]
-    answer = tokens_message(token_ids, body=_to_json(body))
+    prompts = [model.tokenized(prompt, most, truncate) for prompt in body.prompts]
+    answer = tokens_message(prompts, body=_to_json(body))
     # The echo comes after the tokens: it may have megabytes, and a head is small.
     return replace(answer, payload=[*answer.payload, body.echo.encode()])
 
 
 def body_of(answer: ReaderMessage) -> ParsedRequest:
     """The body that was read, with token ids for prompts; raises what it was refused with."""
-    prompts = tuple(TokenPrompt(token_ids) for token_ids in tokens_of(answer))
+    prompts = tuple(tokens_of(answer))
     echo = answer.joined()[sum(answer.head["lengths"]) :].decode()
     return replace(_from_json(answer.head["body"]), prompts=prompts, echo=echo)
 
@@ -246,8 +253,7 @@ def _answer(model: ServedModel, asked: ReaderMessage) -> ReaderMessage:
     try:
         if asked.head["kind"] in BODY_KINDS:
             return read_body(model, asked)
-        token_ids = model.token_ids(prompt_of(asked), asked.head["max_tokens"])
-        return tokens_message([token_ids])
+        return tokens_message([model.tokenized(prompt_of(asked), asked.head["max_tokens"])])
     except Exception as error:  # what is no FerrymanError is a bug: it fails this body alone
         failure = failure_of(error)
         if failure.code == "INTERNAL":

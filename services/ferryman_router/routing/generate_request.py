@@ -136,13 +136,15 @@ class GenerateRequest:
 class TokenizedRequest:
     """A request with its token ids, checked against the model: nothing about it can be wrong now.
     Its `request` has the name that it is served under; `adapter` is the digest of the LoRA adapter
-    of that name, empty for the model alone."""
+    of that name, empty for the model alone. Other prompts are likely to part from this one at
+    `fork_points`."""
 
     request: GenerateRequest
     token_ids: TokenIds
     params: SamplingParams
     stop_token_ids: frozenset[int]
     adapter: str = ""
+    fork_points: tuple[int, ...] = ()
 
     @property
     def caller(self) -> Caller:

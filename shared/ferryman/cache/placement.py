@@ -3,6 +3,7 @@
 the end     the last page end at which a repeat can resume, at most n-1 tokens deep
 n itself    if a page ends with the prompt: the next turn resumes there, one page deeper
 junctions   where the prompt leaves a known path
+forks       where others are likely to leave it, as the router says: after tools and system messages
 the grid    every `grid` tokens, for later prompts that share a beginning not seen twice yet
 
 SGLang calls a snapshot a Mamba checkpoint.
@@ -10,7 +11,7 @@ SGLang calls a snapshot a Mamba checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 
@@ -22,19 +23,18 @@ class Placement(NamedTuple):
     most: int = 0
 
     def positions(
-        self, resumed: int, junction: int, ends: tuple[int, ...], prompt_len: int
+        self, resumed: int, forks: Iterable[int], ends: tuple[int, ...], prompt_len: int
     ) -> tuple[int, ...]:
         """The positions at which to freeze the state on the way from `resumed`. `ends` are those of
-        the prompt, rising; a junction counts if it lies between `resumed` and the first of them."""
+        the prompt, rising; `forks`, a junction among them, count if they lie between `resumed` and
+        the first of them."""
         ends = tuple([end for end in ends if end > resumed])
         if not ends:
             return ()
-        first = (junction,) if resumed < junction < ends[0] else ()
-        if not self.grid:
-            places = (*first, *ends)
-        else:
-            coarse = range((resumed // self.grid + 1) * self.grid, ends[0], self.grid)
-            places = tuple(sorted({*first, *coarse, *ends}))
+        between = {fork for fork in forks if resumed < fork < ends[0]}
+        if self.grid:
+            between.update(range((resumed // self.grid + 1) * self.grid, ends[0], self.grid))
+        places = (*sorted(between), *ends)
         if not self.most or len(places) <= self.most:
             return places
         return next(few for few in self.fewer(places, prompt_len) if len(few) <= self.most)
@@ -43,7 +43,7 @@ class Placement(NamedTuple):
         """Smaller and smaller subsets of these positions; each contains the end.
 
         First the prompt's length is removed, which saves one page; then the grid, every second
-        point at a time; then the junction.
+        point at a time; then the forks, the deepest first.
         """
         if len(places) < 2:
             return
@@ -57,5 +57,5 @@ class Placement(NamedTuple):
             few = (*(place for place in before if place % self.grid or not place % step), end)
             if few != last:
                 yield (last := few)
-        if len(last) > 1:
-            yield (end,)
+        for left in range(len(last) - 2, -1, -1):
+            yield (*last[:left], end)

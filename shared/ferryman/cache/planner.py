@@ -8,7 +8,7 @@ of the same question.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ferryman.cache.candidates import ResumeCandidate, ResumeSearch
@@ -86,6 +86,7 @@ class Planner:
         host: HostView,
         *,
         num_decoded: int = 0,
+        forks: Sequence[int] = (),
     ) -> Iterator[ResumePlan]:
         """The best plan, then plans that ask less of the pools, in the order in which to try them.
 
@@ -93,9 +94,12 @@ class Planner:
         that the window pool could never hold are left out; if no other plan is left, chunks become
         shorter.
 
-        `num_decoded` bounds the positions that are decoded on this worker after the prompt.
+        `num_decoded` bounds the positions that are decoded on this worker after the prompt; at
+        `forks` other prompts are likely to part from this one.
         """
-        least = plan = self.plan(keys, prompt_len, device, host, num_decoded=num_decoded)
+        least = plan = self.plan(
+            keys, prompt_len, device, host, num_decoded=num_decoded, forks=forks
+        )
         if self._fits(plan):
             yield plan
         for snapshots in self.placement.fewer(plan.snapshots, prompt_len):
@@ -106,7 +110,9 @@ class Planner:
             yield self._in_shorter_chunks(least)
         if plan.loads:
             without = self._declined(plan, host)
-            yield from self.plans(keys, prompt_len, device, without, num_decoded=num_decoded)
+            yield from self.plans(
+                keys, prompt_len, device, without, num_decoded=num_decoded, forks=forks
+            )
 
     def plan(
         self,
@@ -116,6 +122,7 @@ class Planner:
         host: HostView,
         *,
         num_decoded: int = 0,
+        forks: Sequence[int] = (),
     ) -> ResumePlan:
         """The cheapest way to reach position `prompt_len`; at least one token is computed."""
         page_size = self.manifest.page_size
@@ -128,6 +135,7 @@ class Planner:
         best, unloaded, refused = search.choose()
         # The pages match deeper than any resume point: the path forks there. A snapshot at the fork
         # serves all later prompts on either branch.
+        aligned = [fork // page_size for fork in forks]
         junction = seen if self.has_junctions and best.depth < min(seen, limit) else best.depth
         plan = ResumePlan(
             position=best.depth * page_size,
@@ -136,7 +144,7 @@ class Planner:
             window_pages=best.window_pages,
             loads=best.loads,
             initialiser=self._initialiser(keys, best),
-            snapshots=self._snapshots(keys, prompt_len, best.depth, junction, device),
+            snapshots=self._snapshots(keys, prompt_len, best.depth, (junction, *aligned), device),
             uncached=uncached_spans(best.depth, limit, seen, prompt_len / page_size, refused, host),
             demand={},
             seconds=best.seconds,
@@ -152,12 +160,20 @@ class Planner:
         return self._budgeted(plan)
 
     def plans_anew(
-        self, keys: Sequence[PageKey], prompt_len: int, reason: Reason, *, num_decoded: int = 0
+        self,
+        keys: Sequence[PageKey],
+        prompt_len: int,
+        reason: Reason,
+        *,
+        num_decoded: int = 0,
+        forks: Sequence[int] = (),
     ) -> Iterator[ResumePlan]:
         """Plans of a request that has to compute all its positions, for `reason`. It keeps its
         state for others as every request does."""
         spans = (Uncached(reason, 0, -(-prompt_len // self.manifest.page_size)),)
-        for plan in self.plans(keys, prompt_len, EMPTY_DEVICE, EMPTY_HOST, num_decoded=num_decoded):
+        for plan in self.plans(
+            keys, prompt_len, EMPTY_DEVICE, EMPTY_HOST, num_decoded=num_decoded, forks=forks
+        ):
             yield plan._replace(uncached=spans)
 
     def plan_cold(self, prompt_len: int, reason: Reason, *, num_decoded: int = 0) -> ResumePlan:
@@ -253,11 +269,11 @@ class Planner:
         keys: Sequence[PageKey],
         prompt_len: int,
         depth: int,
-        junction: int,
+        forks: Iterable[int],
         device: DeviceView,
     ) -> tuple[int, ...]:
-        """Positions of snapshots. The deepest page end before the prompt's end is always among
-        them: a repeat of the prompt resumes there.
+        """Positions of snapshots; `depth` and `forks` are in pages. The deepest page end before the
+        prompt's end is always among them: a repeat of the prompt resumes there.
 
         If a page ends exactly with the prompt, that position is added unless it is cached already.
         """
@@ -268,7 +284,8 @@ class Planner:
         ends: tuple[int, ...] = ((pages if rest else pages - 1) * page_size,)
         if not rest and not device.has(self._point_kind, keys[pages - 1]):
             ends = (*ends, prompt_len)
-        return self.placement.positions(depth * page_size, junction * page_size, ends, prompt_len)
+        places = [fork * page_size for fork in forks]
+        return self.placement.positions(depth * page_size, places, ends, prompt_len)
 
     def _declined(self, plan: ResumePlan, host: HostView) -> HostView:
         """A view without host units, because there is no room for the loads of `plan`."""

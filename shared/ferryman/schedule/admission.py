@@ -109,11 +109,15 @@ class Admission:
             why = Reason.QUARANTINED if self._limits.prefix_cache else Reason.CACHE_OFF
             yield self.planner.plan_cold(prompt_len, why, num_decoded=decoded)
             return
-        keys, tree = waiting.request.keys, self._allocator.tree
+        keys, tree, forks = waiting.request.keys, self._allocator.tree, waiting.request.fork_points
         if waiting.request.prompt_logprobs is None:
-            yield from self.planner.plans(keys, prompt_len, tree, waiting.host, num_decoded=decoded)
+            yield from self.planner.plans(
+                keys, prompt_len, tree, waiting.host, num_decoded=decoded, forks=forks
+            )
         else:  # every token's logits are needed, and cached state has none
             why = Reason.PROMPT_LOGPROBS
-            yield from self.planner.plans_anew(keys, prompt_len, why, num_decoded=decoded)
+            yield from self.planner.plans_anew(
+                keys, prompt_len, why, num_decoded=decoded, forks=forks
+            )
         if not self._sequences.by_id and not self._sequences.reserved:
             yield self.planner.plan_cold(prompt_len, Reason.NO_ROOM, num_decoded=decoded)

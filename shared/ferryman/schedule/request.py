@@ -133,6 +133,8 @@ class Request:
     continues after them, and penalties count them as output. `tenant_salt` and the digest of
     `adapter` are part of the keys, also of the pages that decoding fills. `num_siblings` requests
     of the very same prompt, other choices of one answer, will follow to the same decode worker.
+    `fork_points` are positions at which other prompts are likely to part from this one, rising:
+    state is kept there while it is computed, so that already the second prompt finds it.
     """
 
     request_id: str
@@ -144,6 +146,7 @@ class Request:
     tenant_salt: bytes = b""
     adapter: Adapter = NO_ADAPTER
     num_siblings: int = 0
+    fork_points: tuple[int, ...] = ()
 
     @property
     def prompt_len(self) -> int:

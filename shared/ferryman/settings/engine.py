@@ -91,8 +91,8 @@ class EngineOptions(BaseModel):
     overlap: bool = True
     """Two steps in flight."""
     snapshot_grid: Annotated[int, Field(ge=0)] = 0
-    """Tokens between the snapshots kept along a prompt, whole pages; 0: only at ends and
-    junctions."""
+    """Tokens between the snapshots kept along a prompt, whole pages; 0: only at ends,
+    junctions and fork points."""
     draft: Annotated[str, BeforeValidator(str)] = ""
     """`ngram`, `mtp` (the model's own layer for multi-token prediction), or the folder of a draft
     model: the same for prefill and decode workers. See Drafts in docs/operating.md."""

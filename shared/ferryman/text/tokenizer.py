@@ -12,6 +12,7 @@ from typing import Any
 from ferryman.cache.keys import TokenIds
 from ferryman.errors import ConfigError, InvalidRequest
 from ferryman.text.chat import NO_VARIABLES, ChatTemplate, Message
+from ferryman.text.chat_beginnings import ChatBeginnings
 from ferryman.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from ferryman.text.pieces import PieceTable, ShownPieces, piece_table
 from ferryman.text.text_encoder import TextEncoder
@@ -119,6 +120,11 @@ class Tokenizer:
         return self.text_encoder.encode_marked(
             rendered, marks, max_tokens=max_tokens, param="messages"
         )
+
+    @cached_property
+    def chat_beginnings(self) -> ChatBeginnings:
+        """What conversations begin with, as far as it was asked for."""
+        return ChatBeginnings(self.encode_chat)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The whole text at once; without control tokens, unless they shall be in it."""

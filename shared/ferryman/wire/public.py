@@ -52,9 +52,11 @@ class ChatPrompt:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenPrompt:
-    """Token ids [tokens] as they are."""
+    """Token ids [tokens] as they are. At `fork_points`, positions in them, other prompts are likely
+    to part from this one: state is kept there, if there is room."""
 
     token_ids: TokenIds
+    fork_points: tuple[int, ...] = ()
 
 
 Prompt = TextPrompt | ChatPrompt | TokenPrompt

@@ -6,7 +6,12 @@ from ferryman.errors import InvalidRequest
 from ferryman.schedule.prompt_scores import PromptScores
 from ferryman.wire.codec.message_table import At, Codec, each, oneof, same, table
 from ferryman.wire.codec.prefill import SCORES
-from ferryman.wire.codec.request import USAGE, logprobs_from_wire, logprobs_to_wire
+from ferryman.wire.codec.request import (
+    USAGE,
+    checked_fork_points,
+    logprobs_from_wire,
+    logprobs_to_wire,
+)
 from ferryman.wire.codec.scalars import EXACTNESS, FINISH, token_ids_from_bytes, token_ids_to_bytes
 from ferryman.wire.public import (
     ChatPrompt,
@@ -39,8 +44,10 @@ def prompt_to_wire(prompt: Prompt) -> inference_pb2.Prompt:
             ]
             chat = inference_pb2.ChatPrompt(messages=messages, variables=variables)
             return inference_pb2.Prompt(chat=chat, parse_special=parse_special)
-        case TokenPrompt(token_ids):
-            return inference_pb2.Prompt(token_ids=token_ids_to_bytes(token_ids))
+        case TokenPrompt(token_ids, fork_points):
+            return inference_pb2.Prompt(
+                token_ids=token_ids_to_bytes(token_ids), fork_points=fork_points
+            )
 
 
 def prompt_from_wire(message: inference_pb2.Prompt) -> Prompt:
@@ -52,7 +59,9 @@ def prompt_from_wire(message: inference_pb2.Prompt) -> Prompt:
             turns = (ChatTurn(turn.role, turn.content, turn.more) for turn in message.chat.messages)
             return ChatPrompt(tuple(turns), message.parse_special, message.chat.variables)
         case "token_ids":
-            return TokenPrompt(token_ids_from_bytes(message.token_ids))
+            return TokenPrompt(
+                token_ids_from_bytes(message.token_ids), checked_fork_points(message.fork_points)
+            )
     raise InvalidRequest("a prompt is text, chat or token ids", "prompt")
 
 

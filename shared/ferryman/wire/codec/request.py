@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,6 +37,7 @@ from ferryman.wire.values import Failure, RequestContext, UncachedPages, Usage, 
 
 MAX_SALT_BYTES = 64
 MAX_SIBLINGS = 1024
+MAX_FORK_POINTS = 64
 DEFAULT_SAMPLING = SamplingParams()
 _MAX_RULES = {
     "biased_token_ids": MAX_BIASES,
@@ -244,6 +245,7 @@ def request_to_fields(request: Request) -> dict[str, Any]:
         "num_siblings": request.num_siblings,
         "sampling": sampling_to_wire(request.sampling),
         "stop_token_ids": sorted(request.stop_token_ids),
+        "fork_points": request.fork_points,
     }
 
 
@@ -260,7 +262,15 @@ def request_from_fields(message: OrderMessage) -> Request:
         stop_token_ids=frozenset(message.stop_token_ids),
         num_generated=message.num_generated,
         num_siblings=message.num_siblings,
+        fork_points=checked_fork_points(message.fork_points),
     )
+
+
+def checked_fork_points(positions: Sequence[int]) -> tuple[int, ...]:
+    """Positions at which prompts part. One that is no position of the prompt has no effect."""
+    if len(positions) > MAX_FORK_POINTS:
+        raise InvalidRequest(f"a prompt has at most {MAX_FORK_POINTS} fork points", "fork_points")
+    return tuple(positions)
 
 
 def _check_tokens(token_ids: TokenIds, num_generated: int) -> None:
@@ -272,7 +282,15 @@ def _check_tokens(token_ids: TokenIds, num_generated: int) -> None:
 
 # The request id is in the context.
 REQUEST = Within(
-    ("token_ids", "page_keys", "num_generated", "num_siblings", "sampling", "stop_token_ids"),
+    (
+        "token_ids",
+        "page_keys",
+        "num_generated",
+        "num_siblings",
+        "sampling",
+        "stop_token_ids",
+        "fork_points",
+    ),
     request_to_fields,
     request_from_fields,
 )

@@ -1,0 +1,70 @@
+"""What conversations begin with: tools and system messages, up to the first words of a user.
+
+The next conversation of the same application begins alike, so its state is worth a snapshot before
+any second conversation has come (others call this a cache breakpoint). Positions are hints: what is
+found there is named by its tokens, as all cached state is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from ferryman.cache.keys import TokenIds
+from ferryman.errors import InvalidRequest
+from ferryman.text.chat import Message
+
+MAX_REMEMBERED = 64
+MAX_CHARS = 1 << 19  # of a beginning that is looked at
+# Begins with a character that nobody's first words begin with.
+_OTHER_WORDS = {"role": "user", "content": "\N{REFERENCE MARK}"}
+
+
+class ChatBeginnings:
+    """Finds where conversations of one application part. `encode_chat` is the tokenizer's own; what
+    it makes of a beginning is remembered, since many conversations have the same."""
+
+    def __init__(self, encode_chat: Callable[..., TokenIds]) -> None:
+        self._encode_chat = encode_chat
+        self._remembered = lru_cache(maxsize=MAX_REMEMBERED)(self._with_other_words)
+
+    def length(
+        self,
+        messages: Sequence[Message],
+        variables: Mapping[str, Any],
+        token_ids: TokenIds,
+        *,
+        parse_special: bool,
+    ) -> int:
+        """The tokens of `token_ids` [tokens], those of this conversation, that another one with the
+        same tools and system messages has as well; 0 if it has neither."""
+        roles = [message["role"] for message in messages]
+        num_leading = roles.index("user") if "user" in roles else 0
+        if not num_leading and not variables.get("tools"):
+            return 0
+        beginning = json.dumps([messages[:num_leading], variables])
+        if len(beginning) > MAX_CHARS:
+            return 0
+        return common_length(token_ids, self._remembered(beginning, parse_special))
+
+    def _with_other_words(self, beginning: str, parse_special: bool) -> TokenIds:
+        """The tokens of a conversation that goes on with other words; none if the template takes no
+        such conversation."""
+        leading, variables = json.loads(beginning)
+        try:
+            return self._encode_chat(
+                [*leading, _OTHER_WORDS], variables=variables, parse_special=parse_special
+            )
+        except InvalidRequest:
+            return np.zeros(0, dtype="<u4")
+
+
+def common_length(left: TokenIds, right: TokenIds) -> int:
+    """The tokens that both begin with."""
+    shorter = min(len(left), len(right))
+    unlike = np.flatnonzero(left[:shorter] != right[:shorter])
+    return int(unlike[0]) if len(unlike) else shorter
