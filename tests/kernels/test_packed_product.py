@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(not reads_panels(torch.float32), reason="there i
 
 BOUNDS = {torch.float32: 5e-6, torch.bfloat16: 2.0**-8}
 """Of the largest output: sums of 1,500 float32 products; half in the last place of a bfloat16."""
-SHAPES = [(3, 16), (64, 32), (65, 33), (100, 70), (131, 1500)]
+SHAPES = [(3, 16), (64, 32), (65, 33), (100, 70), (131, 1500), (300, 700)]
 
 
 WAYS = ["widened", *["dots"] * HAS_DOTS, *["tiles"] * has_tiles()]
@@ -109,6 +109,21 @@ def test_a_token_has_the_same_bits_at_every_place_of_every_batch(
         count = data.draw(st.integers(1, tokens - first))
         part = slice(first, first + count)
         assert torch.equal(packed_product(x[part], own, bias), alone[part])
+
+
+@pytest.mark.skipif(not has_tiles(), reason="copies are for tiles")
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("tokens", [128, 143, 530])
+@pytest.mark.parametrize("shape", [(256, 32), (300, 700), (600, 1500)], ids=str)
+def test_many_tokens_have_the_bits_of_each_alone(
+    shape: tuple[int, int], tokens: int, threads: int
+) -> None:
+    x, weight, bias = drawn(shape, tokens, torch.bfloat16)
+    cancel(x, weight)
+    own = pack_panels(weight)
+    alone = torch.cat([packed_product(token[None], own, bias) for token in x])
+    with threads_of_torch(threads):
+        assert torch.equal(packed_product(x, own, bias), alone)
 
 
 @contextmanager

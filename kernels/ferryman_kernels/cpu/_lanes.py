@@ -70,9 +70,19 @@ def lanes_at(typing: Any, array: Any, at: Any) -> Any:
 
 
 @generated
+def half_at(typing: Any, array: Any, at: Any) -> Any:
+    """half_at(array, at): array[at : at + 32] of a flat float32 array."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _floats_at(context, builder, signature.args[0], *args, LANES // 2)
+
+    return Vector(numba.types.float32, LANES // 2)(array, numba.types.intp), generate
+
+
+@generated
 def store_rounded(typing: Any, array: Any, at: Any, sums: Any, added: Any) -> Any:
-    """store_rounded(array, at, sums, added): array[at : at + 64] ← sums + added, rounded to nearest
-    even if the array is bfloat16."""
+    """store_rounded(array, at, sums, added): array[at : at + lanes] ← sums + added, rounded to
+    nearest even if the array is bfloat16."""
     is_narrow = is_bfloat16(array)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -88,12 +98,13 @@ def store_rounded(typing: Any, array: Any, at: Any, sums: Any, added: Any) -> An
 
 def _rounded(builder: Any, floats: Any) -> Any:
     """bfloat16 nearest to each lane, as `narrow` rounds; the processor gives zero below 1.2e-38."""
-    shorts = ir.VectorType(ir.IntType(16), LANES)
+    lanes = floats.type.count
+    shorts = ir.VectorType(ir.IntType(16), lanes)
     if HAS_DOTS:
-        return builder.bitcast(builder.fptrunc(floats, ir.VectorType(_Bfloat(), LANES)), shorts)
-    words = ir.VectorType(ir.IntType(32), LANES)
+        return builder.bitcast(builder.fptrunc(floats, ir.VectorType(_Bfloat(), lanes)), shorts)
+    words = ir.VectorType(ir.IntType(32), lanes)
     half, one, below, no_number = (
-        ir.Constant(words, [number] * LANES) for number in (16, 1, 0x7FFF, 0x7FC0)
+        ir.Constant(words, [number] * lanes) for number in (16, 1, 0x7FFF, 0x7FC0)
     )
     bits = builder.bitcast(floats, words)
     even = builder.and_(builder.lshr(bits, half), one)
@@ -115,8 +126,10 @@ def add_scaled(typing: Any, sums: Any, array: Any, at: Any, number: Any) -> Any:
     return sums(sums, array, numba.types.intp, numba.types.float32), generate
 
 
-def _floats_at(context: Any, builder: Any, kind: Any, array: Any, at: Any) -> Any:
-    pointer = pointer_at(context, builder, kind, array, at, ir.VectorType(ir.FloatType(), LANES))
+def _floats_at(
+    context: Any, builder: Any, kind: Any, array: Any, at: Any, lanes: int = LANES
+) -> Any:
+    pointer = pointer_at(context, builder, kind, array, at, ir.VectorType(ir.FloatType(), lanes))
     return builder.load(pointer, align=4)
 
 

@@ -27,7 +27,7 @@ import numpy as np
 
 from ferryman_kernels.cpu._compiled import numba, part
 from ferryman_kernels.cpu._lanes import HAS_DOTS, has_feature
-from ferryman_kernels.cpu._vectors import generated, prefetch_at
+from ferryman_kernels.cpu._vectors import LANES, generated, prefetch_at
 
 if numba is not None:
     from llvmlite import ir
@@ -48,6 +48,14 @@ def has_tiles() -> bool:
     if not (HAS_DOTS and has_feature("amx-bf16") and sys.platform == "linux"):
         return False
     return bool(ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0)
+
+
+@part
+def aligned_words(count: Any) -> Any:
+    """Memory that begins with a line of the caches, as a tile's rows then do."""
+    memory = np.empty(count + LANES, np.int32)
+    first = -memory.ctypes.data % 64 // 4
+    return memory[first : first + count]
 
 
 @part
@@ -107,11 +115,11 @@ def add_first_tokens(typing: Any, pairs: Any, pairs_stride: Any, x: Any, x_strid
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pairs, pairs_stride, x, x_stride = args
         second = builder.add(pairs, pairs.type(_HALF_BYTES))
-        _load(builder, 4, x, x_stride)
-        _load(builder, 6, pairs, pairs_stride)
-        _load(builder, 7, second, pairs_stride)
-        _add(builder, 0, 4, 6)
-        _add(builder, 1, 4, 7)
+        load_tile(builder, 4, x, x_stride)
+        load_tile(builder, 6, pairs, pairs_stride)
+        load_tile(builder, 7, second, pairs_stride)
+        add_tiles(builder, 0, 4, 6)
+        add_tiles(builder, 1, 4, 7)
         return context.get_dummy_value()
 
     size = numba.types.intp
@@ -124,9 +132,9 @@ def add_other_tokens(typing: Any, x: Any, x_stride: Any) -> Any:
     `x` is the address of the seventeenth token's inputs."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _load(builder, 5, *args)
-        _add(builder, 2, 5, 6)
-        _add(builder, 3, 5, 7)
+        load_tile(builder, 5, *args)
+        add_tiles(builder, 2, 5, 6)
+        add_tiles(builder, 3, 5, 7)
         return context.get_dummy_value()
 
     return numba.types.void(numba.types.intp, numba.types.intp), generate
@@ -139,11 +147,11 @@ def add_few_tokens(typing: Any, pairs: Any, pairs_stride: Any, x: Any, x_stride:
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pairs, pairs_stride, x, x_stride = args
-        _load(builder, 4, x, x_stride)
+        load_tile(builder, 4, x, x_stride)
         for tile in range(4):
             weights, at = 6 + tile % 2, builder.add(pairs, pairs.type(tile * _HALF_BYTES))
-            _load(builder, weights, at, pairs_stride)
-            _add(builder, tile, 4, weights)
+            load_tile(builder, weights, at, pairs_stride)
+            add_tiles(builder, tile, 4, weights)
         return context.get_dummy_value()
 
     size = numba.types.intp
@@ -202,15 +210,19 @@ def _of_config(name: str) -> Any:
     return generate
 
 
-def _load(builder: Any, tile: int, address: Any, stride: Any) -> None:
-    _call(builder, "llvm.x86.tileloadd64", _number(tile), _pointer(builder, address), stride)
+def load_tile(
+    builder: Any, tile: int, address: Any, stride: Any, way: str = "llvm.x86.tileloadd64"
+) -> None:
+    """Loads a tile whose rows begin at LLVM's value `address`, by LLVM's function `way`."""
+    _call(builder, way, _number(tile), _pointer(builder, address), stride)
 
 
 def _store(builder: Any, tile: int, address: Any, stride: Any) -> None:
     _call(builder, "llvm.x86.tilestored64", _number(tile), _pointer(builder, address), stride)
 
 
-def _add(builder: Any, sums: int, inputs: int, weights: int) -> None:
+def add_tiles(builder: Any, sums: int, inputs: int, weights: int) -> None:
+    """Adds the products of two tiles to a third."""
     tiles = (_number(tile) for tile in (sums, inputs, weights))
     _call(builder, "llvm.x86.tdpbf16ps", *tiles)
 

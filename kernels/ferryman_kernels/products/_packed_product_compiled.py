@@ -31,6 +31,7 @@ from ferryman_kernels.products._panel_sums import (
     opened_for,
     slice_length,
 )
+from ferryman_kernels.products._tiled_product_compiled import repays_copies, tiled_loop
 
 
 def _product(
@@ -136,7 +137,7 @@ def _kinds(dtype: torch.dtype, has_dots: bool, is_tiled: bool) -> tuple[Any, Any
 def packed_product_compiled(
     x: Tensor, address: int, panel_bytes: int, bias: Tensor, out_dim: int
 ) -> Tensor:
-    *kinds, multiple = _kinds(x.dtype, HAS_DOTS, has_tiles())
+    stored, multiplied, like, multiple = _kinds(x.dtype, HAS_DOTS, has_tiles())
     if x.shape[1] % multiple:
         # Memory beyond a row's end may be infinite, which is not zero with a weight of zero.
         x = F.pad(x, (0, -x.shape[1] % multiple))
@@ -145,9 +146,18 @@ def packed_product_compiled(
     (tokens, in_dim), size = x.shape, x.itemsize
     y = torch.empty(tokens, out_dim, dtype=x.dtype)
     elements = out_dim * in_dim // WEIGHTS_PER_ELEMENT
+    elements += elements * tokens // _TOKENS_AS_LONG_AS_READING
+    if multiplied is None and repays_copies(tokens, out_dim):
+        tiled_loop(
+            elements,
+            like, address, panel_bytes, bias.data_ptr(), bias.numel(), x.data_ptr(),
+            x.stride(0) * size, in_dim // multiple, tokens, y.data_ptr(), out_dim,
+            torch.get_num_threads(),
+        )  # fmt: skip
+        return y
     _product_loop(
-        elements + elements * tokens // _TOKENS_AS_LONG_AS_READING,
-        *kinds, address, panel_bytes, bias.data_ptr(), bias.numel(), x.data_ptr(),
+        elements,
+        stored, multiplied, like, address, panel_bytes, bias.data_ptr(), bias.numel(), x.data_ptr(),
         x.stride(0) * size, in_dim * size // WORD_BYTES, tokens, y.data_ptr(), out_dim,
         torch.get_num_threads(),
     )  # fmt: skip

@@ -30,6 +30,7 @@ from ferryman_kernels.cpu._tiles import (
     ROWS,
     add_first_tokens,
     add_other_tokens,
+    aligned_words,
     clear_sums,
     has_tiles,
 )
@@ -326,23 +327,15 @@ def attend_by_tiles(
 
 
 @part
-def _aligned(words: int) -> Any:
-    """Memory that begins with a line of the caches, as a tile's rows then do."""
-    memory = np.empty(words + LANES, np.int32)
-    first = -memory.ctypes.data % 64 // 4
-    return memory[first : first + words]
-
-
-@part
 def tile_room(dims: Any) -> Any:
     """The memory of one thread: staged keys, laid keys and values, scores and weights, rows."""
-    (_, size, value_dim, value_size), scores = dims, _aligned(WIDTH * LINE).view(np.float32)
-    laid_values = _aligned(SPLIT * value_size // 2)
+    (_, size, value_dim, value_size), scores = dims, aligned_words(WIDTH * LINE).view(np.float32)
+    laid_values = aligned_words(SPLIT * value_size // 2)
     if value_dim < value_size:
         laid_values[:] = 0
     return (
         (np.zeros(LANES * size, np.uint16), np.arange(LANES) * size),
-        _aligned(SPLIT * size // 2),
+        aligned_words(SPLIT * size // 2),
         laid_values,
         scores,
         scores.view(np.uint16),
