@@ -34,17 +34,15 @@ from ferryman_kernels.cpu._compiled import (
     STRICT,
     Loop,
     compiled,
-    narrow,
     numba,
     part,
     prange,
     row_like,
-    wide,
 )
 from ferryman_kernels.cpu._lanes import LANES as VECTOR_WIDTH
 from ferryman_kernels.cpu._row_tiles import PRODUCTS_PER_ELEMENT, padded
 from ferryman_kernels.cpu._tiles import CONFIG_BYTES, configure, copy_configuration
-from ferryman_kernels.cpu._vectors import LANES, row_at
+from ferryman_kernels.cpu._vectors import LANES, copy_numbers, row_at
 from ferryman_kernels.ragged import Span, first_tokens
 
 if numba is not None:
@@ -111,21 +109,20 @@ def _first_key(position: int, window_len: int) -> int:
 
 @compiled
 def _attend_block(
-    block: Any, q: Any, kv_head: int, group: int, pages: Any, sizes: Any, dims: Any,
+    block: Any, q: Any, q_heads: int, kv_head: int, group: int, pages: Any, sizes: Any, dims: Any,
     page_table: Any, window_len: int, scale: Any, score_cap: Any, sinks: Any, laid: Any, room: Any,
     out: Any,
 ) -> None:  # fmt: skip
     """A job. `block` is its row of the table, its first token, and its positions."""
-    (stride_page, page_size, step), (_, size, value_dim, value_size) = sizes, dims
+    (stride_page, page_size, step), (dim, size, value_dim, value_size) = sizes, dims
     token, low, high, first_head = block[1], block[2], block[3], kv_head * group
     rows, stride = (high - low) * group, value_size + LANES
     all_rows = padded(rows, WIDTH)
     queries = np.zeros(all_rows * size, laid.dtype)
     for line in range(all_rows):
         real = min(line, rows - 1)
-        query = q[token + real // group, first_head + real % group]
-        for channel in range(len(query)):
-            queries[line * size + channel] = narrow(wide(query[channel]), queries)
+        query = ((token + real // group) * q_heads + first_head + real % group) * dim
+        copy_numbers(q, query, queries, line * size, dim)
     first_split = _first_key(low, window_len) // SPLIT
     splits = (high - 1) // SPLIT - first_split + 1
     partial = np.empty(splits * all_rows * stride, np.float32)
@@ -142,26 +139,29 @@ def _attend_block(
             queries, rows, seen, pages, places, dims, scale, score_cap, room,
             partial[split * all_rows * stride :], stride,
         )  # fmt: skip
-    mixed = np.empty(value_dim, np.float32)
+    own_partial = row_at(partial.ctypes.data, partial)
     for line in range(rows):
         position, head = low + line // group, first_head + line % group
         row_split = _first_key(position, window_len) // SPLIT
         at = (row_split - first_split) * all_rows * stride + line * stride
-        count, target = position // SPLIT - row_split + 1, out[token + line // group, head]
-        join_splits(partial, at, all_rows * stride, count, value_size, sinks[head], mixed, target)
+        count = position // SPLIT - row_split + 1
+        to = ((token + line // group) * q_heads + head) * value_dim
+        join_splits(
+            own_partial, at, all_rows * stride, count, value_size, sinks[head], out, to, value_dim
+        )
+    partial[:0] = 0  # numba ends an array's life after its last use
 
 
 def _attend(
     shares: int, like: Any, laid: Any, q_address: int, q_size: Any, page_addresses: Any, sizes: Any,
     dims: Any, kv_heads: int, indices: Any, table: int, table_size: Any, blocks: Any,
-    window_len: int, scale: Any, score_cap: Any, sinks: Any, y: int, y_size: Any,
+    window_len: int, scale: Any, score_cap: Any, sinks: Any, y: int,
 ) -> None:  # fmt: skip
     """Tensors are addresses; those of q, keys and values are of the dtype of `like`, the table's
     entries of that of `indices`; queries are laid in that of `laid`. `sizes` are the numbers from a
     page to the next one, the rows of a page, and the numbers from a row to the next one; `dims`
     those of a key and of a value, each with the padded one."""
-    q = row_at(q_address, like)[: q_size[0] * q_size[1] * q_size[2]].reshape(q_size)
-    out = row_at(y, like)[: y_size[0] * y_size[1] * y_size[2]].reshape(y_size)
+    q, out = row_at(q_address, like), row_at(y, like)
     page_table = row_at(table, indices)[: table_size[0] * table_size[1]].reshape(table_size)
     pages = row_at(page_addresses[0], like), row_at(page_addresses[1], like)
     jobs, group = len(blocks) * kv_heads, q_size[1] // kv_heads
@@ -170,8 +170,8 @@ def _attend(
         # Neighbours in the list are of one request, and the later one has more keys.
         for job in range(np.int64(share), jobs, shares):
             _attend_block(
-                blocks[job // kv_heads], q, job % kv_heads, group, pages, sizes, dims, page_table,
-                window_len, scale, score_cap, sinks, laid, room, out,
+                blocks[job // kv_heads], q, q_size[1], job % kv_heads, group, pages, sizes, dims,
+                page_table, window_len, scale, score_cap, sinks, laid, room, out,
             )  # fmt: skip
 
 
@@ -247,7 +247,7 @@ def attend_blocks(
         (rows.keys, rows.values), rows.sizes,
         (size[2], key_size, value_dim, -(-value_dim // width) * width), rows.kv_heads,
         row_like(torch.int64), table.data_ptr(), tuple(table.shape), blocks.rows, window_len,
-        np.float32(scale), np.float32(score_cap), added, out.data_ptr(), tuple(out.shape),
+        np.float32(scale), np.float32(score_cap), added, out.data_ptr(),
     )  # fmt: skip
     return out
 

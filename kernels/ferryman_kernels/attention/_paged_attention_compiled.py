@@ -34,9 +34,8 @@ from ferryman_kernels.cpu._compiled import (
     compiled,
     prange,
     row_like,
-    wide,
 )
-from ferryman_kernels.cpu._vectors import row_at
+from ferryman_kernels.cpu._vectors import copy_numbers, row_at
 
 PRODUCTS_PER_ELEMENT = 4
 """Products of a query with keys that take the time of one element of other loops."""
@@ -63,8 +62,7 @@ def _attend_share(
             continue
         first_head = kv_head * group
         for member in range(group):
-            for channel in range(head_dim):
-                query[member * head_dim + channel] = wide(q[token, first_head + member, channel])
+            copy_numbers(q[token, first_head + member], 0, query, member * head_dim, head_dim)
         position, base = low, low // SPLIT * SPLIT
         while position < high:
             at, count = keys_in_page(
@@ -101,7 +99,6 @@ def _attend(
     -inf, and a cap of 0, are none."""
     numbers, entries = q_size[0] * q_size[1] * q_size[2], q_size[0] * pages
     q = row_at(q_address, like)[:numbers].reshape(q_size)
-    out = row_at(y, like)[:numbers].reshape(q_size)
     page_table = row_at(table, indices)[:entries].reshape(q_size[0], pages)
     splits = splits_of(row_at(position_address, indices)[: q_size[0]], window_len)
     partial = np.empty(len(splits) * q.shape[1] * (q.shape[2] + 2), sinks.dtype)
@@ -112,7 +109,7 @@ def _attend(
                 np.int64(share), shares, splits, q, kv_heads, keys, values, stride_page, page_size,
                 page_table, scale, score_cap, partial,
             )  # fmt: skip
-    join_all(splits, partial, q_size[2], q_size[2] + 2, sinks, out)
+    join_all(splits, partial, q_size[2], q_size[2] + 2, sinks, row_at(y, like), q_size)
 
 
 _attend_loop = Loop(_attend, STRICT)

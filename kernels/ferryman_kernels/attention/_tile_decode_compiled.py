@@ -25,7 +25,7 @@ from ferryman_kernels.attention.splits._tile_split_compiled import (
 from ferryman_kernels.cpu._compiled import STRICT, Loop, compiled, part, prange
 from ferryman_kernels.cpu._row_tiles import padded
 from ferryman_kernels.cpu._tiles import CONFIG_BYTES, ROWS, configure, copy_configuration
-from ferryman_kernels.cpu._vectors import LANES, row_at
+from ferryman_kernels.cpu._vectors import LANES, copy_numbers, row_at
 
 
 @part
@@ -33,8 +33,7 @@ def _rows_of(q: Any, token: int, head: int, group: int, rows: int, size: int, la
     """Lays rows of the queries from `token` on, `group` heads of each from `head` on."""
     for row in range(rows):
         query = q[token + row // group, head + row % group]
-        for channel in range(len(query)):
-            laid[row * size + channel] = query[channel]
+        copy_numbers(query, 0, laid, row * size, len(query))
 
 
 @compiled
@@ -68,7 +67,6 @@ def _decode(
     """Arguments are those of `_paged_attention_compiled`'s loop."""
     dim, group, entries = q_size[2], q_size[1] // kv_heads, q_size[0] * pages
     q = row_at(q_address, like)[: q_size[0] * q_size[1] * dim].reshape(q_size)
-    out = row_at(y, like)[: q_size[0] * q_size[1] * dim].reshape(q_size)
     page_table = row_at(table, indices)[:entries].reshape(q_size[0], pages)
     splits = splits_of(row_at(position_address, indices)[: q_size[0]], window_len)
     keys, values = row_at(key_address, like), row_at(value_address, like)
@@ -91,7 +89,7 @@ def _decode(
                 partial, job * group * stride,
             )  # fmt: skip
         configure(before)
-    join_all(splits, partial, size, stride, sinks, out)
+    join_all(splits, partial, size, stride, sinks, row_at(y, like), q_size)
 
 
 decode_loop = Loop(_decode, STRICT)

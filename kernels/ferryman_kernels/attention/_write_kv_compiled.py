@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ferryman_kernels.attention.page_layout import check_page_layout
 from ferryman_kernels.cpu._compiled import STRICT, Loop, row_like
-from ferryman_kernels.cpu._vectors import row_at
+from ferryman_kernels.cpu._vectors import copy_numbers, row_at
 
 
 def _write(
@@ -35,10 +35,8 @@ def _write(
             at = page * stride_page + (head * page_size + position % page_size) * head_dim
             key = token * stride_keys[0] + head * stride_keys[1]
             value = token * stride_values[0] + head * stride_values[1]
-            for channel in range(head_dim):
-                key_to[at + channel] = key_from[key + channel]
-            for channel in range(head_dim):
-                value_to[at + channel] = value_from[value + channel]
+            copy_numbers(key_from, key, key_to, at, head_dim)
+            copy_numbers(value_from, value, value_to, at, head_dim)
 
 
 _write_loop = Loop(_write, STRICT)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ferryman_kernels.cpu._compiled import is_bfloat16, numba
+from ferryman_kernels.cpu._compiled import is_bfloat16, narrow, numba, part, wide
 
 if numba is not None:
     from llvmlite import ir
@@ -117,6 +117,17 @@ def _rounded(builder: Any, floats: Any) -> Any:
     return builder.trunc(upper, ir.VectorType(ir.IntType(16), lanes))
 
 
+@part
+def copy_numbers(source: Any, at: Any, target: Any, to: Any, count: Any) -> None:
+    """target[to : to + count] ← source[at : at + count], rounded if the target alone is bfloat16.
+    The compiler makes no vectors of it: it does not know that the rows lie apart."""
+    whole = count // LANES * LANES
+    for number in range(0, whole, LANES):
+        store_narrow(target, to + number, load(source, at + number))
+    for number in range(whole, count):
+        target[to + number] = narrow(wide(source[at + number]), target)
+
+
 @generated
 def prefetch(typing: Any, array: Any, at: Any) -> Any:
     """prefetch(array, at): asks for the memory of array[at], which may lie behind the end."""
@@ -154,6 +165,26 @@ def multiplied(typing: Any, a: Any, b: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.fmul(*args)
+
+    return a(a, a), generate
+
+
+@generated
+def plus(typing: Any, a: Any, b: Any) -> Any:
+    """plus(a, b): a + b of two vectors, lane by lane."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.fadd(*args)
+
+    return a(a, a), generate
+
+
+@generated
+def quotient(typing: Any, a: Any, b: Any) -> Any:
+    """quotient(a, b): a / b of two vectors, lane by lane."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.fdiv(*args)
 
     return a(a, a), generate
 

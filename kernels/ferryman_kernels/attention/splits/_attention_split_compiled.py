@@ -21,7 +21,10 @@ from ferryman_kernels.cpu._vectors import (
     greater,
     greatest,
     load,
+    multiplied,
+    plus,
     prefetch,
+    quotient,
     spread,
     store,
     store_narrow,
@@ -200,45 +203,57 @@ def soften(line: Any, first: int, end: int, scale: Any, score_cap: Any, weights:
 
 @part
 def join_splits(
-    partial: Any, at: int, step: int, count: int, size: int, sink: Any, mixed: Any, target: Any
+    partial: Any, at: int, step: int, count: int, size: int, sink: Any, out: Any, to: int, dim: int
 ) -> None:
-    """target = Σ exp(peak - top)·mixed / (Σ exp(peak - top)·norm + exp(sink - top)), in order.
+    """out[to : to + dim] ← Σ exp(peak - top)·mixed / (Σ exp(peak - top)·norm + exp(sink - top)), in
+    order.
 
     The first of `count` splits has its weighted values at partial[at], its peak and sum of weights
-    `size` numbers on; the next split's are `step` numbers on. `mixed` has room for a row.
+    `size` numbers on; the next split's are `step` numbers on. Shares are written over the peaks.
     """
     zero, top = partial.dtype.type(0), sink
     for split in range(count):
         peak = partial[at + split * step + size]
         top = peak if peak > top else top
     norm = zero
-    for channel in range(len(target)):
-        mixed[channel] = zero
     for split in range(count):
-        row = at + split * step
-        share = exp(partial[row + size] - top)
-        norm += share * partial[row + size + 1]
-        for channel in range(len(target)):
-            mixed[channel] += share * partial[row + channel]
+        row = at + split * step + size
+        partial[row] = exp(partial[row] - top)
+        norm += partial[row] * partial[row + 1]
     norm += exp(sink - top)
-    # A query without keys, which pads a batch, has no norm and gets zeros.
-    for channel in range(len(target)):
-        target[channel] = narrow(mixed[channel] / norm if count > 0 else zero, target)
+    whole, divisor = dim // LANES * LANES, spread(norm)
+    for channel in range(0, whole, LANES):
+        mixed = spread(zero)
+        for split in range(count):
+            row = at + split * step
+            added = multiplied(spread(partial[row + size]), load(partial, row + channel))
+            mixed = plus(mixed, added)
+        # A query without keys, which pads a batch, has no norm and gets zeros.
+        store_narrow(out, to + channel, quotient(mixed, divisor) if count > 0 else mixed)
+    for channel in range(whole, dim):
+        number = zero
+        for split in range(count):
+            row = at + split * step
+            number += partial[row + size] * partial[row + channel]
+        out[to + channel] = narrow(number / norm if count > 0 else zero, out)
 
 
 @compiled
-def join_all(splits: Any, partial: Any, size: int, stride: int, sinks: Any, out: Any) -> None:
-    """Joins what each of decode's splits left for each head in its `stride` numbers."""
-    tokens, q_heads, head_dim = out.shape
-    begin, mixed = 0, np.empty(head_dim, partial.dtype)
+def join_all(
+    splits: Any, partial: Any, size: int, stride: int, sinks: Any, out: Any, out_size: Any
+) -> None:
+    """Joins what each of decode's splits left for each head in its `stride` numbers; `out` is flat,
+    of (tokens, q_heads, head_dim)."""
+    tokens, q_heads, head_dim = out_size
+    begin = 0
     for token in range(tokens):
         end = begin
         while end < len(splits) and splits[end, 0] == token:
             end += 1
         for head in range(q_heads):
             at, step = (begin * q_heads + head) * stride, q_heads * stride
-            sink, target = sinks[head], out[token, head]
-            join_splits(partial, at, step, end - begin, size, sink, mixed, target)
+            to = (token * q_heads + head) * head_dim
+            join_splits(partial, at, step, end - begin, size, sinks[head], out, to, head_dim)
         begin = end
 
 

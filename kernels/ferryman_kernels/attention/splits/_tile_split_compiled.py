@@ -41,6 +41,7 @@ from ferryman_kernels.cpu._vectors import (
     load,
     pointer_at,
     prefetch,
+    row_at,
     shuffled,
     store_narrow,
 )
@@ -260,10 +261,11 @@ def _soften_rows(
     mixed[at + row · stride] and the next number."""
     for row in range(len(seen)):
         low, high, target = seen[row, 0], seen[row, 1], at + row * stride
-        weights = halves[row * 2 * LINE : (row + 1) * 2 * LINE]
+        # Views that numba counts would take as long as a few keys.
+        weights = row_at(halves.ctypes.data + row * LINE * 4, halves)
         mixed[target], mixed[target + 1] = -np.inf, 0
         if low < high:
-            line = scores[row * LINE : (row + 1) * LINE]
+            line = row_at(scores.ctypes.data + row * LINE * 4, scores)
             peak, norm = soften(line, low, high, scale, score_cap, weights)
             mixed[target], mixed[target + 1] = peak, norm
         else:
