@@ -17,7 +17,8 @@ from pathlib import Path
 from tests.model.comparison import BY_NAME, random_config
 from tests.model.mtp_checkpoint import CASES as WITH_OWN_LAYER
 from tests.model.mtp_checkpoint import save_with_mtp
-from tests.tiny_models import VARIANTS, WITH_WINDOWS, save_random, save_tiny_model
+from tests.tiny_models import VARIANTS, WITH_WINDOWS, save_random
+from tests.variants import NATIVE, save_variant
 from tools.bits.wide_models import WIDE
 from transformers import PretrainedConfig
 
@@ -40,7 +41,12 @@ TINY = (
     "gemma3",
     "deepseek_v3",
 )
-GROUPS = {"families": TINY, "wide": tuple(WIDE), "smollm2": ("smollm2",)}
+GROUPS = {
+    "families": TINY,
+    "all": tuple(BY_NAME),
+    "wide": tuple(WIDE),
+    "smollm2": ("smollm2",),
+}
 """Names that stand for several models."""
 
 _PROMPT_LENS = (75, 98, 61, 110, 87, 77)
@@ -97,8 +103,8 @@ def _save(folder: Path, name: str) -> None:
         save_random(folder, WIDE[name](), seed=0)
     elif name in WITH_OWN_LAYER:
         save_with_mtp(folder, name, is_wanted=has_all_parts)
-    elif name in VARIANTS or name in WITH_WINDOWS:
-        save_tiny_model(folder, name)
+    elif name == NATIVE or name in VARIANTS or name in WITH_WINDOWS:
+        save_variant(folder, name)
     else:
         seed = next(seed for seed in count() if has_all_parts(random_config(name, seed)))
         save_random(folder, random_config(name, seed), seed)
