@@ -160,6 +160,14 @@ def test_a_recording_that_is_larger_than_the_budget_is_not_kept(tmp_path: Path) 
     assert pair.recordings.count == 0
 
 
+def test_state_and_weights_that_a_recording_views_are_none_of_its_tensors() -> None:
+    """Layers that cut their part out of the state's memory would count all of it."""
+    state, x = torch.zeros(64, 1000), torch.arange(4.0)
+    with torch.inference_mode(), recorded_launches() as recorder:
+        state[3:5].view(2, 10, 100)[:, 0, :4].add_(x).mul_((x + 1).view(1, 4))
+    assert recorder.recording().num_bytes == x.nbytes, "x + 1"
+
+
 def _by_a_loop(x: Tensor) -> Tensor:
     return rms_norm(x, torch.full((4,), 2.0), 1e-6)
 

@@ -50,7 +50,8 @@ INDEXING = frozenset({"aten::index.Tensor", "aten::index_put_"})
 
 @dataclass(frozen=True, slots=True)
 class LaunchRecording:
-    """Launches in their order, and all tensors that they read or write except state and weights.
+    """Launches in their order, and all tensors that they read or write except state and weights,
+    whole or in views.
 
     The tensors stay alive, each for itself: a tensor that the call made and kept elsewhere, such
     as a table, is never given to another recording.
@@ -120,14 +121,16 @@ class _Operations(TorchDispatchMode):
         outputs = _tensors(result)
         if any(tensor.is_mkldnn for tensor in outputs):
             recorder.refuse(func.name(), "its result has no memory of its own")
-        recorder.tensors += outputs
+        are_views = _are_views(outputs, _tensors((args, kwargs)))
+        if not are_views:
+            recorder.tensors += outputs
         if func.name() in CONSTANT:
             self._constants |= _memory_of(outputs) - {NOWHERE}
         elif func._schema.is_mutable:
             if self._constants & _memory_of(_written(func, args, kwargs)):
                 recorder.refuse(func.name(), "it writes into a constant")
             recorder.launches.append(RecordedLaunch(_called, (func, args, kwargs)))
-        elif not (_is_empty(func.name()) or _are_views(outputs, _tensors((args, kwargs)))):
+        elif not (are_views or _is_empty(func.name())):
             recorder.launches.append(_written_again(func, args, kwargs, outputs))
         return result
 

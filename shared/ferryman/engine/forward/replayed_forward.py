@@ -98,8 +98,7 @@ class ReplayedForward:
         with recorded_launches() as recorder:
             forwarded = self._eager.run(inputs)
         if recorder.refusal:
-            log.info("decode steps of %d are launched: %s", shape.requests, recorder.refusal)
-            self.refused[shape] = recorder.refusal
+            self._refuse(shape, recorder.refusal)
         else:
             recording = recorder.recording()
             self._keep(shape, RecordedStep(inputs, recording, forwarded, recording.num_bytes))
@@ -107,12 +106,16 @@ class ReplayedForward:
 
     def _keep(self, shape: StepShape, step: RecordedStep) -> None:
         if step.num_bytes > self._max_bytes:
-            self.refused[shape] = f"its tensors take {step.num_bytes} bytes"
+            self._refuse(shape, f"its tensors take {step.num_bytes} bytes")
             return
         self._recorded[shape] = step
         while sum(recorded.num_bytes for recorded in self._recorded.values()) > self._max_bytes:
             gone, _ = self._recorded.popitem(last=False)
             self._to_launch[gone] = AGAIN_AFTER
+
+    def _refuse(self, shape: StepShape, reason: str) -> None:
+        log.info("decode steps of %d are launched: %s", shape.requests, reason)
+        self.refused[shape] = reason
 
 
 class StepRecordings:
