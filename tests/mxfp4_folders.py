@@ -27,22 +27,25 @@ CONFIG = GptOssConfig(
 )
 
 
-def random_blocks(rows: int, blocks: int, low: int, high: int) -> tuple[Tensor, Tensor]:
-    """Codes [3, rows, blocks, 16] and scales [3, rows, blocks], the scales from `low` to `high`."""
-    codes = torch.randint(0, 256, (3, rows, blocks, 16), dtype=torch.uint8)
-    return codes, torch.randint(low, high, (3, rows, blocks), dtype=torch.uint8)
+def random_blocks(
+    rows: int, blocks: int, low: int, high: int, experts: int = 3
+) -> tuple[Tensor, Tensor]:
+    """Codes [experts, rows, blocks, 16] and scales [experts, rows, blocks], the scales from `low`
+    to `high`."""
+    codes = torch.randint(0, 256, (experts, rows, blocks, 16), dtype=torch.uint8)
+    return codes, torch.randint(low, high, (experts, rows, blocks), dtype=torch.uint8)
 
 
-def save_mxfp4(path: Path) -> tuple[Path, Path]:
+def save_mxfp4(path: Path, config: GptOssConfig = CONFIG) -> tuple[Path, Path]:
     """Two folders of one model below `path`: the experts dequantised, and in MXFP4 as published.
 
     Codes are drawn from torch's generator.
     """
-    plain = save_random(path / "plain", CONFIG, 0)
+    plain = save_random(path / "plain", config, 0)
     tensors, packed = load_file(plain / "model.safetensors"), dict[str, Tensor]()
     for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
-        _, columns, rows = tensors[name].shape
-        blocks, scales = random_blocks(rows, columns // 32, 121, 125)
+        experts, columns, rows = tensors[name].shape
+        blocks, scales = random_blocks(rows, columns // 32, 121, 125, experts)
         tensors[name] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
         packed |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
     others = {name: t for name, t in tensors.items() if f"{name}_blocks" not in packed}

@@ -154,9 +154,15 @@ def _integers(
 
 
 def gptq(
-    weight: Tensor, bits: int, *, symmetric: bool, in_order: bool, zero_offset: int = 1
+    weight: Tensor,
+    bits: int,
+    *,
+    symmetric: bool,
+    in_order: bool,
+    zero_offset: int = 1,
+    group: int = 16,
 ) -> QuantisedWeight:
-    found = _integers(weight, bits, 16, symmetric=symmetric, in_order=in_order)
+    found = _integers(weight, bits, group, symmetric=symmetric, in_order=in_order)
     stored = {
         "qweight": _words(found.codes, bits).T,
         "qzeros": _words(found.zeros.T - zero_offset, bits),
@@ -170,8 +176,8 @@ AWQ_OUTPUTS = [0, 2, 4, 6, 1, 3, 5, 7]
 """The outputs of a word of AWQ, from its lowest bits on."""
 
 
-def awq(weight: Tensor) -> QuantisedWeight:
-    found = _integers(weight, 4, 16, symmetric=False)
+def awq(weight: Tensor, group: int = 16) -> QuantisedWeight:
+    found = _integers(weight, 4, group, symmetric=False)
 
     def packed(unsigned: Tensor) -> Tensor:
         return _words(unsigned.reshape(len(unsigned), -1, 8)[..., AWQ_OUTPUTS].flatten(-2), 4)
@@ -232,8 +238,19 @@ def compressed(layout: str, **weights: Any) -> Mapping[str, Any]:
     }
 
 
-def _gptq_config(bits: int, **fields: Any) -> Mapping[str, Any]:
-    return {"quant_method": "gptq", "bits": bits, "group_size": 16, **fields}
+def gptq_config(bits: int, group: int = 16, **fields: Any) -> Mapping[str, Any]:
+    return {"quant_method": "gptq", "bits": bits, "group_size": group, **fields}
+
+
+def awq_config(group: int = 16) -> Mapping[str, Any]:
+    return {
+        "quant_method": "awq",
+        "bits": 4,
+        "group_size": group,
+        "version": "gemm",
+        "zero_point": True,
+        "modules_to_not_convert": ["gate"],
+    }
 
 
 RECIPES: Mapping[str, Recipe] = {
@@ -291,36 +308,24 @@ RECIPES: Mapping[str, Recipe] = {
         columns=16,
     ),
     "gptq int4": Recipe(
-        _gptq_config(4, sym=True, desc_act=False, checkpoint_format="gptq"),
+        gptq_config(4, sym=True, desc_act=False, checkpoint_format="gptq"),
         partial(gptq, bits=4, symmetric=True, in_order=True),
         rows=8,
         columns=16,
     ),
     "gptq int4, zeros and order": Recipe(
-        _gptq_config(4, sym=False, desc_act=True),
+        gptq_config(4, sym=False, desc_act=True),
         partial(gptq, bits=4, symmetric=False, in_order=False),
         rows=8,
         columns=16,
     ),
     "gptq v2 int8": Recipe(
-        _gptq_config(8, sym=False, desc_act=False, checkpoint_format="gptq_v2"),
+        gptq_config(8, sym=False, desc_act=False, checkpoint_format="gptq_v2"),
         partial(gptq, bits=8, symmetric=False, in_order=True, zero_offset=0),
         rows=8,
         columns=16,
     ),
-    "awq": Recipe(
-        {
-            "quant_method": "awq",
-            "bits": 4,
-            "group_size": 16,
-            "version": "gemm",
-            "zero_point": True,
-            "modules_to_not_convert": ["gate"],
-        },
-        awq,
-        rows=8,
-        columns=16,
-    ),
+    "awq": Recipe(awq_config(), awq, rows=8, columns=16),
 }
 """Every format that linear layers are stored in, by a name for tests."""
 

@@ -9,6 +9,7 @@ from typing import cast
 
 import pytest
 import torch
+from tests.quantised_folders import RECIPES, save_quantised
 from tests.tiny_models import save_tiny_model
 
 import ferryman.model
@@ -16,7 +17,6 @@ from ferryman.cache.manifest import ANY_ARITHMETIC, Exactness
 from ferryman.engine.engine import build_engine
 from ferryman.errors import ConfigError
 from ferryman.llm import LLM
-from ferryman.model.weights.named_weights import WeightFormat
 from ferryman.settings.engine import EngineOptions
 from ferryman.sizing.exactness import arithmetic_of
 from ferryman.sizing.memory_plan import MemoryPlan
@@ -85,14 +85,12 @@ def test_a_recurrence_int8_and_fp8_pages_promise_bits(
 
 
 @compiled
-def test_codes_of_a_checkpoint_promise_values(
-    attention: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stored = WeightFormat()
-    monkeypatch.setattr("ferryman.sizing.exactness.load_format", lambda *_: stored)
-    assert arithmetic_of(options(attention)) == ANY_ARITHMETIC
-    with pytest.raises(ConfigError, match="a checkpoint stores in codes"):
-        arithmetic_of(options(attention, exactness="bits"))
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("recipe", ["fp8 by block", "gptq int4, zeros and order", "awq"])
+def test_codes_of_a_checkpoint_promise_bits(recipe: str, dtype: str, tmp_path: Path) -> None:
+    plain = save_tiny_model(tmp_path / "plain", "bamba")
+    folder = save_quantised(plain, tmp_path / "coded", RECIPES[recipe])
+    assert Exactness.under(arithmetic_of(options(folder, dtype=dtype))) is Exactness.BITS
 
 
 @pytest.mark.parametrize(

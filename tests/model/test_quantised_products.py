@@ -237,6 +237,27 @@ def test_a_row_of_torchs_product_does_not_depend_on_the_batch(
         assert torch.equal(linear(x[7 : 7 + count]), whole[first : first + count])
 
 
+@pytest.mark.usefixtures("threads_set_back")
+@pytest.mark.parametrize(
+    ("rows", "columns", "group"), [(16, 32, 32), (48, 96, 32), (176, 512, 128), (1040, 256, 256)]
+)
+def test_torchs_int4_gives_a_row_its_bits_alone_and_among_any_others(
+    rows: int, columns: int, group: int
+) -> None:
+    """On any number of threads: torch promises it nowhere, so each processor is asked."""
+    matrix, x = mirrored("int4", rows, columns, group, torch.bfloat16)
+    linear = matrix.linear(None)
+    assert isinstance(linear, Int4Linear)
+    torch.set_num_threads(1)
+    alone = torch.cat([linear(row[None]) for row in x])
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        for count in (*range(1, 36), 64, 100, 299):
+            first = (7 * count) % (len(x) + 1 - count)
+            part = slice(first, first + count)
+            assert torch.equal(linear(x[part]), alone[part]), (threads, count)
+
+
 @pytest.mark.skipif(not reads_panels(torch.float32), reason="there is no AVX-512")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("kind", KINDS)

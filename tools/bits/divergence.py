@@ -149,13 +149,18 @@ def size_text(one: Tensor, other: Tensor) -> str:
 def pointed(model: BitsModel, dtype: str, way: str, num_tokens: int) -> str:
     """The text that names the first divergence among the model's prompts. Sets torch's threads to
     one, as the cold run has."""
+    if model.served.adapter:
+        return "rows with an adapter are not driven layer by layer"
     torch.set_num_threads(1)
     options = DTYPES[dtype]
     with recorder() as (layers, stack):
         loaded = load_model(
             model.folder,
             LoadOptions(
-                options["dtype"], page_size=PAGE_SIZE, quantize=options.get("quantize", "none")
+                options["dtype"],
+                page_size=PAGE_SIZE,
+                quantize=options.get("quantize", "none"),
+                kv_dtype=model.served.options.get("kv_dtype", "auto"),
             ),
         )
         layers.watch(loaded, stack)

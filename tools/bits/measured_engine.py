@@ -6,14 +6,15 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import count
-from pathlib import Path
 from time import monotonic
 from typing import Any, TypeVar
 
 from tests.engine.host_fed import HostFed, PutsAway
 from tools.bits.models import PAGE_SIZE, BitsModel, Prompt
+from tools.bits.served_forms import ServedForm
 from tools.bits.step_record import StepRecord
 
+from ferryman.cache.keys import PageKey, as_token_ids, page_keys, root_key
 from ferryman.schedule.events import Drawn, Event
 from ferryman.schedule.request import SamplingParams
 
@@ -51,13 +52,15 @@ class MeasuredAnswer:
 
 
 class MeasuredEngine(HostFed):
-    """Greedy answers of a given length. `in_flight` is the most steps that were submitted at once.
+    """Greedy answers of a given length, by the adapter of the model's form. `in_flight` is the most
+    steps that were submitted at once.
 
     Its steps are the only ones that `record` hears of while it answers.
     """
 
-    def __init__(self, folder: Path, record: StepRecord, **options: Any) -> None:
-        super().__init__(folder, **{**COLD, **options})
+    def __init__(self, served: ServedForm, record: StepRecord, **options: Any) -> None:
+        super().__init__(served.folder, **{**COLD, **served.options, **options})
+        self._served = served
         self._record = record
         self._seeds = count(1)
         self.in_flight = 0
@@ -66,8 +69,10 @@ class MeasuredEngine(HostFed):
         """The answer to a prompt alone."""
         return self.answers([prompt], [num_tokens])[0]
 
-    def answers(self, prompts: Sequence[Prompt], num_tokens: Sequence[int]) -> list[MeasuredAnswer]:
-        """The answers to all prompts at once."""
+    def answers(
+        self, prompts: Sequence[Prompt], num_tokens: Sequence[int], num_plain: int = 0
+    ) -> list[MeasuredAnswer]:
+        """The answers to all prompts at once; the first `num_plain` by the model alone."""
         sampling = [
             SamplingParams(
                 max_tokens=max_tokens, temperature=0.0, seed=next(self._seeds), ignore_eos=True
@@ -76,7 +81,8 @@ class MeasuredEngine(HostFed):
         ]
         record, self.in_flight = self._record, 0
         record.clear()
-        completions = self.generate(prompts, sampling)
+        adapters = [""] * num_plain + [self._served.adapter] * (len(prompts) - num_plain)
+        completions = self.generate(prompts, sampling, adapter=adapters)
         return [
             MeasuredAnswer(
                 prompt=tuple(prompt),
@@ -91,6 +97,11 @@ class MeasuredEngine(HostFed):
             )
             for prompt, params, completion in zip(prompts, sampling, completions, strict=True)
         ]
+
+    def keys_of(self, prompt: Sequence[int]) -> tuple[PageKey, ...]:
+        manifest, adapter = self._engine.manifest, self._adapter(self._served.adapter)
+        root = root_key(manifest, adapter=adapter.digest)
+        return page_keys(root, as_token_ids(prompt), manifest.page_size)
 
     def _apply(self, event: Event, answers: Any) -> None:
         # The step whose events these are has left the pipeline.
@@ -136,7 +147,7 @@ class MeasuredCase:
         return self.engine_of(MeasuredEngine, **options)
 
     def engine_of(self, kind: type[Kind], **options: Any) -> Kind:
-        return kind(self.model.folder, self.record, **DTYPES[self.dtype], **options)
+        return kind(self.model.served, self.record, **DTYPES[self.dtype], **options)
 
 
 class ColdRuns:

@@ -19,6 +19,7 @@ from tests.model.mtp_checkpoint import CASES as WITH_OWN_LAYER
 from tests.model.mtp_checkpoint import save_with_mtp
 from tests.tiny_models import VARIANTS, WITH_WINDOWS, save_random
 from tests.variants import NATIVE, save_variant
+from tools.bits.served_forms import FORMS, ServedForm
 from tools.bits.wide_models import WIDE
 from transformers import PretrainedConfig
 
@@ -41,9 +42,41 @@ TINY = (
     "gemma3",
     "deepseek_v3",
 )
+SERVED_FORMS = (
+    "gemma3:fp8",
+    "gemma3:fp8-tensor",
+    "gemma3:gptq",
+    "gemma3:gptq-order",
+    "gemma3:gptq-int8",
+    "gemma3:awq",
+    "gemma3:packed-int4",
+    "gemma3:packed-int8",
+    "gemma3:stored-int8",
+    "gemma3:int8-zeros",
+    "llama:fp8",
+    "bamba:awq",
+    "granite_moe_rope:gptq",
+    "falcon_h1:packed-int8",
+    "nemotron_h:fp8",
+    "qwen3_next:fp8",
+    "kimi_linear:fp8",
+    "deepseek_v3:fp8",
+    "deepseek_v32:fp8",
+    "gpt_oss:mxfp4",
+    "gemma3:fp8-pages",
+    "qwen3_next:fp8-pages",
+    "gpt_oss:fp8-pages",
+    "falcon_h1:fp8-pages",
+    "gemma4:fp8-pages",
+    "llama:adapter",
+    "granite_moe_rope:adapter",
+    "qwen3_next:adapter",
+)
+"""Weights and pages in codes, and adapters: every form, and hybrids in some."""
 GROUPS = {
     "families": TINY,
     "all": tuple(BY_NAME),
+    "forms": SERVED_FORMS,
     "wide": tuple(WIDE),
     "smollm2": ("smollm2",),
 }
@@ -55,14 +88,18 @@ _TURN_LENS = (19, 11)
 
 @dataclass(frozen=True, slots=True)
 class BitsModel:
-    """A model's folder and its prompts. `turns` follow the answers, one after the other;
+    """A model as it is served, and its prompts. `turns` follow the answers, one after the other;
     `has_own_layer` if it can draft with a layer of its own."""
 
     name: str
-    folder: Path
+    served: ServedForm
     prompts: tuple[Prompt, ...]
     turns: tuple[Prompt, ...]
     has_own_layer: bool
+
+    @property
+    def folder(self) -> Path:
+        return self.served.folder
 
 
 def named(names: str) -> list[str]:
@@ -71,43 +108,49 @@ def named(names: str) -> list[str]:
     for name in names.split(","):
         chosen += GROUPS.get(name, (name,))
     known = {*BY_NAME, *VARIANTS, *WITH_WINDOWS, *WIDE, *GROUPS}
-    if unknown := [name for name in chosen if name not in known]:
+    if unknown := [name for name in chosen if _plain_name(name) not in known]:
         raise ValueError(f"no model {', '.join(unknown)}; there are {', '.join(sorted(known))}")
+    if unknown := [name for name in chosen if _form_name(name) not in FORMS]:
+        forms = ", ".join(filter(None, FORMS))
+        raise ValueError(f"no form as in {', '.join(unknown)}; behind a colon there are {forms}")
     return list(dict.fromkeys(chosen))
+
+
+def _plain_name(name: str) -> str:
+    return name.partition(":")[0]
+
+
+def _form_name(name: str) -> str:
+    return name.partition(":")[2]
 
 
 @contextmanager
 def saved_model(name: str, num_prompts: int) -> Iterator[BitsModel]:
     """The model called `name` in a folder, for the length of a `with`."""
-    if name == "smollm2":
-        folder = smollm2.made_folder()
-        prompts, turns = smollm2.chats(folder, num_prompts, NUM_TURNS)
-        yield BitsModel(name, folder, prompts, turns, has_own_layer=False)
-        return
+    plain, form = _plain_name(name), _form_name(name)
     with tempfile.TemporaryDirectory(prefix="ferryman-bits-") as scratch:
-        folder = Path(scratch)
-        _save(folder, name)
-        vocab_size = load_config(folder).trunk.vocab_size
-        lengths = [_PROMPT_LENS[row % len(_PROMPT_LENS)] for row in range(num_prompts)]
-        yield BitsModel(
-            name,
-            folder,
-            random_prompts("prompt", lengths, vocab_size),
-            random_prompts("turn", _TURN_LENS, vocab_size),
-            has_own_layer=name in WITH_OWN_LAYER,
-        )
+        if plain == "smollm2":
+            folder = smollm2.made_folder()
+            prompts, turns = smollm2.chats(folder, num_prompts, NUM_TURNS)
+        else:
+            folder = _saved(Path(scratch) / "plain", plain)
+            vocab_size = load_config(folder).trunk.vocab_size
+            lengths = [_PROMPT_LENS[row % len(_PROMPT_LENS)] for row in range(num_prompts)]
+            prompts = random_prompts("prompt", lengths, vocab_size)
+            turns = random_prompts("turn", _TURN_LENS, vocab_size)
+        served = FORMS[form](folder, Path(scratch) / "served")
+        yield BitsModel(name, served, prompts, turns, has_own_layer=plain in WITH_OWN_LAYER)
 
 
-def _save(folder: Path, name: str) -> None:
+def _saved(folder: Path, name: str) -> Path:
     if name in WIDE:
-        save_random(folder, WIDE[name](), seed=0)
-    elif name in WITH_OWN_LAYER:
-        save_with_mtp(folder, name, is_wanted=has_all_parts)
-    elif name == NATIVE or name in VARIANTS or name in WITH_WINDOWS:
-        save_variant(folder, name)
-    else:
-        seed = next(seed for seed in count() if has_all_parts(random_config(name, seed)))
-        save_random(folder, random_config(name, seed), seed)
+        return save_random(folder, WIDE[name](), seed=0)
+    if name in WITH_OWN_LAYER:
+        return save_with_mtp(folder, name, is_wanted=has_all_parts)
+    if name == NATIVE or name in VARIANTS or name in WITH_WINDOWS:
+        return save_variant(folder, name)
+    seed = next(seed for seed in count() if has_all_parts(random_config(name, seed)))
+    return save_random(folder, random_config(name, seed), seed)
 
 
 def has_all_parts(config: PretrainedConfig) -> bool:

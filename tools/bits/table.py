@@ -44,6 +44,11 @@ class BitsCell:
     def text(self) -> str:
         return f"{self.equal} {self.bits} /{self.tried}" if self.tried else EMPTY
 
+    def refuse(self, error: ConfigError) -> None:
+        """The model cannot be served so, or not in this way."""
+        self.not_tried[str(error)] += 1
+        self.is_possible = False
+
     def count(self, tried: Tried, cold: ColdRuns) -> None:
         if isinstance(tried, NotTried):
             self.not_tried[tried.reason] += 1
@@ -64,18 +69,24 @@ def have_equal_bits(answer: MeasuredAnswer, expected: MeasuredAnswer) -> bool:
     return have_equal_tokens(answer, expected) and answer.logits == expected.logits
 
 
-def cells_of(case: MeasuredCase, ways: Iterable[ReuseWay]) -> Iterator[BitsCell]:
+def cells_of(case: MeasuredCase, ways: Sequence[ReuseWay]) -> Iterator[BitsCell]:
     """The cells of a column."""
-    with case.engine() as engine:
+    cells = (BitsCell(way.name, case.model.name, case.dtype) for way in ways)
+    try:
+        opened = case.engine()
+    except ConfigError as error:
+        for cell in cells:
+            cell.refuse(error)
+            yield cell
+        return
+    with opened as engine:
         cold = ColdRuns(engine, case.num_tokens)
-        for way in ways:
-            cell = BitsCell(way.name, case.model.name, case.dtype)
+        for way, cell in zip(ways, cells, strict=True):
             try:
                 for tried in way.run(case):
                     cell.count(tried, cold)
             except ConfigError as error:
-                cell.not_tried[str(error)] += 1
-                cell.is_possible = False
+                cell.refuse(error)
             yield cell
 
 

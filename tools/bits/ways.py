@@ -117,7 +117,8 @@ def batched(size: int, case: MeasuredCase) -> Iterator[Tried]:
             others = [companion(prompts, index) for index in range(size - len(group))]
             # Compared prompts stand last: others are before them in every step.
             lengths = [case.num_tokens + 8] * len(others) + [case.num_tokens] * len(group)
-            answers = engine.answers([*others, *group], lengths)
+            # Half of the others ask for the model alone, where there is an adapter.
+            answers = engine.answers([*others, *group], lengths, len(others) // 2)
             for answer in answers[len(others) :]:
                 is_full = answer.neighbours == size
                 yield answer if is_full else NotTried(f"{answer.neighbours} requests in a step")

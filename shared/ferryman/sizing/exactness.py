@@ -6,9 +6,7 @@ from pathlib import Path
 
 from ferryman.cache.manifest import ANY_ARITHMETIC, Arithmetic, Exactness
 from ferryman.errors import ConfigError
-from ferryman.model.config import load_format
-from ferryman.model.weights.named_weights import FLOATS, torch_dtype
-from ferryman.model.weights.weight_formats import Int8AtLoad
+from ferryman.model.weights.named_weights import torch_dtype
 from ferryman.settings.engine import EngineOptions
 from ferryman_kernels.cpu.arithmetic import has_one_order, kernel_revision, processor_class
 
@@ -51,6 +49,4 @@ def _hindrance(options: EngineOptions) -> str:
         return "on a card no order of sums has been measured yet"
     if not has_one_order(torch_dtype(options.dtype)):
         return f"torch multiplies {options.dtype} on this processor, in no order of its own"
-    if load_format(options.model, options.quantize) not in (FLOATS, Int8AtLoad()):
-        return "the table of bits has no weights that a checkpoint stores in codes"
     return ""

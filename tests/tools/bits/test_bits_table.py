@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from tests.engine.host_fed import HostFed
 from tools.bits.__main__ import main
-from tools.bits.measured_engine import MeasuredAnswer, MeasuredCase
-from tools.bits.step_record import recorded_steps
+from tools.bits.measured_engine import MeasuredAnswer, MeasuredCase, MeasuredEngine
+from tools.bits.models import saved_model
+from tools.bits.served_forms import ADAPTER, FORMS
+from tools.bits.step_record import StepRecord, recorded_steps
 from tools.bits.table import (
     BitsCell,
     as_text,
@@ -23,7 +26,9 @@ from tools.bits.table import (
 from tools.bits.ways import WAYS, ReuseWay, again, chunked
 from torch import Tensor
 
+from ferryman.model.families import FAMILIES
 from ferryman.model.layers.decoder import EmbeddingAndHead
+from ferryman.schedule.request import Request
 from tools.bits import models
 
 ANSWER = MeasuredAnswer(
@@ -150,3 +155,48 @@ def test_names_stand_for_models() -> None:
     assert models.named("families,llama") == list(models.TINY)
     with pytest.raises(ValueError, match="no model lama; there are"):
         models.named("lama")
+    assert len(models.named("all")) == len(FAMILIES)
+    with pytest.raises(ValueError, match=r"no form as in llama:fp7; behind a colon there are fp8"):
+        models.named("llama:fp8,llama:fp7")
+    assert {name.partition(":")[2] for name in models.named("forms")} == {*filter(None, FORMS)}
+
+
+def test_each_form_of_a_model_is_served_as_itself() -> None:
+    """Other numbers than those of the model as it is, and of each other form."""
+    names = ["gemma3", *(f"gemma3:{form}" for form in FORMS if form not in ("", "mxfp4"))]
+    with recorded_steps() as record:
+        logits = [cold_logits(name, record) for name in names]
+    assert len(set(logits)) == len(names)
+
+
+def cold_logits(name: str, record: StepRecord) -> tuple[bytes, ...]:
+    with saved_model(name, 1) as model:
+        case = MeasuredCase(model, "float32", 4, record)
+        with case.engine() as engine:
+            return engine.answer(model.prompts[0], case.num_tokens).logits
+
+
+def test_a_form_that_a_model_cannot_be_served_in_is_no_breach() -> None:
+    with recorded_steps() as record:
+        (cell,) = measured_cells(
+            ["mamba:fp8-pages"], ["float32"], [WAYS["again"]], record, num_prompts=1, num_tokens=4
+        )
+    assert cell.not_tried == {"kv_dtype=fp8: no layer of this model keeps keys and values": 1}
+    assert cell.is_exact
+
+
+def test_half_of_a_batch_asks_for_the_model_alone_beside_an_adapter() -> None:
+    digests: list[str] = []
+
+    def submit(engine: MeasuredEngine, request: Request) -> None:
+        digests.append(request.adapter.digest)
+        HostFed._submit(engine, request)
+
+    with recorded_steps() as record, saved_model("llama:adapter", 1) as model:
+        case = MeasuredCase(model, "float32", 4, record)
+        with case.engine(max_running=6) as engine, pytest.MonkeyPatch.context() as patch:
+            patch.setattr(MeasuredEngine, "_submit", submit)
+            engine.answers(model.prompts * 6, [4] * 6, num_plain=2)
+            adapter = engine._adapter(ADAPTER)
+    assert digests == ["", "", *[adapter.digest] * 4]
+    assert adapter.number == 2

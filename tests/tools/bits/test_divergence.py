@@ -21,6 +21,7 @@ from tools.bits.layer_ways import (
     drafted,
 )
 from tools.bits.models import BitsModel, random_prompts
+from tools.bits.served_forms import ServedForm
 from tools.bits.trace import Trace
 from torch import Tensor
 
@@ -170,7 +171,7 @@ def test_drafts_are_traced_wave_by_wave(folder: Path) -> None:
 @pytest.mark.parametrize("way", [*LAYER_WAYS, "turn-2"])
 def test_every_way_is_driven_to_its_end(way: str, folder: Path) -> None:
     turns = random_prompts("turn", [5], 131)
-    model = BitsModel("bamba", folder, (PROMPT,), turns, has_own_layer=False)
+    model = BitsModel("bamba", ServedForm(folder), (PROMPT,), turns, has_own_layer=False)
     before = torch.get_num_threads()
     text = pointed(model, "bfloat16", way, num_tokens=20)
     torch.set_num_threads(before)
