@@ -70,7 +70,7 @@ SERVED_FORMS = (
     "gemma4:fp8-pages",
     "llama:adapter",
     "granite_moe_rope:adapter",
-    "qwen3_next:adapter",
+    "olmo_hybrid:adapter",
 )
 """Weights and pages in codes, and adapters: every form, and hybrids in some."""
 GROUPS = {

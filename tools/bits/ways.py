@@ -133,7 +133,10 @@ def companion(prompts: tuple[Prompt, ...], index: int) -> Prompt:
 def drafted(draft: str, case: MeasuredCase) -> Iterator[Tried]:
     """`draft` is "ngram", "mtp", or "itself": the model as its own draft model."""
     if draft == "mtp" and not case.model.has_own_layer:
-        yield from [NotTried("the model has no such layer", False)] * len(case.model.prompts)
+        yield from _impossible("the model has no such layer", case)
+        return
+    if draft != "ngram" and case.model.served.adapter:
+        yield from _impossible("with adapters drafts come from the text alone", case)
         return
     named: str | Path = case.model.folder if draft == "itself" else draft
     with case.engine(draft=named) as engine:
@@ -199,7 +202,14 @@ def on_threads(number: int, case: MeasuredCase) -> Iterator[Tried]:
             yield answer if is_so else NotTried(f"steps ran on {_listed(answer.threads)} threads")
 
 
+def _impossible(reason: str, case: MeasuredCase) -> Iterator[Tried]:
+    yield from [NotTried(reason, is_possible=False)] * len(case.model.prompts)
+
+
 def replayed(case: MeasuredCase) -> Iterator[Tried]:
+    if case.model.served.adapter:
+        yield from _impossible("steps with adapters are launched", case)
+        return
     with case.engine(replay_steps=True) as engine:
         for prompt in case.model.prompts:
             answer = engine.answer(prompt, case.num_tokens)
