@@ -112,20 +112,36 @@ def test_without_compiled_loops_there_are_values(
     assert arithmetic_of(options(attention)) == ANY_ARITHMETIC
 
 
+def plan_of(*workers: EngineOptions) -> MemoryPlan:
+    """The plan of a prefill worker and a decode worker, as far as their options go."""
+    named = zip(("prefill", "decode"), workers, strict=True)
+    roles = [SimpleNamespace(role=role, options=worker) for role, worker in named]
+    return cast(MemoryPlan, SimpleNamespace(workers=roles))
+
+
 @compiled
 def test_roles_of_unlike_arithmetics_are_refused_before_any_process_starts(attention: Path) -> None:
     def plan(exactness: str) -> MemoryPlan:
-        workers = [
-            SimpleNamespace(role="prefill", options=options(attention, exactness=exactness)),
-            SimpleNamespace(
-                role="decode", options=options(attention, exactness=exactness, tp_size=2)
-            ),
-        ]
-        return cast(MemoryPlan, SimpleNamespace(workers=workers))
+        prefill = options(attention, exactness=exactness)
+        return plan_of(prefill, options(attention, exactness=exactness, tp_size=2))
 
     with pytest.raises(ConfigError, match=r"/tp1 for prefill workers and .*/tp2 for decode"):
         _check_arithmetics(plan("auto"))
     _check_arithmetics(plan("values"))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "why"),
+    [({"exactness": "values"}, "values"), ({"dtype": "float64"}, "float64")],
+)
+def test_an_audit_that_no_worker_would_start_with_is_refused_before_any_process_starts(
+    attention: Path, chosen: dict[str, object], why: str
+) -> None:
+    prefill = options(attention, **chosen)
+    decode = options(attention, **chosen, audit_share=0.01)
+    with pytest.raises(ConfigError, match=rf"audit_share=0\.01: .*{why}.*leave out the audit"):
+        _check_arithmetics(plan_of(prefill, decode))
+    _check_arithmetics(plan_of(prefill, prefill))
 
 
 def test_an_engine_refuses_before_it_reads_a_weight(attention: Path) -> None:

@@ -28,7 +28,7 @@ from ferryman.settings.cluster import (
     shared_memory_bytes,
 )
 from ferryman.settings.declaration import size_text
-from ferryman.sizing.exactness import arithmetic_of
+from ferryman.sizing.exactness import arithmetic_of, check_audit
 from ferryman.sizing.memory_plan import MemoryPlan
 from ferryman.tiers.layout import SNAPSHOT_SHARE, split_arena
 from ferryman.wire.hostcache.arena import SHARED_MEMORY
@@ -89,8 +89,10 @@ def _check_weights_agree(choices: UpOptions) -> None:
 
 
 def _check_arithmetics(plan: MemoryPlan) -> None:
-    """Raises ConfigError for bits that cannot be promised, and for roles of unlike arithmetics:
-    none would take over the other's state."""
+    """Raises ConfigError for bits that cannot be promised, for an audit that would compare them all
+    the same, and for roles of unlike arithmetics: none would take over the other's state."""
+    for worker in plan.workers:
+        check_audit(worker.options)
     chosen = {worker.role: arithmetic_of(worker.options) for worker in plan.workers}
     if len(set(chosen.values())) > 1:
         values = " and ".join(f"{name} for {role} workers" for role, name in chosen.items())
