@@ -8,7 +8,7 @@ prefix.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
@@ -22,7 +22,6 @@ from ferryman.engine.memory.loads import AT_ONCE, LoadQueue
 from ferryman.engine.memory.transfer import HostTransfer
 from ferryman.engine.ops import OnceOnly
 from ferryman.schedule.batch import (
-    AuditStep,
     Ints,
     PrefillStep,
     RowSeed,
@@ -113,17 +112,11 @@ class FakeEngine:
         self._write_drawn(parts, sampled)
         for snapshot in plan.ops.snapshots:
             self._freeze(snapshot, parts)
-        scores = self._scores(plan) if isinstance(plan, PrefillStep) else ()
+        scores = tuple(map(fake_scores, plan.scores)) if isinstance(plan, PrefillStep) else ()
         seconds = perf_counter() - began
         return FakeStep(
             StepOutcome(plan.step_id, sampled, corrupt, seconds, report, drafts, scores)
         )
-
-    def _scores(self, plan: PrefillStep) -> tuple[PromptScores, ...]:
-        if not isinstance(plan, AuditStep):
-            return tuple(map(fake_scores, plan.scores))
-        hashes = self._rows[plan.chunks[0].row].hashes(plan.chunks[0].end)
-        return tuple(true_ranks(wanted, hashes, self.vocab_size) for wanted in plan.scores)
 
     def _write_inputs(self, plan: StepPlan) -> tuple[int, ...]:
         """Writes the tokens that the rows read: chunks, or drafts. Returns the drafts."""
@@ -145,7 +138,8 @@ class FakeEngine:
         """Writes drawn tokens last: each draw depends on the drafts before it, right or wrong."""
         draws = [(part, draw) for part in parts for draw in part.draws]
         for (part, draw), drawn in zip(draws, sampled, strict=True):
-            if part.request_id not in self._void:
+            # What an audit draws again in the midst of a chunk is no token of the row.
+            if part.request_id not in self._void and draw.position == part.end:
                 self._rows[draw.row].write(draw.position, [drawn.token_id])
 
     def _readmit(self, ops: SlotOps, parts: Sequence[StepPart]) -> None:
@@ -181,7 +175,7 @@ class FakeEngine:
         if part.write_slot != NOWHERE:
             self._advance(part, hashes)
         for draw in part.draws:
-            yield self._draw(part, draw, int(hashes[part.end]))
+            yield self._draw(part, draw, int(hashes[draw.position]))
 
     def _read_pages(self, part: StepPart, kind: Kind, table: Ints, hashes: Hashes) -> None:
         """Checks that the pages hold all positions that the first token of the part sees."""
@@ -262,7 +256,8 @@ class FakeEngine:
         self.slabs.copy(Kind.RECURRENT, snapshot.src, snapshot.dst)
 
     def _draw(self, part: StepPart, draw: SampleRequest, prefix: int) -> Sampled:
-        if (draw.row, draw.position) != (part.row, part.end):
+        first = part.start + 1 if part.is_audit else part.end
+        if draw.row != part.row or not first <= draw.position <= part.end:
             raise WrongStamp(f"{part.request_id}: {draw} does not follow position {part.end}")
         token = next_token(prefix, self.vocab_size)
         return Sampled(token, _logprobs(token, draw.params.logprobs, self.vocab_size))
@@ -276,14 +271,6 @@ def fake_scores(wanted: ScoreRequest) -> PromptScores:
     token_ids = wanted.token_ids[:, None] + places.astype("<u4")
     logprobs = -positions[:, None] / 8.0 - places
     return PromptScores(wanted.first, token_ids, logprobs, positions.astype(np.uint32))
-
-
-def true_ranks(wanted: ScoreRequest, hashes: Hashes, vocab_size: int) -> PromptScores:
-    """Scores with the rank 1 for a token that the fake model generates there, and 2 for others."""
-    prefixes = hashes[wanted.first : wanted.first + len(wanted.token_ids)].tolist()
-    likeliest = np.array([next_token(prefix, vocab_size) for prefix in prefixes])
-    ranks = np.where(likeliest == wanted.token_ids, 1, 2).astype(np.uint32)
-    return replace(fake_scores(wanted), ranks=ranks)
 
 
 class FakeRow:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ferryman.cache.manifest import Kind
 from ferryman.schedule.batch import (
+    AuditStep,
     DecodeStep,
     Ints,
     PrefillStep,
@@ -23,6 +24,7 @@ class StepPart:
     """One request's share of a step: it consumes the tokens [start, end) of its row.
 
     The recurrent state at `start` is read at `read_slot`, the one at `end` written at `write_slot`.
+    An audit may draw the token behind any of them, others behind the last one.
     """
 
     request_id: str
@@ -34,6 +36,7 @@ class StepPart:
     tables: Mapping[Kind, Ints]
     snapshots: tuple[SlotSnapshot, ...]
     draws: tuple[SampleRequest, ...]
+    is_audit: bool = False
 
 
 def parts_of(plan: StepPlan) -> Iterator[StepPart]:
@@ -50,6 +53,7 @@ def parts_of(plan: StepPlan) -> Iterator[StepPart]:
                 tables,
                 chunk.snapshots,
                 chunk.draws,
+                isinstance(plan, AuditStep),
             )
         return
     yield from _decode_parts(plan)

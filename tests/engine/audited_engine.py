@@ -84,16 +84,16 @@ class AuditedEngine(HostFed):
         counts.differences += different[:1]
 
 
-def audited(folder: Path, dtype: str, share: float = 1.0, *, draft: str = "") -> AuditedEngine:
+def audited(folder: Path, dtype: str, share: float = 1.0, **options: Any) -> AuditedEngine:
     engine = AuditedEngine(
         folder,
         dtype=dtype,
-        draft=draft,
         page_size=PAGE_SIZE,
         chunk_tokens=48,
         max_running=4,
         memory_bytes=64 * MEGABYTE,
         num_threads=1,
+        **options,
     )
     engine.audit(share)
     return engine

@@ -15,8 +15,8 @@ from tests.harness.schedule import ALL_KINDS, HYBRID, MANIFESTS, PAGE, WatchedWo
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.slots import Role
 from ferryman.engine.bit_comparison import first_difference
-from ferryman.schedule.audit.audits import CHUNK_TOKENS
 from ferryman.schedule.audit.budget import AuditBudget, is_chosen
+from ferryman.schedule.audit.open_audit import CHUNK_TOKENS
 from ferryman.schedule.batch import AuditStep, DecodeStep, StepPlan
 from ferryman.schedule.events import (
     AuditDone,
@@ -136,7 +136,7 @@ def test_another_state_is_found() -> None:
     assert difference.served != difference.cold
 
 
-def test_a_token_that_is_not_the_likeliest_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_that_comes_out_as_another_one_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     worker = AuditedWorker(HYBRID)
     worker.has_auditor = False
     worker.answer("first", STEM)

@@ -146,12 +146,15 @@ async def test_a_worker_in_quarantine_serves_and_reuses_nothing() -> None:
 @pytest.mark.skipif(
     not reads_panels(torch.float32), reason="this processor's products follow the batch"
 )
-async def test_a_model_s_hand_offs_hits_and_next_turns_are_equal_to_the_bit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("temperature", [0.0, 0.9], ids=["greedy", "sampled"])
+async def test_a_model_s_hand_offs_hits_and_next_turns_are_equal_to_the_bit(
+    temperature: float, tmp_path: Path
+) -> None:
     folder = save_tiny_model(tmp_path, "gemma3")
     prefills = worker_options(folder, decodes=False).model_copy(update={"dtype": "float32"})
     changes = {"dtype": "float32", "audit_share": 1.0}
     decodes = worker_options(folder).model_copy(update=changes)
-    sampling = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
+    sampling = SamplingParams(max_tokens=20, temperature=temperature, seed=4, ignore_eos=True)
     async with pair_with(prefills, decodes) as pair:
         history = [3 + 7 * i % 80 for i in range(50)]
         for turn in range(4):

@@ -131,8 +131,9 @@ class Chunk:
     """The part [start, end) of a request's tokens that one prefill step computes.
 
     `token_ids` [end - start]; `snapshots` lie in (start, end] on the page grid and are written by
-    the scan. `draws` is empty unless the chunk ends the prompt, and then holds one draw. `scores`
-    holds one entry if the prompt's tokens after those of the chunk are to be scored.
+    the scan. `draws` is empty unless the chunk ends the prompt, and then holds one draw; an audit's
+    draws tokens behind any of the chunk's. `scores` holds one entry if the prompt's tokens after
+    those of the chunk are to be scored.
     """
 
     request_id: str
@@ -221,8 +222,8 @@ class DecodeStep:
 
 @dataclass(frozen=True, slots=True)
 class AuditStep(PrefillStep):
-    """A chunk of an audit: tokens of a request that has ended, computed again without any reuse.
-    Nobody waits for it, and nobody reads its draw."""
+    """A chunk of an audit: tokens of a request that has ended, computed and drawn again without any
+    reuse. Nobody waits for it."""
 
 
 StepPlan = PrefillStep | DecodeStep

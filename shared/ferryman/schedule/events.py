@@ -195,8 +195,8 @@ class AuditOpened:
 class AuditReady:
     """The resume set of `position` was computed again, and can be compared: no step writes to
     these slots. `reuse` names the ways in which the request reused state; `first` is the key of its
-    first page, empty if it fills none. `wrong_token` is the position of the first token of a greedy
-    answer that is not the likeliest one."""
+    first page, empty if it fills none. `wrong_token` is the position of the first token of the
+    answer that came out as another one when it was drawn again."""
 
     request_id: str
     first: PageKey

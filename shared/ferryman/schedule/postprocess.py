@@ -8,7 +8,8 @@ from typing import NoReturn
 
 from ferryman.cache.resume import EMPTY_HOST
 from ferryman.errors import GrammarDeadEnd, NonFiniteLogits, NonFiniteState
-from ferryman.schedule.audit.audits import Audits, audit_name
+from ferryman.schedule.audit.audits import Audits
+from ferryman.schedule.audit.open_audit import audit_name
 from ferryman.schedule.batch import (
     NO_CHOICE,
     NO_TOKEN,

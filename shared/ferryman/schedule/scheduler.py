@@ -319,8 +319,9 @@ class Scheduler:
             sequence.in_flight -= 1
         if isinstance(plan, AuditStep):
             (sequence,) = flight.sequences
-            if not self._isolation.run(self.audits.name, self.audits.committed, outcome, sequence):
-                self.audits.drop()
+            run, audits = self._isolation.run, self.audits
+            if not run(audits.name, audits.committed, plan, outcome, sequence):
+                audits.drop()
         elif isinstance(plan, PrefillStep):
             self.audits.budget.earn(sum(chunk.end - chunk.start for chunk in plan.chunks))
             self._prefill_steps += 1

@@ -134,7 +134,11 @@ def _prefill(plan: PrefillStep) -> Arrays:
         "requests": np.repeat(np.arange(len(chunks)), lens),
         "rows": np.repeat([chunk.row for chunk in chunks], lens),
         "working_slots": [chunk.working_slot for chunk in chunks],
-        "last_tokens": [e - 1 for c, e in zip(chunks, ends, strict=True) for _ in c.draws],
+        "last_tokens": [
+            first + draw.position - 1 - chunk.start
+            for chunk, first in zip(chunks, ends - lens, strict=True)
+            for draw in chunk.draws
+        ],
         "spans": [(chunk.start, chunk.end) for chunk in chunks],
         "scan_snapshots": np.reshape(snapshots, (-1, 3)),
         **_scores(chunks, ends - lens),

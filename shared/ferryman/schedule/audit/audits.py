@@ -3,8 +3,9 @@
     a chosen request ends ──► its last resume set stays leased ──► the same tokens are computed in
     fresh slots, chunk by chunk ──► AuditReady: the worker compares both, and calls `close`
 
-The tokens of a greedy answer are compared, too: each has to be the likeliest one again. A read that
-went wrong in the last layer shows in them alone, because no state comes after it.
+The answer's tokens are compared, too: each is drawn again, by the request's own parameters, its
+seed and its place. A read that went wrong in the last layer shows in them alone, because no state
+comes after it.
 
 One audit at a time. It never stands in the way of a request: its chunks come when no request is
 here, or after a share of their steps, and it is dropped at once when its slots or its row are
@@ -14,18 +15,22 @@ needed. Nothing of it is published, drawn or resumed.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-import numpy as np
-
-from ferryman.cache.keys import PageKey, TokenIds
 from ferryman.cache.planner import Planner
 from ferryman.cache.resume import EMPTY_HOST, Reason, ResumePlan
-from ferryman.cache.slots import Holder, Role, SlotHandle
+from ferryman.cache.slots import Holder, SlotHandle
 from ferryman.schedule import prefill
 from ferryman.schedule.audit.budget import AuditBudget, is_chosen
 from ferryman.schedule.audit.held_units import held_units, is_certain, reuse_of, slots_of
-from ferryman.schedule.batch import NO_TOKEN, AuditStep, SlotOpsBuilder, StepOutcome
+from ferryman.schedule.audit.open_audit import OpenAudit, audit_of
+from ferryman.schedule.batch import (
+    NO_DRAW,
+    NO_TOKEN,
+    AuditStep,
+    SlotOpsBuilder,
+    StepOutcome,
+)
 from ferryman.schedule.events import (
     AuditDone,
     AuditOpened,
@@ -33,62 +38,10 @@ from ferryman.schedule.events import (
     AuditReady,
     AuditResult,
     Event,
-    HeldUnit,
 )
-from ferryman.schedule.prompt_scores import PromptScores, ScoreRequest
-from ferryman.schedule.request import Request, SamplingParams
 from ferryman.schedule.request_table import SequenceTable
 from ferryman.schedule.sequence import Goal, PendingRequest, Phase, RunningSequence
 from ferryman.schedule.slot_allocator import SlotAllocator
-from ferryman.schedule.token_rules import NO_RULES
-
-# A request that comes meanwhile waits for one chunk at most, so they are short.
-CHUNK_TOKENS = 64
-GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
-
-
-def audit_name(request_id: str) -> str:
-    """The name under which a request is computed again, and errors of that are reported: they are
-    not the request's."""
-    return f"{request_id} audit"
-
-
-@dataclass(slots=True)
-class _Audit:
-    """The open audit of the request `name`: its units, and its tokens up to `position` as a request
-    that resumes nowhere. `token_ids` are all of them; those from `first_checked` on were drawn as
-    the likeliest. The first that is not, computed again, is `wrong_token`."""
-
-    name: str
-    first: PageKey
-    request: Request
-    units: tuple[HeldUnit, ...]
-    reuse: tuple[str, ...]
-    token_ids: TokenIds
-    first_checked: int
-    wrong_token: int | None = None
-    awaits_memory: bool = False
-    cold: RunningSequence | None = None
-    holder: Holder = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.holder = Holder(Role.AUDIT, self.name)
-
-    @property
-    def position(self) -> int:
-        return self.request.prompt_len
-
-    def scores(self, start: int, end: int) -> tuple[ScoreRequest, ...]:
-        """The scores of the tokens behind those of a chunk, if one of them is to be checked."""
-        targets = self.token_ids[start + 1 : end + 1]
-        is_checked = start + len(targets) >= self.first_checked
-        return (ScoreRequest(start + 1, targets, 0),) if len(targets) and is_checked else ()
-
-    def check(self, scores: PromptScores) -> None:
-        """Looks for a token that is not the likeliest."""
-        for place in np.flatnonzero(scores.ranks != 1).tolist():
-            if self.wrong_token is None and scores.first + place >= self.first_checked:
-                self.wrong_token = scores.first + place
 
 
 class Audits:
@@ -105,7 +58,7 @@ class Audits:
         self.budget = AuditBudget(share)
         self._allocator, self._sequences, self._planner = allocator, sequences, planner
         self._events = events
-        self._open: _Audit | None = None
+        self._open: OpenAudit | None = None
         allocator.give_way = self.drop
 
     # A request ends.
@@ -124,11 +77,7 @@ class Audits:
         if not units:
             self._events.append(AuditDone(name, AuditResult.SKIPPED))
             return
-        first = sequence.keys[0] if sequence.keys else b""
-        token_ids = sequence.token_ids()
-        request = Request(audit_name(name), token_ids[:position], (), GREEDY)
-        first_checked = sequence.first_output if _takes_likeliest(sequence) else len(token_ids)
-        audit = _Audit(name, first, request, units, reuse, token_ids, first_checked)
+        audit = audit_of(sequence, position, units, reuse)
         self._allocator.pools.lease((unit.handle for unit in units), audit.holder)
         self._open = audit
         if fresh := self._allocator.pools.last_fresh(self._plan(audit).demand):
@@ -168,20 +117,20 @@ class Audits:
         cold = audit.cold
         assert cold is not None, "an audit that has begun has slots"
         grid, ops = self._allocator.manifest.scan_chunk, SlotOpsBuilder()
-        start, end = cold.scheduled, prefill.next_end(cold, max(grid, CHUNK_TOKENS), grid)
+        start, end = cold.scheduled, prefill.next_end(cold, max(grid, audit.chunk_tokens), grid)
         chunk = prefill.cut_chunk(self._allocator, cold, end, ops)
-        chunk = replace(chunk, scores=audit.scores(start, end))
+        chunk = replace(chunk, draws=audit.draws(cold.row, start, end) or chunk.draws)
         self.budget.spend(end - start)
         step = prefill.build_step(self._allocator, step_id, [chunk], ops)
         return AuditStep(step_id, step.ops, step.chunks, step.page_tables, step.adapters)
 
-    def _begin(self, audit: _Audit, now: float) -> bool:
+    def _begin(self, audit: OpenAudit, now: float) -> bool:
         waiting = PendingRequest(0, audit.request, Goal.HAND_OFF, EMPTY_HOST, was_retracted=False)
         plan, headroom = self._plan(audit), len(self._sequences.decoding)
         audit.cold = self._allocator.try_admit(waiting, plan, audit.holder, headroom, now)
         return audit.cold is not None
 
-    def _plan(self, audit: _Audit) -> ResumePlan:
+    def _plan(self, audit: OpenAudit) -> ResumePlan:
         return self._planner.plan_cold(audit.position, Reason.CACHE_OFF)
 
     def computing(self) -> list[RunningSequence]:
@@ -197,16 +146,16 @@ class Audits:
             for handle in sequence.slots():
                 yield handle, sequence.holder
 
-    def committed(self, outcome: StepOutcome, sequence: RunningSequence) -> bool:
+    def committed(self, plan: AuditStep, outcome: StepOutcome, sequence: RunningSequence) -> bool:
         """A chunk is computed. After the last one the worker compares. False if the state has no
         numbers, so that there is nothing to compare."""
         audit = self._open
         if audit is None or audit.cold is not sequence:
             return True  # it was dropped while the chunk ran
-        for scores in outcome.scores:
-            audit.check(scores)
-        if outcome.failed or any(drawn.token_id == NO_TOKEN for drawn in outcome.sampled):
+        tokens = [drawn.token_id for drawn in outcome.sampled]
+        if outcome.failed or NO_TOKEN in tokens or NO_DRAW in tokens:
             return False
+        audit.check(plan.draws, tokens)
         if sequence.scheduled == audit.position and not sequence.in_flight:
             cold = dict(slots_of(self._allocator, sequence, audit.position))
             pairs = (AuditPair(unit, cold[unit.kind, unit.index]) for unit in audit.units)
@@ -248,10 +197,3 @@ class Audits:
         if audit.cold is not None:
             audit.cold.phase = Phase.DONE
             self._allocator.leave(audit.cold)
-
-
-def _takes_likeliest(sequence: RunningSequence) -> bool:
-    """Whether each token that was drawn has to be the likeliest one: nothing else decides."""
-    sampling = sequence.request.sampling
-    is_free = sampling.grammar is None and sampling.rules == NO_RULES
-    return sampling.is_greedy and is_free and not sampling.has_penalties

@@ -15,7 +15,6 @@ from ferryman.cache.resume import (
 )
 from ferryman.cache.slots import SlotHandle
 from ferryman.schedule.events import HeldUnit
-from ferryman.schedule.request import NO_ADAPTER
 from ferryman.schedule.sequence import RunningSequence
 from ferryman.schedule.slot_allocator import SlotAllocator
 
@@ -83,7 +82,7 @@ def is_certain(sequence: RunningSequence) -> bool:
     and none of its state was given up or is still to be copied."""
     num_known = sequence.prompt_len + len(sequence.drawn)
     is_whole = not (sequence.is_doubtful or sequence.opening or sequence.verifying)
-    return is_whole and sequence.scheduled <= num_known and sequence.request.adapter == NO_ADAPTER
+    return is_whole and sequence.scheduled <= num_known
 
 
 def held_units(
