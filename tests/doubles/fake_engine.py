@@ -138,7 +138,7 @@ class FakeEngine:
         """Writes drawn tokens last: each draw depends on the drafts before it, right or wrong."""
         draws = [(part, draw) for part in parts for draw in part.draws]
         for (part, draw), drawn in zip(draws, sampled, strict=True):
-            # What an audit draws again in the midst of a chunk is no token of the row.
+            # A token that an audit draws again in the midst of a chunk is not written.
             if part.request_id not in self._void and draw.position == part.end:
                 self._rows[draw.row].write(draw.position, [drawn.token_id])
 

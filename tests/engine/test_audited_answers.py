@@ -39,7 +39,7 @@ WAYS = {
         logprobs=3,
     ),
 }
-"""What they look at: a token's place, the tokens before it, the whole vocabulary."""
+"""Each looks at a token's place, at the tokens before it, or at the whole vocabulary."""
 
 
 @pytest.fixture(scope="module")
