@@ -67,10 +67,11 @@ def compile_kernel(kernel: Kernel, *args: Any, **constants: Any) -> None:
     signature, attributes, fixed = {}, {}, dict[str, Any]()
     for index, parameter in enumerate(function.params):
         value = given[parameter.name]
-        signature[parameter.name] = _type_of(value, parameter.is_constexpr)
+        is_any = parameter.name in kernel.any_of
+        signature[parameter.name] = _type_of(value, parameter.is_constexpr, is_any)
         if signature[parameter.name] == "constexpr":
             fixed[parameter.name] = value
-        elif isinstance(value, Tensor) or (isinstance(value, int) and value % 16 == 0):
+        elif isinstance(value, Tensor) or _is_round(value, is_any):
             attributes[index,] = ALIGNED
     source = ASTSource(function, signature, fixed, attributes)
     key = repr((kernel.function.__name__, signature, attributes, fixed, options))
@@ -86,12 +87,17 @@ def compile_kernel(kernel: Kernel, *args: Any, **constants: Any) -> None:
         _refused.append(f"{line}, {shared} bytes shared: {fixed}")
 
 
-def _type_of(value: Any, is_constexpr: bool) -> str:
-    if is_constexpr or (isinstance(value, int) and value == 1):
+def _type_of(value: Any, is_constexpr: bool, is_any: bool) -> str:
+    if is_constexpr or (isinstance(value, int) and value == 1 and not is_any):
         return "constexpr"
     if isinstance(value, Tensor):
         return POINTERS[value.dtype]
     return "fp32" if isinstance(value, float) else "i32"
+
+
+def _is_round(value: Any, is_any: bool) -> bool:
+    """Whether Triton compiles a kernel for a multiple of 16 here."""
+    return isinstance(value, int) and value % 16 == 0 and not is_any
 
 
 def _assemble(ptx: str) -> tuple[int, int]:

@@ -28,13 +28,17 @@ from ferryman_kernels.elementwise.rms_norm import (
     rms_norm_triton,
 )
 from ferryman_kernels.elementwise.rotary import apply_rotary_triton
+from ferryman_kernels.products._dense_product_triton import dense_product_triton
 from ferryman_kernels.products._grouped_product_triton import (
+    ANY_ROWS,
     FP4,
     FP8,
     INT4,
     grouped_codes_triton,
     grouped_floats_triton,
+    tiles_of_any,
 )
+from ferryman_kernels.products.weighted_sum import weighted_sum_triton
 from ferryman_kernels.recurrence._delta_chunk_scan_triton import delta_chunk_scan_triton
 from ferryman_kernels.recurrence._ssd_chunk_scan_triton import chunk_scan_triton
 from ferryman_kernels.recurrence.causal_conv import (
@@ -247,6 +251,25 @@ def launch_experts(dtype: torch.dtype, num_experts: int, in_dim: int, out_dim: i
         grouped_codes_triton(x, (four, FP4), scaled(32, torch.uint8), bias, *routed)
 
 
+def launch_dense(dtype: torch.dtype, in_dim: int, out_dim: int) -> None:
+    """The product with one weight, in one order of sums."""
+    x = torch.zeros(8, in_dim, dtype=dtype, device="meta")
+    weight = torch.empty(out_dim, in_dim, dtype=dtype, device="meta")
+    dense_product_triton(x, weight, None)
+    dense_product_triton(x, weight, weight[:, 0].contiguous())
+
+
+def launch_experts_in_one_order(
+    dtype: torch.dtype, num_experts: int, in_dim: int, out_dim: int
+) -> None:
+    """One product of all experts by the tiles of any number of pairs, and the sum of a token's."""
+    starts, order = torch.zeros(num_experts + 1, dtype=torch.int64), torch.zeros(8).long()
+    weight = torch.empty(num_experts, out_dim, in_dim, dtype=dtype, device="meta")
+    x = torch.zeros(8, in_dim, dtype=dtype, device="meta")
+    grouped_floats_triton(x, weight, None, order, starts, tiles_of_any(x, ANY_ROWS))
+    weighted_sum_triton(torch.zeros(8, 4, out_dim, dtype=dtype), torch.zeros(8, 4, dtype=dtype))
+
+
 def launch_all(dtype: torch.dtype) -> None:
     """Launches everything once, in the shapes of a Granite 4 H layer and of other families."""
     launch_norms(dtype, 2048)
@@ -269,6 +292,9 @@ def launch_all(dtype: torch.dtype) -> None:
     launch_index(dtype, 64, 128)
     launch_experts(dtype, 32, 2880, 5760)
     launch_kimi_delta(dtype, 32, 128)
+    launch_dense(dtype, 2048, 8192)
+    launch_dense(dtype, 2048, 100_352)
+    launch_experts_in_one_order(dtype, 32, 2880, 5760)
 
 
 def launch_wide(dtype: torch.dtype) -> None:

@@ -19,6 +19,7 @@ __all__ = [
     "KernelPart",
     "cdiv",
     "dot_type",
+    "laid_out",
     "next_power_of_two",
     "shared_bytes",
     "tl",
@@ -51,11 +52,21 @@ class KernelPart:
 
 
 class Kernel:
-    """A function in Triton's language: `kernel[grid](...)` launches it."""
+    """A function in Triton's language: `kernel[grid](...)` launches it.
 
-    def __init__(self, function: Callable[..., None]) -> None:
+    Triton compiles it anew where an integer becomes 1 or a multiple of 16, but for those that are
+    in `any_of`: a count of rows in there never decides how a row is computed.
+    """
+
+    def __init__(self, function: Callable[..., None], any_of: tuple[str, ...] = ()) -> None:
         self._function = function
+        self.any_of = any_of
         self.__doc__ = function.__doc__
+
+    @classmethod
+    def for_any(cls, *names: str) -> Callable[[Callable[..., None]], Kernel]:
+        """A kernel that is compiled once for all values of the integers `names`."""
+        return lambda function: cls(function, names)
 
     @cached_property
     def function(self) -> Callable[..., None]:
@@ -74,7 +85,7 @@ class Kernel:
 
     @cached_property
     def compiled(self) -> Any:
-        return import_module("triton").jit(self.function)
+        return import_module("triton").jit(self.function, do_not_specialize=list(self.any_of))
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
         return self.compiled[grid]
@@ -110,3 +121,10 @@ def dot_type(operand: torch.Tensor) -> Any:
     """The type of the operands of `tl.dot`. The interpreter (CPU tensors) has no bfloat16."""
     narrow = operand.is_cuda and operand.dtype == torch.bfloat16
     return tl.bfloat16 if narrow else tl.float32
+
+
+def laid_out(x: torch.Tensor) -> torch.Tensor:
+    """x, or a copy of it without gaps and from a multiple of 16 bytes on, as a new tensor lies: a
+    kernel is compiled anew for other strides and addresses."""
+    is_aligned = x.storage_offset() * x.itemsize % 16 == 0
+    return x.contiguous() if is_aligned or not x.is_contiguous() else x.clone()

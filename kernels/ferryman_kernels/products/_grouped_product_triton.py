@@ -44,6 +44,9 @@ _MOST_ROWS = Tiles(128, 256, 64, 8, 4)
 _WIDE = Tiles(16, 32, 32, 4, 2)
 _FEW_CODES = Tiles(16, 64, 64, 4, 3)
 _MANY_CODES = Tiles(64, 64, 64, 4, 3)
+ANY_ROWS, ANY_CODES = _MANY_ROWS, _MANY_CODES
+"""The tiles in bfloat16 of a product in one order of sums: the same for any number of pairs."""
+
 MANY, MOST = 16, 128
 """The pairs for each expert, if all had as many, above which blocks of rows are larger."""
 
@@ -217,12 +220,18 @@ def _grouped_codes_kernel(
 
 
 def grouped_floats_triton(
-    x: Tensor, weight: Tensor, bias: Tensor | None, order: Tensor, starts: Tensor
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    order: Tensor,
+    starts: Tensor,
+    tiles: Tiles | None = None,
 ) -> Tensor:
+    """With `tiles` of None as large ones as the number of pairs suggests."""
     num_experts, out_dim, in_dim = weight.shape
     assert weight.is_contiguous(), weight.stride()
     assert x.stride(1) == 1, x.stride()
-    tiles = _tiles_of(x, len(order), num_experts)
+    tiles = tiles or _tiles_of(x, len(order), num_experts)
     y = torch.empty(len(order), out_dim, dtype=x.dtype, device=x.device)
     if len(order):
         _grouped_floats_kernel[_grid(tiles, len(order), num_experts, out_dim)](
@@ -245,6 +254,17 @@ def _tiles_of(x: Tensor, num_pairs: int, num_experts: int) -> Tiles:
     return _MOST_ROWS if has_room and num_pairs > MOST * num_experts else _MANY_ROWS
 
 
+def _code_tiles_of(x: Tensor, num_pairs: int, num_experts: int) -> Tiles:
+    if x.dtype != torch.bfloat16:
+        return _WIDE
+    return _MANY_CODES if num_pairs > MANY * num_experts else _FEW_CODES
+
+
+def tiles_of_any(x: Tensor, bfloat16: Tiles) -> Tiles:
+    """The tiles of a product in one order: `bfloat16` in that dtype."""
+    return bfloat16 if x.dtype == torch.bfloat16 else _WIDE
+
+
 def grouped_codes_triton(
     x: Tensor,
     coded: tuple[Tensor, int],
@@ -252,16 +272,17 @@ def grouped_codes_triton(
     bias: Tensor | None,
     order: Tensor,
     starts: Tensor,
+    tiles: Tiles | None = None,
 ) -> Tensor:
-    """`coded` is codes and their meaning, `scaled` scales, zeros, groups and group_len."""
+    """`coded` is codes and their meaning, `scaled` scales, zeros, groups and group_len; `tiles` as
+    for floats."""
     (codes, meaning), (scales, zeros, groups, group_len) = coded, scaled
     (num_experts, out_dim), in_dim = codes.shape[:2], groups.shape[1]
     assert all(part.is_contiguous() for part in (codes, scales, groups))
     assert zeros is None or zeros.is_contiguous()
     assert meaning in (INT8, FP8) or in_dim % 2 == 0, "a byte holds two codes of one row"
     assert x.stride(1) == 1, x.stride()
-    is_large = len(order) > MANY * num_experts
-    tiles = _WIDE if x.dtype != torch.bfloat16 else _MANY_CODES if is_large else _FEW_CODES
+    tiles = tiles or _code_tiles_of(x, len(order), num_experts)
     # A step over the columns never leaves a group, unless it reads each column's.
     if 16 <= group_len < tiles.columns:
         tiles = tiles._replace(columns=32 if group_len % 32 == 0 else 16)

@@ -15,18 +15,23 @@ launch needs no wait, and a CUDA graph can hold it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ferryman_kernels._precision import wide_dtype
+from ferryman_kernels._triton import laid_out
 from ferryman_kernels.products._grouped_product_triton import (
+    ANY_CODES,
+    ANY_ROWS,
     FP4,
     FP8,
     INT4,
     INT8,
     grouped_codes_triton,
     grouped_floats_triton,
+    tiles_of_any,
 )
 
 __all__ = [
@@ -37,6 +42,7 @@ __all__ = [
     "CodeStack",
     "FloatStack",
     "grouped_product",
+    "grouped_product_in_one_order",
     "sort_pairs",
 ]
 
@@ -121,20 +127,39 @@ def grouped_product(
     x: Tensor, stack: FloatStack | CodeStack, order: Tensor, starts: Tensor
 ) -> Tensor:
     """y [pairs, out_dim] for `x` [rows, in_dim], a divisor of pairs; `order` and `starts` are those
-    of `sort_pairs`. A row's result does not depend on the other rows."""
-    assert x.ndim == 2, x.shape
-    assert x.shape[1] == stack.shape[2], (x.shape, stack.shape)
-    assert len(x) == 0 or len(order) % len(x) == 0, (x.shape, order.shape)
-    assert starts.shape == (stack.shape[0] + 1,), (starts.shape, stack.shape)
+    of `sort_pairs`. On a card the number of pairs chooses the tiles, and so the order of sums."""
+    _check(x, stack, order, starts)
     if not x.is_cuda:
         return grouped_product_reference(x, stack, order, starts)
     if isinstance(stack, FloatStack):
         return grouped_floats_triton(x, stack.weight, stack.bias, order, starts)
-    return grouped_codes_triton(
-        x,
-        (stack.codes, stack.meaning),
-        (stack.scales, stack.zeros, stack.groups, stack.group_len),
-        stack.bias,
-        order,
-        starts,
-    )
+    return grouped_codes_triton(x, *_parts(stack), stack.bias, order, starts)
+
+
+def grouped_product_in_one_order(
+    x: Tensor, stack: FloatStack | CodeStack, order: Tensor, starts: Tensor
+) -> Tensor:
+    """As `grouped_product`, with the same tiles for any number of pairs: a row's bits depend on its
+    numbers and its expert alone."""
+    _check(x, stack, order, starts)
+    if not x.is_cuda:
+        return grouped_product_reference(x, stack, order, starts)
+    x = laid_out(x)
+    if isinstance(stack, FloatStack):
+        tiles = tiles_of_any(x, ANY_ROWS)
+        return grouped_floats_triton(x, stack.weight, stack.bias, order, starts, tiles)
+    tiles = tiles_of_any(x, ANY_CODES)
+    return grouped_codes_triton(x, *_parts(stack), stack.bias, order, starts, tiles)
+
+
+def _parts(stack: CodeStack) -> tuple[Any, Any]:
+    """Codes and scales as the kernel's launcher takes them."""
+    scaled = stack.scales, stack.zeros, stack.groups, stack.group_len
+    return (stack.codes, stack.meaning), scaled
+
+
+def _check(x: Tensor, stack: FloatStack | CodeStack, order: Tensor, starts: Tensor) -> None:
+    assert x.ndim == 2, x.shape
+    assert x.shape[1] == stack.shape[2], (x.shape, stack.shape)
+    assert len(x) == 0 or len(order) % len(x) == 0, (x.shape, order.shape)
+    assert starts.shape == (stack.shape[0] + 1,), (starts.shape, stack.shape)

@@ -15,8 +15,12 @@ import torch
 from torch import Tensor
 
 from ferryman_kernels._precision import wide_dtype
+from ferryman_kernels._triton import Kernel, cdiv, laid_out, next_power_of_two, tl, wide_type
 from ferryman_kernels.cpu._compiled import STRICT, Loop, narrow, prange, row_like, serves, wide
 from ferryman_kernels.cpu._vectors import fused, row_at
+
+BLOCK_DIM = 1024
+"""Channels of a token that one program sums."""
 
 
 def weighted_sum_reference(x: Tensor, shares: Tensor) -> Tensor:
@@ -53,10 +57,43 @@ def weighted_sum_compiled(x: Tensor, shares: Tensor) -> Tensor:
     return y
 
 
+@Kernel
+def _weighted_kernel(
+    x_ptr: tl.tensor,
+    shares_ptr: tl.tensor,
+    y_ptr: tl.tensor,
+    count: int,
+    dim: int,
+    BLOCK_DIM: tl.constexpr,
+    WIDE: tl.constexpr,
+) -> None:
+    """Some channels of one token."""
+    token = tl.program_id(0).to(tl.int64)
+    offs = tl.program_id(1) * BLOCK_DIM + tl.arange(0, BLOCK_DIM)
+    mask = offs < dim
+    total = tl.zeros([BLOCK_DIM], WIDE)
+    for k in range(count):
+        share = tl.load(shares_ptr + token * count + k).to(WIDE)
+        row = tl.load(x_ptr + (token * count + k) * dim + offs, mask=mask, other=0.0).to(WIDE)
+        total = tl.fma(row, share, total)
+    tl.store(y_ptr + token * dim + offs, total.to(y_ptr.dtype.element_ty), mask=mask)
+
+
+def weighted_sum_triton(x: Tensor, shares: Tensor) -> Tensor:
+    (tokens, count, dim), x, shares = x.shape, laid_out(x), laid_out(shares)
+    y = torch.empty(tokens, dim, dtype=x.dtype, device=x.device)
+    block = min(BLOCK_DIM, next_power_of_two(dim))
+    _weighted_kernel[tokens, cdiv(dim, block)](
+        x, shares, y, count, dim, BLOCK_DIM=block, WIDE=wide_type(x.dtype), num_warps=4
+    )
+    return y
+
+
 def weighted_sum(x: Tensor, shares: Tensor) -> Tensor:
-    """The sum [tokens, dim] of x [tokens, count, dim] by `shares` [tokens, count] of its dtype; on
-    a card torch's product of batches."""
+    """The sum [tokens, dim] of x [tokens, count, dim] by `shares` [tokens, count] of its dtype."""
     assert shares.shape == x.shape[:2], (shares.shape, x.shape)
-    if x.is_cuda or x.dtype is not shares.dtype or not serves(x, shares):
+    if x.is_cuda:
+        return weighted_sum_triton(x, shares)
+    if x.dtype is not shares.dtype or not serves(x, shares):
         return weighted_sum_reference(x, shares)
     return weighted_sum_compiled(x, shares)
