@@ -41,11 +41,12 @@ from ferryman_kernels.products._grouped_product_triton import (
 from ferryman_kernels.products.weighted_sum import weighted_sum_triton
 from ferryman_kernels.recurrence._delta_chunk_scan_triton import delta_chunk_scan_triton
 from ferryman_kernels.recurrence._ssd_chunk_scan_triton import chunk_scan_triton
+from ferryman_kernels.recurrence._ssd_runs_triton import ssd_runs_triton
 from ferryman_kernels.recurrence.causal_conv import (
     causal_conv_decode_triton,
     causal_conv_prefill_triton,
 )
-from ferryman_kernels.recurrence.channel_delta_scan import channel_delta_runs_triton
+from ferryman_kernels.recurrence.channel_delta_scan import delta_runs_triton
 from ferryman_kernels.recurrence.delta_decode import delta_decode_triton
 from ferryman_kernels.recurrence.selective_scan import selective_runs_triton
 from ferryman_kernels.recurrence.ssd_decode import (
@@ -189,6 +190,7 @@ def launch_mamba(dtype: torch.dtype, heads: int, head_dim: int, groups: int, sta
     B, index = torch.zeros(128, groups, state, dtype=dtype), torch.zeros(8, dtype=torch.int64)
     selective_state_update_triton(states, x[:8], dt[:8], A, B[:8], B[:8], A, index, index)
     chunk_scan_triton(x, dt, A, B, B, A, states, ((0, 128),), index[:1], (), 64)
+    ssd_runs_triton((x, dt, A, B, B, A), states, torch.zeros(2, 5, dtype=torch.int64), x)
 
 
 def launch_mamba1(dtype: torch.dtype, inner_dim: int, state_dim: int) -> None:
@@ -212,6 +214,8 @@ def launch_delta_rule(dtype: torch.dtype, heads: tuple[int, int], k_dim: int, v_
     delta_chunk_scan_triton(
         q.float(), q.float(), v, rates, rates, states, ((0, 128),), index[:1], (), 64
     )
+    runs = torch.zeros(2, 5, dtype=torch.int64)
+    delta_runs_triton((q.float(), q.float(), v, rates, rates), states, runs, v)
 
 
 def launch_kimi_delta(dtype: torch.dtype, heads: int, head_dim: int) -> None:
@@ -220,7 +224,7 @@ def launch_kimi_delta(dtype: torch.dtype, heads: int, head_dim: int) -> None:
     given = keys, keys, v, keys, torch.zeros(64, heads)
     states = torch.zeros(2, heads, head_dim, head_dim)
     runs = torch.zeros(2, 5, dtype=torch.int64)
-    channel_delta_runs_triton(given, states, runs, torch.zeros(64, heads, head_dim))
+    delta_runs_triton(given, states, runs, torch.zeros(64, heads, head_dim))
 
 
 def launch_experts(dtype: torch.dtype, num_experts: int, in_dim: int, out_dim: int) -> None:

@@ -17,6 +17,7 @@ import torch
 __all__ = [
     "Kernel",
     "KernelPart",
+    "aligned",
     "cdiv",
     "dot_type",
     "laid_out",
@@ -124,7 +125,13 @@ def dot_type(operand: torch.Tensor) -> Any:
 
 
 def laid_out(x: torch.Tensor) -> torch.Tensor:
-    """x, or a copy of it without gaps and from a multiple of 16 bytes on, as a new tensor lies: a
-    kernel is compiled anew for other strides and addresses."""
-    is_aligned = x.storage_offset() * x.itemsize % 16 == 0
-    return x.contiguous() if is_aligned or not x.is_contiguous() else x.clone()
+    """x, or a copy of it, without gaps and `aligned`, as a new tensor lies."""
+    return aligned(x.contiguous())
+
+
+def aligned(x: torch.Tensor) -> torch.Tensor:
+    """x, or a copy of it from a multiple of 16 bytes on: a kernel is compiled anew for other
+    addresses."""
+    if x.storage_offset() * x.itemsize % 16 == 0:
+        return x
+    return x.clone(memory_format=torch.contiguous_format)

@@ -28,7 +28,7 @@ from ferryman_kernels.recurrence.causal_conv import (
 from ferryman_kernels.recurrence.channel_delta_scan import (
     channel_delta_decode,
     channel_delta_runs_reference,
-    channel_delta_runs_triton,
+    delta_runs_triton,
     channel_delta_scan,
 )
 from ferryman_kernels.recurrence.delta_chunk_scan import (
@@ -224,7 +224,7 @@ def _backends() -> list[Backend]:
         _mamba1("Triton", selective_runs_triton),
         _kimi_delta("torch", channel_delta_runs_reference),
         _compiled_kimi_delta(),
-        _kimi_delta("Triton", channel_delta_runs_triton),
+        _kimi_delta("Triton", delta_runs_triton),
         _delta("torch", delta_chunk_scan_reference, delta_decode_reference),
         _delta("compiled", delta_chunk_scan, delta_decode),
         _delta("Triton", delta_chunk_scan_triton, delta_decode_triton),

@@ -14,8 +14,8 @@ from ferryman_kernels.recurrence.channel_delta_scan import (
     DeltaInputs,
     channel_delta_decode,
     channel_delta_runs_reference,
-    channel_delta_runs_triton,
     channel_delta_scan,
+    delta_runs_triton,
 )
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 3e-2}
@@ -42,7 +42,7 @@ def _states(dtype: torch.dtype) -> Tensor:
 
 @pytest.mark.parametrize(
     "backend",
-    [channel_delta_runs_reference, channel_delta_runs_triton],
+    [channel_delta_runs_reference, delta_runs_triton],
 )
 @every_dtype
 def test_runs_of_the_delta_rule_write_no_other_slot(

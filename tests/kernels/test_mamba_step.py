@@ -17,11 +17,11 @@ from ferryman_kernels.recurrence.causal_conv import (
 )
 from ferryman_kernels.recurrence.mamba_step import (
     StepWeights,
-    _state_inputs,
     mamba_step,
     mamba_step_compiled,
     mamba_step_reference,
     mamba_step_triton,
+    state_inputs,
 )
 from ferryman_kernels.recurrence.ssd_decode import (
     _selective_state_update_kernel,
@@ -139,7 +139,7 @@ def parts_of_a_card(
     their results where the compiler rounds to bfloat16."""
     taps = weights.conv_weight, weights.conv_bias
     convolved = causal_conv_decode_triton(mixed, conv_states, *taps, slots, into)
-    given = _state_inputs(convolved, weights.time_steps(dt), weights, ssm_states)
+    given = state_inputs(convolved, weights.time_steps(dt), weights, ssm_states)
     return selective_state_update_triton(*given, slots, into)
 
 

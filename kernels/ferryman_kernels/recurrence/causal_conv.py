@@ -5,7 +5,8 @@
 Without `activates` there is no SiLU (LFM2's short convolutions).
 
 The state at position p is the last width - 1 inputs before p, the oldest first: conv_states[slot]
-[conv_dim, width - 1]. A cleared slot stands for position 0.
+[conv_dim, width - 1]. A cleared slot stands for position 0. Prefill and decode add the bias first,
+then taps in rising order, each rounded together with its product: they have the same bits.
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ def _causal_conv_prefill_kernel(
         x = tl.load(x_ptr + (first + since) * stride_x_token + offs_dim, mask=fresh, other=0.0)
         before = tl.load(state_ptr + since + (WIDTH - 1), mask=stale, other=0.0)
         weight = tl.load(weight_ptr + offs_dim * WIDTH + j, mask=mask_dim, other=0.0).to(WIDE)
-        total += (x.to(WIDE) + before.to(WIDE)) * weight
+        total = tl.fma(tl.where(since >= 0, x, before).to(WIDE), weight, total)
     y = total / (1.0 + tl.exp(-total)) if ACTIVATES else total
     at = y_ptr + tokens * conv_dim + offs_dim
     tl.store(at, y.to(y_ptr.dtype.element_ty), mask=mask_token & mask_dim)
@@ -252,13 +253,13 @@ def _causal_conv_decode_kernel(
     for j in tl.static_range(WIDTH - 1):
         old = tl.load(old_at + j, mask=held, other=0.0)
         weight = tl.load(weight_ptr + offs_dim * WIDTH + j, mask=mask_dim, other=0.0).to(WIDE)
-        total += old.to(WIDE) * weight
+        total = tl.fma(old.to(WIDE), weight, total)
         if j > 0:
             tl.store(new_at + j - 1, old, mask=kept)
     x = tl.load(x_ptr + request * stride_x_request + offs_dim, mask=mask_dim, other=0.0)
     tl.store(new_at + WIDTH - 2, x, mask=kept)
     last = tl.load(weight_ptr + offs_dim * WIDTH + WIDTH - 1, mask=mask_dim, other=0.0).to(WIDE)
-    total += x.to(WIDE) * last
+    total = tl.fma(x.to(WIDE), last, total)
     y = total / (1.0 + tl.exp(-total)) if ACTIVATES else total
     tl.store(y_ptr + request * conv_dim + offs_dim, y.to(y_ptr.dtype.element_ty), mask=mask_dim)
 

@@ -15,11 +15,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ferryman_kernels._triton import Kernel, cdiv, next_power_of_two, tl
-from ferryman_kernels.ragged import SlotAt, Span, on_device
+from ferryman_kernels._triton import Kernel, cdiv, laid_out, next_power_of_two, tl
+from ferryman_kernels.ragged import SlotAt, Span
 from ferryman_kernels.recurrence.loops._delta_compiled import delta_scan_compiled, has_delta_loop
 from ferryman_kernels.recurrence.loops.runs import decode_runs, prefill_runs
-from ferryman_kernels.recurrence.selective_scan import rounds_of
+from ferryman_kernels.recurrence.selective_scan import runs_of_spans, runs_of_tokens
 
 BLOCK_VALUE = 16
 """Columns of a head's state that one program holds."""
@@ -46,7 +46,7 @@ def channel_delta_runs_reference(
 
 
 @Kernel
-def _channel_delta_runs_kernel(
+def _delta_runs_kernel(
     states_ptr: tl.tensor,
     q_ptr: tl.tensor,
     k_ptr: tl.tensor,
@@ -57,12 +57,15 @@ def _channel_delta_runs_kernel(
     y_ptr: tl.tensor,
     stride_slot: int,
     heads: int,
+    heads_per_key: int,
     k_dim: int,
     v_dim: int,
+    BY_CHANNEL: tl.constexpr,
     BLOCK_KEY: tl.constexpr,
     BLOCK_VALUE: tl.constexpr,
 ) -> None:
-    """Some columns of one head of one run; `runs` as in `selective_scan`."""
+    """Some columns of one head of one run; `runs` as in `selective_scan`. Decays are by channel of
+    the key, or one for each head (`delta_decode`)."""
     run, head = runs_ptr + tl.program_id(0) * 5, tl.program_id(1)
     token, count = tl.load(run).to(tl.int64), tl.load(run + 1)
     src, dst = tl.load(run + 2).to(tl.int64), tl.load(run + 3).to(tl.int64)
@@ -77,14 +80,18 @@ def _channel_delta_runs_kernel(
     # The state stays in registers from the run's first token to its last.
     end = token + count
     while token < end:
-        key_at = (token * heads + head) * k_dim + offs_key
+        key_at = (token * (heads // heads_per_key) + head // heads_per_key) * k_dim + offs_key
         value_at = (token * heads + head) * v_dim + offs_value
         q = tl.load(q_ptr + key_at, mask=mask_key, other=0.0).to(wide)
         k = tl.load(k_ptr + key_at, mask=mask_key, other=0.0).to(wide)
-        g = tl.load(g_ptr + key_at, mask=mask_key, other=0.0).to(wide)
+        if BY_CHANNEL:
+            g = tl.load(g_ptr + key_at, mask=mask_key, other=0.0).to(wide)
+            decay = tl.exp(g)[:, None]
+        else:
+            decay = tl.exp(tl.load(g_ptr + token * heads + head).to(wide))
         v = tl.load(v_ptr + value_at, mask=mask_value, other=0.0).to(wide)
         beta = tl.load(beta_ptr + token * heads + head).to(wide)
-        state = tl.exp(g)[:, None] * state
+        state = decay * state
         fed = beta * (v - tl.sum(k[:, None] * state, axis=0))
         state += k[:, None] * fed[None, :]
         y = tl.sum(q[:, None] * state, axis=0)
@@ -96,14 +103,17 @@ def _channel_delta_runs_kernel(
     tl.store(states_ptr + copy * stride_slot + in_slot, state, mask=copied)
 
 
-def channel_delta_runs_triton(given: DeltaInputs, states: Tensor, runs: Tensor, y: Tensor) -> None:
+def delta_runs_triton(given: DeltaInputs, states: Tensor, runs: Tensor, y: Tensor) -> None:
+    """g [tokens, heads, k_dim] is by channel, and [tokens, heads] by head; heads may share q and
+    k."""
     heads, k_dim, v_dim = states.shape[1:]
+    _, k, _, g, _ = given
     assert states.stride()[1:] == (k_dim * v_dim, v_dim, 1), states.stride()
     block = min(BLOCK_VALUE, next_power_of_two(v_dim))
-    _channel_delta_runs_kernel[len(runs), heads, cdiv(v_dim, block)](
-        states, *(tensor.contiguous() for tensor in given), runs, y,
-        states.stride(0), heads, k_dim, v_dim,
-        BLOCK_KEY=next_power_of_two(k_dim), BLOCK_VALUE=block, num_warps=4,
+    _delta_runs_kernel[len(runs), heads, cdiv(v_dim, block)](
+        states, *map(laid_out, given), runs, y,
+        states.stride(0), heads, heads // k.shape[1], k_dim, v_dim,
+        BY_CHANNEL=g.ndim == 3, BLOCK_KEY=next_power_of_two(k_dim), BLOCK_VALUE=block, num_warps=4,
     )  # fmt: skip
 
 
@@ -133,10 +143,7 @@ def channel_delta_scan(
         pieces = prefill_runs(spans, slots, snapshots)
         return delta_scan_compiled(q, k, v, g, beta, ssm_states, pieces)
     y = v.new_empty(v.shape, dtype=ssm_states.dtype)
-    for rows in rounds_of(spans, snapshots):
-        first, count, request, copy = on_device(rows, v.device).unbind(1)
-        slot = slots[request]
-        runs = torch.stack((first, count, slot, slot, copy), dim=1)
+    for runs in runs_of_spans(spans, slots, snapshots):
         _run((q, k, v, g, beta), ssm_states, runs, y)
     return y.to(v.dtype)
 
@@ -160,11 +167,8 @@ def channel_delta_decode(
     assert slots.shape == into.shape == (len(v),), (slots.shape, into.shape, v.shape)
     if has_delta_loop(v, g, beta, ssm_states):
         return delta_scan_compiled(q, k, v, g, beta, ssm_states, decode_runs(slots, into))
-    tokens = torch.arange(len(v), device=v.device)
-    ones, none = torch.ones_like(tokens), torch.full_like(tokens, -1)
-    runs = torch.stack((tokens, ones, slots, into, none), dim=1)
     y = v.new_empty(v.shape, dtype=ssm_states.dtype)
-    _run((q, k, v, g, beta), ssm_states, runs, y)
+    _run((q, k, v, g, beta), ssm_states, runs_of_tokens(slots, into), y)
     return y.to(v.dtype)
 
 
@@ -176,5 +180,5 @@ def _check(given: DeltaInputs, ssm_states: Tensor) -> None:
 
 
 def _run(given: DeltaInputs, states: Tensor, runs: Tensor, y: Tensor) -> None:
-    run = channel_delta_runs_triton if y.is_cuda else channel_delta_runs_reference
+    run = delta_runs_triton if y.is_cuda else channel_delta_runs_reference
     run(given, states, runs, y)

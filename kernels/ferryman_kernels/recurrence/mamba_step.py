@@ -67,7 +67,7 @@ def mamba_step_reference(
     taps = weights.conv_weight, weights.conv_bias
     convolved = causal_conv_decode(mixed, conv_states, *taps, slots, into)
     steps = weights.time_steps(dt)
-    given = _state_inputs(convolved, steps, weights, ssm_states)
+    given = state_inputs(convolved, steps, weights, ssm_states)
     return selective_state_update(*given, slots, into)
 
 
@@ -82,11 +82,11 @@ def mamba_step_triton(
 ) -> Tensor:
     taps = weights.conv_weight, weights.conv_bias
     convolved = causal_conv_decode_triton(mixed, conv_states, *taps, slots, into)
-    given = _state_inputs(convolved, dt, weights, ssm_states)
+    given = state_inputs(convolved, dt, weights, ssm_states)
     return raw_state_update_triton(given, weights.dt_bias, weights.dt_limit, slots, into)
 
 
-def _state_inputs(
+def state_inputs(
     convolved: Tensor, dt: Tensor, weights: StepWeights, ssm_states: Tensor
 ) -> StateInputs:
     """The arguments of the state update, from the convolution's output [requests, conv_dim]."""

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ferryman_kernels._triton import Kernel, cdiv, next_power_of_two, tl
+from ferryman_kernels._triton import Kernel, aligned, cdiv, next_power_of_two, tl
 from ferryman_kernels.cpu._compiled import STRICT, Loop, as_array, as_flat, prange, serves
 from ferryman_kernels.cpu._row_tiles import padded
 from ferryman_kernels.cpu._vectors import LANES, exps, fused, load, spread, store, total
@@ -171,7 +171,7 @@ def _selective_runs_kernel(
 
 
 def selective_runs_triton(given: Inputs, states: Tensor, runs: Tensor, y: Tensor) -> None:
-    x, dt, A, B, C, D = given
+    x, dt, A, B, C, D = map(aligned, given)
     inner_dim, state_dim = A.shape
     assert states.stride()[1:] == (state_dim, 1), states.stride()
     assert x.stride(1) == dt.stride(1) == 1, (x.stride(), dt.stride())
@@ -211,6 +211,24 @@ def _cuts(index: int, span: Span, snapshots: Sequence[SlotAt]) -> list[tuple[int
     return [(low, high, slot) for low, (high, slot) in zip(lows, wanted, strict=True)]
 
 
+def runs_of_spans(
+    spans: Sequence[Span], slots: Tensor, snapshots: Sequence[SlotAt]
+) -> Iterator[Tensor]:
+    """The `rounds_of` a prefill on the device of `slots`, with the slots that runs read, write and
+    copy to: [runs, 5]."""
+    for rows in rounds_of(spans, snapshots):
+        first, count, request, copy = on_device(rows, slots.device).unbind(1)
+        slot = slots[request]
+        yield torch.stack((first, count, slot, slot, copy), dim=1)
+
+
+def runs_of_tokens(slots: Tensor, into: Tensor) -> Tensor:
+    """The runs [requests, 5] of one token of each request."""
+    tokens = torch.arange(len(slots), device=slots.device)
+    ones, none = torch.ones_like(tokens), torch.full_like(tokens, -1)
+    return torch.stack((tokens, ones, slots, into, none), dim=1)
+
+
 def selective_scan(
     x: Tensor,
     dt: Tensor,
@@ -236,10 +254,7 @@ def selective_scan(
     assert sum(end - start for start, end in spans) == tokens, (spans, tokens)
     assert all(spans[i][0] < p <= spans[i][1] for i, p, _ in snapshots), (spans, snapshots)
     run, y = _backend(x, ssm_states), x.new_empty(x.shape, dtype=ssm_states.dtype)
-    for rows in rounds_of(spans, snapshots):
-        first, count, request, copy = on_device(rows, x.device).unbind(1)
-        slot = slots[request]
-        runs = torch.stack((first, count, slot, slot, copy), dim=1)
+    for runs in runs_of_spans(spans, slots, snapshots):
         run((x, dt, A, B, C, D), ssm_states, runs, y)
     return y
 
@@ -263,11 +278,8 @@ def selective_scan_decode(
     """
     _check(x, dt, A, B, C, D, ssm_states)
     assert slots.shape == into.shape == (len(x),), (slots.shape, into.shape, x.shape)
-    tokens = torch.arange(len(x), device=x.device)
-    ones, none = torch.ones_like(tokens), torch.full_like(tokens, -1)
-    runs = torch.stack((tokens, ones, slots, into, none), dim=1)
     run, y = _backend(x, ssm_states), x.new_empty(x.shape, dtype=ssm_states.dtype)
-    run((x, dt, A, B, C, D), ssm_states, runs, y)
+    run((x, dt, A, B, C, D), ssm_states, runs_of_tokens(slots, into), y)
     return y
 
 
