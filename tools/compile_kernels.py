@@ -34,6 +34,7 @@ from ferryman_kernels.attention import (
     _latent_attention_triton,
     _paged_attention_triton,
     _sparse_index_triton,
+    _split_attention_triton,
 )
 from ferryman_kernels.products import _grouped_product_triton
 from ferryman_kernels.recurrence import _ssd_chunk_scan_triton
@@ -126,6 +127,7 @@ def compiling_for_a_gpu() -> Iterator[None]:
         patch.object(Kernel, "__getitem__", launch),
         patch.object(_ssd_chunk_scan_triton, "dot_type", dot_type),
         patch.object(_paged_attention_triton, "dot_type", dot_type),
+        patch.object(_split_attention_triton, "dot_type", dot_type),
         patch.object(_latent_attention_triton, "dot_type", dot_type),
         patch.object(_sparse_index_triton, "dot_type", dot_type),
         patch.object(_grouped_product_triton, "dot_type", dot_type),

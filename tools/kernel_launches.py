@@ -17,6 +17,10 @@ from ferryman_kernels.attention._paged_attention_triton import (
     paged_attention_prefill_triton,
 )
 from ferryman_kernels.attention._sparse_index_triton import index_scores_triton
+from ferryman_kernels.attention._split_attention_triton import (
+    split_decode_triton,
+    split_prefill_triton,
+)
 from ferryman_kernels.attention.latent_pages import write_latents_triton
 from ferryman_kernels.attention.pages import write_kv_triton
 from ferryman_kernels.elementwise.clamped_swiglu import clamped_swiglu_triton
@@ -141,6 +145,18 @@ def launch_coded_attention(
     seen = (0.1, 0, torch.zeros(heads[0]) if has_sinks else None, cap, (scales, scales))
     paged_attention_decode_triton(q, pages, pages, table, index, *seen)
     paged_attention_prefill_triton(q, pages, pages, table[:1], ((0, 8),), *seen)
+
+
+def launch_split_attention(dtype: torch.dtype, heads: tuple[int, int], head_dim: int) -> None:
+    """Attention in one order of sums, to numbers and to codes."""
+    index, table = torch.zeros(8, dtype=torch.int64), torch.zeros(8, 32, dtype=torch.int64)
+    q = torch.zeros(8, heads[0], head_dim, dtype=dtype)
+    pages = torch.zeros(4, heads[1], 64, head_dim, dtype=dtype)
+    split_decode_triton(q, pages, pages, table, index, 0.1, 0)
+    split_prefill_triton(q, pages, pages, table[:1], ((0, 8),), 0.1, 0)
+    if dtype == torch.bfloat16:
+        codes, scales = pages.to(torch.uint8), torch.zeros(4, heads[1], 64)
+        split_decode_triton(q, codes, codes, table, index, 0.1, 0, None, 0.0, (scales, scales))
 
 
 def launch_rotation(
@@ -296,6 +312,7 @@ def launch_all(dtype: torch.dtype) -> None:
     launch_index(dtype, 64, 128)
     launch_experts(dtype, 32, 2880, 5760)
     launch_kimi_delta(dtype, 32, 128)
+    launch_split_attention(dtype, (32, 8), 128)
     launch_dense(dtype, 2048, 8192)
     launch_dense(dtype, 2048, 100_352)
     launch_experts_in_one_order(dtype, 32, 2880, 5760)
@@ -305,5 +322,7 @@ def launch_wide(dtype: torch.dtype) -> None:
     """The largest tiles: states of 128 × 256 (Falcon-H1), heads of 256 and 512 (Gemma, Gemma 4)."""
     launch_mamba(dtype, 24, 128, 1, 256)
     launch_mamba_step(dtype, 24, 128, 1, 256, (0.001, 0.1))
+    launch_split_attention(dtype, (8, 4), 256)
+    launch_split_attention(dtype, (16, 2), 512)
     launch_attention(dtype, (8, 4), 256, has_sinks=False, cap=0.0)
     launch_attention(dtype, (16, 2), 512, has_sinks=False, cap=0.0)

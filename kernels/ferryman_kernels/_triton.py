@@ -42,7 +42,7 @@ else:
 
 
 class KernelPart:
-    """A function in Triton's language that kernels of its module call by its name."""
+    """A function in Triton's language that kernels call by its name in their module."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
@@ -81,6 +81,7 @@ class Kernel:
         names["tl"] = language
         for name, value in list(names.items()):
             if isinstance(value, KernelPart):
+                value.function.__globals__["tl"] = language  # it may be another module's
                 names[name] = import_module("triton").jit(value.function)
         return self._function
 
@@ -120,7 +121,7 @@ def wide_type(dtype: torch.dtype) -> Any:
 
 def dot_type(operand: torch.Tensor) -> Any:
     """The type of the operands of `tl.dot`. The interpreter (CPU tensors) has no bfloat16."""
-    narrow = operand.is_cuda and operand.dtype == torch.bfloat16
+    narrow = operand.device.type == "cuda" and operand.dtype == torch.bfloat16
     return tl.bfloat16 if narrow else tl.float32
 
 

@@ -1,6 +1,7 @@
 """Attention to latents in Triton: a block of heads over a split of the chosen places.
 
-The heads share every row they read. Splits are joined as in paged attention.
+The heads share every row they read. Splits are joined as in paged attention: all at once, or, where
+the width of `places` must not show in the bits, folded in rising order.
 """
 
 from __future__ import annotations
@@ -8,8 +9,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ferryman_kernels._triton import Kernel, cdiv, dot_type, next_power_of_two, tl
+from ferryman_kernels._triton import (
+    Kernel,
+    aligned,
+    cdiv,
+    dot_type,
+    laid_out,
+    next_power_of_two,
+    tl,
+)
 from ferryman_kernels.attention._paged_attention_triton import MAX_SPLITS, _decode_join_kernel
+from ferryman_kernels.attention._split_attention_triton import fold_splits_triton
 
 BLOCK_HEADS = 16
 BLOCK_KEYS = {torch.bfloat16: 32}
@@ -17,11 +27,13 @@ BLOCK_KEYS = {torch.bfloat16: 32}
 FLOAT32_KEYS = 16
 TOKENS = 256
 """Tokens with partial results in memory at once."""
+FOLDED = 1 << 26
+"""Numbers of partial results in memory at once where splits are folded."""
 SPLIT_KEYS = 512
 """The fewest places that one program reads; more if a token would need MAX_SPLITS."""
 
 
-@Kernel
+@Kernel.for_any("stride_places_token", "width")
 def _latent_split_kernel(
     q_ptr: tl.tensor,
     pages_ptr: tl.tensor,
@@ -91,34 +103,62 @@ def _latent_split_kernel(
 def latent_attention_triton(
     q: Tensor, pages: Tensor, places: Tensor, latent_dim: int, scale: float
 ) -> Tensor:
-    assert pages.stride()[1:] == (q.shape[2], 1), pages.stride()
-    assert places.stride(1) == 1, places.stride()
+    keys, width = BLOCK_KEYS.get(q.dtype, FLOAT32_KEYS), places.shape[1]
+    split_keys = max(SPLIT_KEYS, cdiv(cdiv(width, MAX_SPLITS), keys) * keys)
     out = torch.empty(*q.shape[:2], latent_dim, dtype=q.dtype, device=q.device)
     for low in range(0, len(q), TOKENS):
         tokens = slice(low, low + TOKENS)
-        _attend(q[tokens].contiguous(), pages, places[tokens], scale, out[tokens])
+        partial, weight = _split(q[tokens], pages, places[tokens], split_keys, latent_dim, scale)
+        _join(partial, weight, out[tokens])
     return out
 
 
-def _attend(q: Tensor, pages: Tensor, places: Tensor, scale: float, out: Tensor) -> None:
-    tokens, heads, latent_dim = out.shape
-    width, rope_dim = places.shape[1], q.shape[2] - latent_dim
-    keys = BLOCK_KEYS.get(q.dtype, FLOAT32_KEYS)
-    split_keys = max(SPLIT_KEYS, cdiv(cdiv(width, MAX_SPLITS), keys) * keys)
+def split_latent_attention_triton(
+    q: Tensor, pages: Tensor, places: Tensor, latent_dim: int, scale: float
+) -> Tensor:
+    """As `latent_attention_triton` in one order of sums: a split has SPLIT_KEYS places, however
+    many there are."""
+    splits = max(1, cdiv(places.shape[1], SPLIT_KEYS))
+    tokens_at_once = max(1, FOLDED // (q.shape[1] * splits * latent_dim))
+    out = torch.empty(*q.shape[:2], latent_dim, dtype=q.dtype, device=q.device)
+    for low in range(0, len(q), tokens_at_once):
+        tokens = slice(low, low + tokens_at_once)
+        given = q[tokens], pages, places[tokens], SPLIT_KEYS, latent_dim, scale
+        partial, weight = _split(*given)
+        # A split's latents are divided by their weights already; it weighs what `weight` says.
+        norms = (weight > -torch.inf).to(weight.dtype)
+        out[tokens] = fold_splits_triton(partial, weight, norms, None, q.dtype)
+    return out
+
+
+def _split(
+    q: Tensor, pages: Tensor, places: Tensor, split_keys: int, latent_dim: int, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Each split's weighted latents [tokens, heads, splits, latent_dim], and the log of its sum of
+    weights."""
+    assert pages.stride()[1:] == (q.shape[2], 1), pages.stride()
+    assert places.stride(1) == 1, places.stride()
+    tokens, heads, dim = q.shape
+    width, rope_dim = places.shape[1], dim - latent_dim
     splits = cdiv(width, split_keys)
     partial = torch.empty(tokens, heads, splits, latent_dim, device=q.device)
     weight = torch.empty(tokens, heads, splits, device=q.device)
-    block_latent = max(16, next_power_of_two(latent_dim))
     _latent_split_kernel[tokens, cdiv(heads, BLOCK_HEADS), splits](
-        q, pages, places, partial, weight,
+        laid_out(q), pages, aligned(places), partial, weight,
         pages.stride(0), places.stride(0), split_keys, width, pages.shape[1],
         heads, latent_dim, rope_dim, scale,
-        HEADS=BLOCK_HEADS, BLOCK_LATENT=block_latent,
-        BLOCK_ROPE=max(16, next_power_of_two(rope_dim)), KEYS=keys, NARROW=dot_type(q),
+        HEADS=BLOCK_HEADS, BLOCK_LATENT=max(16, next_power_of_two(latent_dim)),
+        BLOCK_ROPE=max(16, next_power_of_two(rope_dim)),
+        KEYS=BLOCK_KEYS.get(q.dtype, FLOAT32_KEYS), NARROW=dot_type(q),
         num_warps=4 if q.dtype == torch.bfloat16 else 8,
     )  # fmt: skip
+    return partial, weight
+
+
+def _join(partial: Tensor, weight: Tensor, out: Tensor) -> None:
+    tokens, heads, splits, latent_dim = partial.shape
     _decode_join_kernel[tokens * heads,](
         partial, weight, out, out, splits, heads, latent_dim,
-        BLOCK_SPLITS=next_power_of_two(splits), BLOCK_DIM=block_latent,
+        BLOCK_SPLITS=next_power_of_two(splits), BLOCK_DIM=max(16, next_power_of_two(latent_dim)),
         HAS_SINKS=False, num_warps=2,
     )  # fmt: skip

@@ -5,14 +5,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ferryman_kernels._triton import Kernel, cdiv, dot_type, next_power_of_two, tl
+from ferryman_kernels._triton import (
+    Kernel,
+    aligned,
+    cdiv,
+    dot_type,
+    laid_out,
+    next_power_of_two,
+    tl,
+)
 
 BLOCK_KEYS = {torch.bfloat16: 64}
 """Keys at once; float32, which no matrix unit multiplies, has registers for FLOAT32_KEYS."""
 FLOAT32_KEYS = 16
 
 
-@Kernel
+@Kernel.for_any("stride_table_row", "reach")
 def _index_scores_kernel(
     q_ptr: tl.tensor,
     weights_ptr: tl.tensor,
@@ -71,7 +79,8 @@ def index_scores_triton(
     scores = torch.empty(tokens, reach, device=q.device)
     block = BLOCK_KEYS.get(q.dtype, FLOAT32_KEYS)
     _index_scores_kernel[tokens, cdiv(reach, block)](
-        q.contiguous(), weights.contiguous(), index_pages, page_table, rows, positions, scores,
+        laid_out(q), laid_out(weights), index_pages, aligned(page_table),
+        aligned(rows), aligned(positions), scores,
         index_pages.stride(0), page_table.stride(0), reach, page_size, heads, dim,
         BLOCK_HEADS=max(16, next_power_of_two(heads)),
         BLOCK_DIM=max(16, next_power_of_two(dim)), KEYS=block, NARROW=dot_type(q),

@@ -22,7 +22,10 @@ from ferryman_kernels.attention._block_attention_compiled import (
     blocks_of,
     single_tokens,
 )
-from ferryman_kernels.attention._latent_attention_triton import latent_attention_triton
+from ferryman_kernels.attention._latent_attention_triton import (
+    latent_attention_triton,
+    split_latent_attention_triton,
+)
 from ferryman_kernels.attention.latent_pages import all_positions, places_of
 from ferryman_kernels.cpu._compiled import serves
 from ferryman_kernels.ragged import Span, first_tokens
@@ -126,10 +129,65 @@ def latent_attention_decode(
     scale: float,
 ) -> Tensor:
     """One query of each row of `page_table` over its whole past: dense decode."""
+    places = _all_places(q, pages, page_table, positions)
+    return latent_attention(q, pages, places, latent_dim, scale)
+
+
+def latent_attention_by_splits(
+    q: Tensor, pages: Tensor, places: Tensor, latent_dim: int, scale: float
+) -> Tensor:
+    """As `latent_attention`, on a card in one order of sums for any number of places."""
+    if not q.is_cuda or q.dtype == torch.float64:
+        return latent_attention(q, pages, places, latent_dim, scale)
+    _check(q, pages, latent_dim)
+    assert places.shape[:1] == q.shape[:1], (places.shape, q.shape)
+    return split_latent_attention_triton(q, pages, places, latent_dim, scale)
+
+
+def latent_prefill_by_splits(
+    q: Tensor,
+    pages: Tensor,
+    page_table: Tensor,
+    spans: Sequence[Span],
+    latent_dim: int,
+    scale: float,
+) -> Tensor:
+    """As `latent_attention_prefill`; on a card each token names the places it sees, as decode
+    does."""
+    if not q.is_cuda or q.dtype == torch.float64:
+        return latent_attention_prefill(q, pages, page_table, spans, latent_dim, scale)
+    page_size, parts = pages.shape[1], list[Tensor]()
+    for row, ((start, end), first) in enumerate(zip(spans, first_tokens(spans), strict=False)):
+        table = page_table[row : row + 1, : -(-end // page_size)]
+        block = max(1, BLOCK // end)
+        for low in range(start, end, block):
+            high = min(low + block, end)
+            rows = torch.zeros(high - low, dtype=torch.int64, device=q.device)
+            seen = all_positions(torch.arange(low, high, device=q.device), high)
+            places = places_of(seen, table, rows, page_size)
+            asking = q[first + low - start : first + high - start]
+            parts.append(latent_attention_by_splits(asking, pages, places, latent_dim, scale))
+    return torch.cat(parts)
+
+
+def latent_decode_by_splits(
+    q: Tensor,
+    pages: Tensor,
+    page_table: Tensor,
+    positions: Tensor,
+    latent_dim: int,
+    scale: float,
+) -> Tensor:
+    """As `latent_attention_decode`."""
+    places = _all_places(q, pages, page_table, positions)
+    return latent_attention_by_splits(q, pages, places, latent_dim, scale)
+
+
+def _all_places(q: Tensor, pages: Tensor, page_table: Tensor, positions: Tensor) -> Tensor:
+    """The places of everything up to each position."""
     rows, page_size = torch.arange(len(q), device=q.device), pages.shape[1]
     seen = all_positions(positions, page_table.shape[1] * page_size)
-    places = places_of(seen, page_table, rows, page_size)
-    return latent_attention(q, pages, places, latent_dim, scale)
+    return places_of(seen, page_table, rows, page_size)
 
 
 def _serves(q: Tensor) -> bool:

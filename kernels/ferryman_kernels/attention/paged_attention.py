@@ -30,6 +30,10 @@ from ferryman_kernels.attention._paged_attention_triton import (
     paged_attention_decode_triton,
     paged_attention_prefill_triton,
 )
+from ferryman_kernels.attention._split_attention_triton import (
+    split_decode_triton,
+    split_prefill_triton,
+)
 from ferryman_kernels.attention.page_layout import PageScales
 from ferryman_kernels.cpu._compiled import serves
 from ferryman_kernels.ragged import Span
@@ -181,6 +185,52 @@ def paged_attention_prefill(
     if serves(q) and q.dtype != torch.float64:
         return paged_attention_prefill_compiled(*given)
     return paged_attention_reference(*given)
+
+
+def paged_decode_by_splits(
+    q: Tensor,
+    key_pages: Tensor,
+    value_pages: Tensor,
+    page_table: Tensor,
+    positions: Tensor,
+    scale: float,
+    window_len: int = 0,
+    sinks: Tensor | None = None,
+    score_cap: float = 0.0,
+    scales: PageScales | None = None,
+) -> Tensor:
+    """As `paged_attention_decode`, on a card in the order of sums of `paged_prefill_by_splits`."""
+    given = (q, key_pages, value_pages, page_table, positions, scale, window_len, sinks, score_cap)
+    if not q.is_cuda or q.dtype == torch.float64:
+        return paged_attention_decode(*given, scales)
+    _check_pages(q, key_pages, value_pages, scales)
+    _check_sinks(q, sinks)
+    assert page_table.shape[0] == positions.shape[0] == q.shape[0], (page_table.shape, q.shape)
+    return split_decode_triton(*given, scales)
+
+
+def paged_prefill_by_splits(
+    q: Tensor,
+    key_pages: Tensor,
+    value_pages: Tensor,
+    page_table: Tensor,
+    spans: Sequence[Span],
+    scale: float,
+    window_len: int = 0,
+    sinks: Tensor | None = None,
+    score_cap: float = 0.0,
+    scales: PageScales | None = None,
+) -> Tensor:
+    """As `paged_attention_prefill`, on a card in one order of sums: a query's bits do not depend on
+    its chunk, its neighbours or the table's width."""
+    given = (q, key_pages, value_pages, page_table, spans, scale, window_len, sinks, score_cap)
+    if not q.is_cuda or q.dtype == torch.float64:
+        return paged_attention_prefill(*given, scales)
+    _check_pages(q, key_pages, value_pages, scales)
+    _check_sinks(q, sinks)
+    assert page_table.shape[0] == len(spans), (page_table.shape, spans)
+    assert sum(end - start for start, end in spans) == q.shape[0], (spans, q.shape)
+    return split_prefill_triton(*given, scales)
 
 
 def reads_codes(table: Tensor, dtype: torch.dtype) -> bool:

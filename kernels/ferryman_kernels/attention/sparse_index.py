@@ -66,6 +66,11 @@ def best_positions(scores: Tensor, count: int) -> Tensor:
     return best.scatter_(1, order, keys.expand_as(order))[:, :width]
 
 
+Scorer = Callable[[slice, int, int], Tensor]
+"""Of some tokens of a request and of their positions, first and end: their scores [tokens,
+positions], of the end at least."""
+
+
 def choose_prefill(
     q: Tensor,
     weights: Tensor,
@@ -80,15 +85,43 @@ def choose_prefill(
     `q` [tokens, index_heads, index_dim] and `weights` [tokens, index_heads] are at the absolute
     positions of `spans`; index keys up to each end are already written to `index_pages` [slots,
     page_size, index_dim]. Returns places [tokens, min(count, longest end)], rising by position,
-    then -1.
+    then -1. On a card scores are torch's products.
     """
+    score = _score_by_loop if serves(q) else _score_by_products
+    return _choose(score, (q, weights, index_pages), page_table, spans, count)
+
+
+def choose_prefill_by_token(
+    q: Tensor,
+    weights: Tensor,
+    index_pages: Tensor,
+    page_table: Tensor,
+    spans: Sequence[Span],
+    count: int,
+) -> Tensor:
+    """As `choose_prefill`, on a card by the kernel that scores single tokens: a token chooses by
+    the scores that it has in decode."""
+    if not q.is_cuda or q.dtype == torch.float64:
+        return choose_prefill(q, weights, index_pages, page_table, spans, count)
+    return _choose(_score_by_kernel, (q, weights, index_pages), page_table, spans, count)
+
+
+def _choose(
+    score: Callable[[Tensor, Tensor, Tensor, Tensor, int], Scorer],
+    asking: tuple[Tensor, Tensor, Tensor],
+    page_table: Tensor,
+    spans: Sequence[Span],
+    count: int,
+) -> Tensor:
+    """`choose_prefill` by the scores that `score` gives for a request's table [1, pages]."""
+    q, weights, index_pages = asking
     _check(q, weights, index_pages, page_table)
     assert page_table.shape[0] == len(spans), (page_table.shape, spans)
     assert sum(end - start for start, end in spans) == len(q), (spans, q.shape)
     places = torch.full((len(q), min(count, max(end for _, end in spans))), -1, device=q.device)
     for row, ((start, end), first) in enumerate(zip(spans, first_tokens(spans), strict=False)):
         table = page_table[row : row + 1, : -(-end // index_pages.shape[1])]
-        scores_of = _scorer(q, weights, index_pages, table, end)
+        scores_of = score(q, weights, index_pages, table, end)
         block = max(1, SCORE_BLOCK // (q.shape[1] * end))
         for low in range(start, end, block):
             high = min(low + block, end)
@@ -101,19 +134,32 @@ def choose_prefill(
     return places
 
 
-def _scorer(
+def _score_by_loop(
     q: Tensor, weights: Tensor, index_pages: Tensor, table: Tensor, end: int
-) -> Callable[[slice, int, int], Tensor]:
-    """The function of some tokens of a request and of their positions, first and end, that gives
-    their scores [tokens, positions up to the end]; `table` [1, pages] is the request's."""
-    if serves(q):
+) -> Scorer:
+    return _score_single_tokens(index_scores_compiled, q, weights, index_pages, table)
 
-        def by_loop(tokens: slice, low: int, high: int) -> Tensor:
-            rows, positions = torch.zeros(high - low, dtype=torch.int64), torch.arange(low, high)
-            asking = q[tokens], weights[tokens]
-            return index_scores_compiled(*asking, index_pages, table, rows, positions)
 
-        return by_loop
+def _score_by_kernel(
+    q: Tensor, weights: Tensor, index_pages: Tensor, table: Tensor, end: int
+) -> Scorer:
+    return _score_single_tokens(index_scores_triton, q, weights, index_pages, table)
+
+
+def _score_single_tokens(
+    run: Callable[..., Tensor], q: Tensor, weights: Tensor, index_pages: Tensor, table: Tensor
+) -> Scorer:
+    def scores_of(tokens: slice, low: int, high: int) -> Tensor:
+        rows = torch.zeros(high - low, dtype=torch.int64, device=q.device)
+        positions = torch.arange(low, high, device=q.device)
+        return run(q[tokens], weights[tokens], index_pages, table, rows, positions)
+
+    return scores_of
+
+
+def _score_by_products(
+    q: Tensor, weights: Tensor, index_pages: Tensor, table: Tensor, end: int
+) -> Scorer:
     keys = index_pages[table[0]].flatten(0, 1).to(wide_dtype(q.dtype))
     return lambda tokens, low, high: _scores(q[tokens], weights[tokens], keys[:high], low)
 

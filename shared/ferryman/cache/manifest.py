@@ -8,6 +8,7 @@ It also names the arithmetic: all that decides the bits, besides the model and t
 
     processor / loops / numbers / kernel revision / ranks
     cpu/amx-bf16.sapphirerapids/bfloat16/r2965f0ee/tp1
+    cuda/9.0-nvidia-h200/bfloat16/r7be01c52/tp1
 
 So state of another arithmetic is never found: not on a device, not in a tier, not at a peer. Where
 reuse is exact in values alone, the manifest has ANY_ARITHMETIC, and all of it is shared.
@@ -26,6 +27,8 @@ from math import prod
 DTYPE_BYTES = {"float8_e4m3fn": 1, "bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 SECTION_ALIGNMENT = 64
 ANY_ARITHMETIC = "any"
+CARD = "cuda"
+"""The processor of an arithmetic on a card."""
 
 
 class Kind(StrEnum):
@@ -218,6 +221,11 @@ class StateManifest:
     def exactness(self) -> Exactness:
         """The level of answers that reuse this state."""
         return Exactness.under(self.arithmetic)
+
+    @property
+    def is_exact_on_card(self) -> bool:
+        """Whether the arithmetic promises bits on a card, where that takes kernels of its own."""
+        return self.arithmetic.startswith(f"{CARD}/")
 
     @cached_property
     def digest(self) -> str:

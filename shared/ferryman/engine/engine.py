@@ -114,6 +114,7 @@ def _startup(options: EngineOptions) -> AbstractContextManager[TpStartup | None]
         page_size=options.page_size,
         device=options.device,
         kv_dtype=options.kv_dtype,
+        arithmetic=arithmetic_of(options),
         num_threads=_threads_per_rank(options),
         rank=0,
         num_ranks=options.tp_size,
@@ -131,6 +132,7 @@ def _engine_of(
     warm: WarmUp,
 ) -> Iterator[Engine]:
     group = startup.group if startup else SINGLE_RANK
+    arithmetic = arithmetic_of(options)  # refused before a weight is read
     loaded_as = LoadOptions(
         dtype=options.dtype,
         device=options.device,
@@ -140,11 +142,11 @@ def _engine_of(
         kv_dtype=options.kv_dtype,
         lora=options.lora_folders,
         on_progress=on_progress,
+        arithmetic=arithmetic,
     )
-    arithmetic = arithmetic_of(options)  # refused before a weight is read
     check_audit(options)
     model, drafter = load_with_draft(options.model, options.drafted_by, loaded_as)
-    of_rank, share_of = model.manifest, partial(_share_of, model, options, arithmetic)
+    of_rank, share_of = model.manifest, partial(_share_of, model, options)
     manifest = share_of(1)
     capacity = options.capacity(over_ranks(manifest, of_rank, group.num_ranks))
     max_len = min(model.config.trunk.max_positions, capacity.max_tokens(manifest))
@@ -206,9 +208,7 @@ def _engine_of(
         )
 
 
-def _share_of(
-    model: Model, options: EngineOptions, arithmetic: str, num_ranks: int
-) -> StateManifest:
+def _share_of(model: Model, options: EngineOptions, num_ranks: int) -> StateManifest:
     """The state that each of `num_ranks` ranks of the model keeps. Raises ConfigError."""
     return state_manifest(
         model.config,
@@ -217,7 +217,7 @@ def _share_of(
         model.manifest.fingerprint,
         num_ranks,
         options.kv_dtype,
-        arithmetic,
+        model.manifest.arithmetic,
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from ferryman.cache.manifest import ANY_ARITHMETIC
 from ferryman.errors import ConfigError
 from ferryman.model.config import load_format
 from ferryman.model.shapes.model_shapes import AS_COMPUTED
@@ -46,7 +47,8 @@ class LoadOptions:
     `dtype` and `quantize` are names as in `EngineOptions`: with `quantize` "int8" the weights of
     linear layers become int8, with "none" they stay as they are stored. `page_size` is in tokens.
     `on_progress` gets how far a load is. `lora` has the folders of the adapters by name.
-    `kv_dtype` is how keys and values are kept.
+    `kv_dtype` is how keys and values are kept, `arithmetic` that of the whole model's state: on a
+    card products have one order where it promises bits.
     """
 
     dtype: str
@@ -57,6 +59,7 @@ class LoadOptions:
     on_progress: ProgressListener = unheard
     lora: Mapping[str, Path] = field(default_factory=dict)
     kv_dtype: str = AS_COMPUTED
+    arithmetic: str = ANY_ARITHMETIC
 
     def format_of(self, folder: Path | str) -> WeightFormat:
         """The format in which the model in `folder` keeps its weights.

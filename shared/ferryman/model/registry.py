@@ -26,6 +26,7 @@ from ferryman.model.layers.decoder import Decoder, Model
 from ferryman.model.layers.decoder_layers import LayerPlace
 from ferryman.model.layers.mtp import MtpHead
 from ferryman.model.load_options import LoadOptions
+from ferryman.model.one_order import in_one_order
 from ferryman.model.shapes.manifest import state_manifest
 from ferryman.model.shapes.model_shapes import ModelConfig
 from ferryman.model.weights.checkpoint import Checkpoint, open_checkpoint
@@ -62,6 +63,8 @@ def _loaded(folder: Path | str, options: LoadOptions) -> Iterator[tuple[Decoder,
     model = family_of(folder).load(config, _manifest(config, fingerprint, options), weights)
     if weights.lora is not None:
         model = replace(model, lora=weights.lora.served())
+    if model.manifest.is_exact_on_card:
+        model = in_one_order(model)
     yield model, weights
     checkpoint.check_unchanged()  # the fingerprint is of what was loaded
     copied.finish()
@@ -89,6 +92,8 @@ def load_self_drafting(folder: Path | str, options: LoadOptions) -> SelfDrafting
     with _loaded(folder, options) as (target, weights):
         head = load_mtp_head(folder, weights, target.manifest.scan_chunk)
     manifest = _joint_manifest(config, target, "its own layer", options)
+    if manifest.is_exact_on_card:
+        head = in_one_order(head)
     return SelfDraftingModel(target, head, config, manifest)
 
 
@@ -118,6 +123,7 @@ def _manifest(config: ModelConfig, fingerprint: str, options: LoadOptions) -> St
         fingerprint,
         options.group.num_ranks,
         options.kv_dtype,
+        options.arithmetic,
     )
 
 

@@ -25,10 +25,11 @@ from tools.bits.served_forms import ServedForm
 from tools.bits.trace import Trace
 from torch import Tensor
 
-from ferryman.model.layers import attention, decoder_layers, mamba
+from ferryman.model.layers import decoder_layers, mamba
 from ferryman.model.layers.decoder import Decoder
 from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_model
+from ferryman.model.shapes import state_kernels
 from ferryman.model.weights import linear
 from ferryman_kernels.products.packed_product import reads_panels
 from ferryman_kernels.recurrence.mamba_step import StepWeights
@@ -104,8 +105,8 @@ def divergence_with(
 @pytest.mark.parametrize(
     ("owner", "name", "time", "place", "part"),
     [
-        (attention, "paged_attention_prefill", 2, "layers.4.mixer", "attention"),
-        (mamba, "chunk_scan", 3, "layers.3.mixer", "scan"),
+        (state_kernels, "paged_attention_prefill", 2, "layers.4.mixer", "attention"),
+        (state_kernels, "chunk_scan", 3, "layers.3.mixer", "scan"),
         (mamba, "causal_conv_prefill", 1, "layers.0.mixer", "convolution"),
         (decoder_layers, "rms_norm", 2, "layers.1.mixer_norm", "norm"),
         (decoder_layers, "add_rms_norm", 1, "layers.0", "norm"),

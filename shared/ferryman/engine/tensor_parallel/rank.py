@@ -73,6 +73,7 @@ class RankOrders:
     dtype: str
     quantize: str
     kv_dtype: str
+    arithmetic: str
     page_size: int
     device: str
     num_threads: int
@@ -218,6 +219,7 @@ def serve(connection: Connection, orders: RankOrders, orphaned: Callable[[], Non
             group=group,
             quantize=orders.quantize,
             kv_dtype=orders.kv_dtype,
+            arithmetic=orders.arithmetic,
         )
         model, drafter = load_with_draft(orders.model, orders.drafted_by, loaded_as)
         _answer(connection, {"ready": orders.rank})

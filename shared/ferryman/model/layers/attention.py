@@ -28,13 +28,10 @@ from ferryman.model.shapes.batch import PrefillBatch, StepBatch
 from ferryman.model.shapes.chunks import ChunkOfPages, chunks_of_positions, chunks_of_spans
 from ferryman.model.shapes.ranks import Group, share_of
 from ferryman.model.shapes.state import ModelState, PagedState
+from ferryman.model.shapes.state_kernels import StateKernels
 from ferryman.model.weights.linear import Linear
 from ferryman.model.weights.matrix import Matrix, join_linear, split_rows, summed_linear
 from ferryman.model.weights.named_weights import Weights
-from ferryman_kernels.attention.paged_attention import (
-    paged_attention_decode,
-    paged_attention_prefill,
-)
 from ferryman_kernels.elementwise.activations import sigmoid
 from ferryman_kernels.ragged import Span
 
@@ -64,7 +61,7 @@ class AttentionLayer:
     def forward(self, hidden: Tensor, batch: StepBatch, state: ModelState) -> Tensor:
         pages = state.attention[self.layer]
         q, gate = self._write(hidden, batch, pages)
-        mixed = attend(q, batch, pages, self.shape, self.sinks)
+        mixed = attend(q, batch, pages, state.kernels, self.shape, self.sinks)
         if gate is not None:
             mixed = mixed * sigmoid(gate)
         return self.out(mixed.flatten(1))
@@ -93,6 +90,7 @@ def attend(
     q: Tensor,
     batch: StepBatch,
     pages: PagedState,
+    kernels: StateKernels,
     shape: AttentionShape,
     sinks: Tensor | None = None,
 ) -> Tensor:
@@ -106,11 +104,11 @@ def attend(
         spans: Sequence[Span] = batch.spans
         if chunk:
             table, spans = chunks_of_spans(table, spans, chunk)
-        return paged_attention_prefill(q, keys, values, table, spans, *seen)
+        return kernels.paged_prefill(q, keys, values, table, spans, *seen)
     positions = batch.positions
     if chunk:
         table, positions = chunks_of_positions(table, positions, chunk)
-    return paged_attention_decode(q, keys, values, table, positions, *seen)
+    return kernels.paged_decode(q, keys, values, table, positions, *seen)
 
 
 def load_attention(weights: Weights, shape: AttentionShape, place: LayerPlace) -> AttentionLayer:

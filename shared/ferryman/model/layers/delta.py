@@ -27,8 +27,7 @@ from ferryman.model.weights.linear import Linear
 from ferryman.model.weights.matrix import Matrix, join_linear, split_rows, summed_linear
 from ferryman.model.weights.named_weights import Weights
 from ferryman_kernels.recurrence.causal_conv import causal_conv_prefill
-from ferryman_kernels.recurrence.delta_chunk_scan import delta_chunk_scan
-from ferryman_kernels.recurrence.delta_step import DeltaWeights, delta_step
+from ferryman_kernels.recurrence.delta_step import DeltaWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +49,12 @@ class DeltaNet:
             mixed = causal_conv_prefill(mixed, conv, self.step.conv_weight, None, *batch.scans)
             q, k, v = self.step.heads(mixed, self.shape.v_heads, self.shape.v_dim)
             g, beta = self.step.rates(a, b)
-            y = delta_chunk_scan(q, k, v, g, beta, ssm, *batch.scans, self.scan_chunk)
+            scanned = *batch.scans, self.scan_chunk
+            y = state.kernels.delta_scan(q, k, v, g, beta, ssm, *scanned)
             return self._finish(y, z)
 
         def advance(mixed: Tensor, a: Tensor, b: Tensor, *slots: Tensor) -> Tensor:
-            return delta_step(mixed, a, b, self.step, conv, ssm, *slots)
+            return state.kernels.delta_step(mixed, a, b, self.step, conv, ssm, *slots)
 
         return self._finish(batch.wave_by_wave(advance, mixed, a, b), z)
 

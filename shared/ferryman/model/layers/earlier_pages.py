@@ -39,7 +39,8 @@ class EarlierPagesAttention:
 
     def forward(self, hidden: Tensor, batch: StepBatch, state: ModelState) -> Tensor:
         q = self._queries(hidden, batch.positions)
-        mixed = attend(q, batch, state.attention[self.source], self.shape)
+        pages = state.attention[self.source]
+        mixed = attend(q, batch, pages, state.kernels, self.shape)
         return self.out(mixed.flatten(1))
 
     def _queries(self, hidden: Tensor, positions: Tensor) -> Tensor:

@@ -159,13 +159,14 @@ class GroupedExperts:
     act: Activation
     down: FloatStack | CodeStack
     weighing: Weighing
+    product: Callable[[Tensor, FloatStack | CodeStack, Tensor, Tensor], Tensor]
 
     def __call__(self, hidden: Tensor, shares: Tensor, chosen: Tensor) -> Tensor:
         order, starts = sort_pairs(chosen, self.down.shape[0])
         rows = self.weighing.entering(hidden, shares)
-        firsts = [grouped_product(rows, stack, order, starts) for stack in self.first]
+        firsts = [self.product(rows, stack, order, starts) for stack in self.first]
         inner = self.act(firsts[0] if len(firsts) == 1 else torch.cat(firsts, dim=1))
-        outputs = grouped_product(inner, self.down, order, starts)
+        outputs = self.product(inner, self.down, order, starts)
         return self.weighing.leaving(outputs.view(*chosen.shape, -1), shares)
 
 
@@ -211,4 +212,5 @@ def grouped_experts(
     for part in parts:
         down.add([part.down])
     (only,) = down.made([part.down_bias for part in parts])
-    return GroupedExperts(first.made([part.bias for part in parts]), act, only, weighing)
+    firsts = first.made([part.bias for part in parts])
+    return GroupedExperts(firsts, act, only, weighing, grouped_product)

@@ -28,10 +28,6 @@ from ferryman.model.shapes.state import ModelState
 from ferryman.model.weights.linear import Linear, PanelLinear, make_linear
 from ferryman.model.weights.matrix import summed_linear
 from ferryman.model.weights.named_weights import Weights
-from ferryman_kernels.attention.latent_attention import (
-    latent_attention_decode,
-    latent_attention_prefill,
-)
 from ferryman_kernels.attention.latent_pages import write_latents
 from ferryman_kernels.products.packed_product import (
     PanelStack,
@@ -161,9 +157,9 @@ class LatentAttention:
         q = self.projections.write(hidden, self.projections.residual(hidden), batch, pages)
         table, sizes = batch.page_tables[Kind.FULL], (shape.latent_dim, shape.scale)
         if isinstance(batch, PrefillBatch):
-            attended = latent_attention_prefill(q, pages, table, batch.spans, *sizes)
+            attended = state.kernels.latent_prefill(q, pages, table, batch.spans, *sizes)
         else:
-            attended = latent_attention_decode(q, pages, table, batch.positions, *sizes)
+            attended = state.kernels.latent_decode(q, pages, table, batch.positions, *sizes)
         return self.projections.finish(attended)
 
 

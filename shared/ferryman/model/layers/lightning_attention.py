@@ -26,8 +26,6 @@ from ferryman.model.weights.linear import Linear
 from ferryman.model.weights.matrix import join_linear, summed_linear
 from ferryman.model.weights.named_weights import Weights
 from ferryman_kernels.elementwise.activations import sigmoid, silu
-from ferryman_kernels.recurrence.ssd_chunk_scan import chunk_scan
-from ferryman_kernels.recurrence.ssd_decode import selective_state_update
 
 NORM_EPS = 1e-6
 """The eps of the norm before the gate, independent of the other norms'."""
@@ -55,11 +53,12 @@ class LightningAttention:
         steps, ssm = self._steps(hidden), state.ssm[self.layer]
         if isinstance(batch, PrefillBatch):
             inputs = v, steps, self.rates, k, q, self.skip
-            y = chunk_scan(*inputs, ssm, *batch.scans, self.scan_chunk)
+            y = state.kernels.scan(*inputs, ssm, *batch.scans, self.scan_chunk)
             return self._finish(y, gate)
 
         def advance(q: Tensor, k: Tensor, v: Tensor, steps: Tensor, *slots: Tensor) -> Tensor:
-            return selective_state_update(ssm, v, steps, self.rates, k, q, self.skip, *slots)
+            inputs = v, steps, self.rates, k, q, self.skip
+            return state.kernels.update(ssm, *inputs, *slots)
 
         return self._finish(batch.wave_by_wave(advance, q, k, v, steps), gate)
 

@@ -24,8 +24,7 @@ from ferryman.model.weights.linear import Linear
 from ferryman.model.weights.matrix import join_linear, split_rows, summed_linear
 from ferryman.model.weights.named_weights import Weights
 from ferryman_kernels.recurrence.causal_conv import causal_conv_prefill
-from ferryman_kernels.recurrence.mamba_step import StepWeights, mamba_step
-from ferryman_kernels.recurrence.ssd_chunk_scan import chunk_scan
+from ferryman_kernels.recurrence.mamba_step import StepWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +50,12 @@ class MambaMixer:
             mixed = causal_conv_prefill(mixed, conv, step.conv_weight, step.conv_bias, *batch.scans)
             x, B, C = self._parts(mixed)
             dt = step.time_steps(dt)
-            y = chunk_scan(x, dt, step.A, B, C, step.D, ssm, *batch.scans, self.scan_chunk)
+            inputs = x, dt, step.A, B, C, step.D
+            y = state.kernels.scan(*inputs, ssm, *batch.scans, self.scan_chunk)
             return self._finish(y, gate)
 
         def advance(mixed: Tensor, dt: Tensor, *slots: Tensor) -> Tensor:
-            return mamba_step(mixed, dt, step, conv, ssm, *slots)
+            return state.kernels.mamba_step(mixed, dt, step, conv, ssm, *slots)
 
         return self._finish(batch.wave_by_wave(advance, mixed, dt), gate)
 

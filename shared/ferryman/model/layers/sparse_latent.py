@@ -28,9 +28,7 @@ from ferryman.model.shapes.batch import PrefillBatch, StepBatch
 from ferryman.model.shapes.state import ModelState
 from ferryman.model.weights.linear import Linear, make_linear
 from ferryman.model.weights.named_weights import Weights, accumulation_dtype
-from ferryman_kernels.attention.latent_attention import latent_attention
 from ferryman_kernels.attention.latent_pages import write_latents
-from ferryman_kernels.attention.sparse_index import choose_decode, choose_prefill
 
 INDEX_NORM_EPS = 1e-6
 
@@ -79,7 +77,8 @@ class PlacedLatentAttention:
         """Writes the tokens' rows and attends to `places`, as `choose_prefill` returns them."""
         pages, shape = state.latent[self.layer], self.projections.shape
         q = self.projections.write(hidden, residual, batch, pages)
-        attended = latent_attention(q, pages, places, shape.latent_dim, shape.scale)
+        attend = state.kernels.latent_places
+        attended = attend(q, pages, places, shape.latent_dim, shape.scale)
         return self.projections.finish(attended)
 
 
@@ -103,8 +102,8 @@ class SparseLatentAttention:
         q, weights = self.indexer.write(hidden, residual, batch, pages)
         count = self.indexer.shape.count
         if isinstance(batch, PrefillBatch):
-            return choose_prefill(q, weights, pages, table, batch.spans, count)
-        return choose_decode(q, weights, pages, table, batch.positions, count)
+            return state.kernels.choose_prefill(q, weights, pages, table, batch.spans, count)
+        return state.kernels.choose_decode(q, weights, pages, table, batch.positions, count)
 
 
 def load_placed_attention(

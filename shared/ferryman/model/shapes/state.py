@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ferryman.cache.manifest import Kind, KindLayout, Section, StateManifest
+from ferryman.model.shapes.state_kernels import StateKernels, fastest, in_one_order
 from ferryman_kernels.attention.page_layout import PageScales
 from ferryman_kernels.attention.paged_attention import reads_codes
 from ferryman_kernels.attention.pages import write_kv
@@ -91,7 +92,7 @@ class ModelState:
     one without the other. `ssm` is [slots, ssm_heads, ssm_head_dim, ssm_state] for Mamba-2, [slots,
     v_heads, k_dim, v_dim] for a gated delta net. `hidden` [slots, hidden_dim] is there too: the
     last token's hidden state, for a model that drafts for itself. `latent` and `index` are pages of
-    one row a token: [slots, page_size, channels].
+    one row a token: [slots, page_size, channels]. `kernels` are those of the state's arithmetic.
     """
 
     attention: Mapping[int, PagedState]
@@ -100,6 +101,7 @@ class ModelState:
     latent: Mapping[int, Tensor]
     index: Mapping[int, Tensor]
     hidden: Mapping[int, Tensor]
+    kernels: StateKernels
     layers_run: LayerCount = field(default_factory=LayerCount)
 
     def from_layer(self, num_layers: int) -> ModelState:
@@ -111,6 +113,7 @@ class ModelState:
             _counted_from(num_layers, self.latent),
             _counted_from(num_layers, self.index),
             _counted_from(num_layers, self.hidden),
+            self.kernels,
             self.layers_run,
         )
 
@@ -148,7 +151,8 @@ def state_views(manifest: StateManifest, slabs: Mapping[Kind, Tensor]) -> ModelS
                 index[layer] = section_view(slab, sections["index"])
             if "hidden" in sections:
                 hidden[layer] = section_view(slab, sections["hidden"])
-    return ModelState(attention, conv, ssm, latent, index, hidden)
+    kernels = in_one_order() if manifest.is_exact_on_card else fastest()
+    return ModelState(attention, conv, ssm, latent, index, hidden, kernels)
 
 
 def _by_layer(layout: KindLayout) -> dict[int, dict[str, Section]]:

@@ -162,12 +162,13 @@ class QuantisedMatrix:
 class TiledLinear:
     """A product that dequantises so many rows at a time as stay in the cache; on any device.
 
-    `even` is `group_length` of the matrix's groups.
+    `even` is `group_length` of the matrix's groups; `product` is of inputs, weight and bias.
     """
 
     matrix: QuantisedMatrix
     even: int
     bias: Tensor | None
+    product: Callable[[Tensor, Tensor, Tensor | None], Tensor] = F.linear
 
     def __call__(self, x: Tensor) -> Tensor:
         rows, columns = self.matrix.shape
@@ -177,7 +178,7 @@ class TiledLinear:
             end = min(start + tile, rows)
             weight = self.matrix.dequantised_rows(start, end, self.even)
             bias = None if self.bias is None else self.bias[start:end]
-            y[:, start:end] = F.linear(x, weight, bias)
+            y[:, start:end] = self.product(x, weight, bias)
         return y
 
 
