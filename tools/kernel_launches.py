@@ -282,12 +282,17 @@ def launch_dense(dtype: torch.dtype, in_dim: int, out_dim: int) -> None:
 def launch_experts_in_one_order(
     dtype: torch.dtype, num_experts: int, in_dim: int, out_dim: int
 ) -> None:
-    """One product of all experts by the tiles of any number of pairs, and the sum of a token's."""
+    """One product of all experts by the tiles of any number of pairs."""
     starts, order = torch.zeros(num_experts + 1, dtype=torch.int64), torch.zeros(8).long()
     weight = torch.empty(num_experts, out_dim, in_dim, dtype=dtype, device="meta")
     x = torch.zeros(8, in_dim, dtype=dtype, device="meta")
     grouped_floats_triton(x, weight, None, order, starts, tiles_of_any(x, ANY_ROWS))
-    weighted_sum_triton(torch.zeros(8, 4, out_dim, dtype=dtype), torch.zeros(8, 4, dtype=dtype))
+
+
+def launch_weighted_sum(dtype: torch.dtype, per_token: int, dim: int) -> None:
+    """The sum of a token's experts."""
+    x, shares = torch.zeros(8, per_token, dim, dtype=dtype), torch.zeros(8, per_token, dtype=dtype)
+    weighted_sum_triton(x, shares)
 
 
 def launch_all(dtype: torch.dtype) -> None:
@@ -316,6 +321,7 @@ def launch_all(dtype: torch.dtype) -> None:
     launch_dense(dtype, 2048, 8192)
     launch_dense(dtype, 2048, 100_352)
     launch_experts_in_one_order(dtype, 32, 2880, 5760)
+    launch_weighted_sum(dtype, 4, 2880)
 
 
 def launch_wide(dtype: torch.dtype) -> None:

@@ -13,6 +13,7 @@ from tools.kernel_launches import (
     launch_coded_attention,
     launch_conv,
     launch_delta_rule,
+    launch_dense,
     launch_experts,
     launch_gated_norm,
     launch_index,
@@ -24,10 +25,13 @@ from tools.kernel_launches import (
     launch_norms,
     launch_residual,
     launch_rotation,
+    launch_split_attention,
+    launch_weighted_sum,
 )
 
 from ferryman.model.families.gpt_oss import GptOssConfig
 from ferryman.model.families.nemotron_h import ExpertsShape
+from ferryman.model.layers.hidden_streams import StreamsShape
 from ferryman.model.shapes.attention_shapes import (
     AttentionShape,
     IndexShape,
@@ -52,6 +56,8 @@ def launches_of(config: ModelConfig) -> Iterator[Launch]:
     """The launches of a model's layers and norms."""
     hidden_dim = config.trunk.hidden_dim
     yield launch_norms, hidden_dim
+    yield launch_dense, hidden_dim, hidden_dim
+    yield launch_dense, hidden_dim, config.trunk.vocab_size
     yield launch_residual, hidden_dim, getattr(config, "residual_multiplier", 1.0)
     for shape in _values(config):
         yield from _attending(shape)
@@ -60,6 +66,9 @@ def launches_of(config: ModelConfig) -> Iterator[Launch]:
             yield from _products(shape.routed, shape.latent_dim)
         if isinstance(shape, MoeShape):
             yield from _products(shape, hidden_dim)
+            yield launch_weighted_sum, shape.experts_per_token, hidden_dim
+        if isinstance(shape, StreamsShape):
+            yield launch_weighted_sum, shape.count, hidden_dim
         if isinstance(shape, MlpShape | MoeShape):
             yield _activation(config, shape.inner_dim)
 
@@ -88,6 +97,7 @@ def _attending(shape: Any) -> Iterator[Launch]:
             asked = heads, shape.head_dim, shape.has_sinks, shape.score_cap
             yield launch_attention, *asked
             yield launch_coded_attention, *asked
+            yield launch_split_attention, heads, shape.head_dim
             yield launch_norms, shape.head_dim
             if not isinstance(shape.positions, NoPositions):
                 yield launch_rotation, heads, shape.head_dim, shape.positions.rotary_dim

@@ -28,8 +28,8 @@ from ferryman_kernels.recurrence.causal_conv import (
 from ferryman_kernels.recurrence.channel_delta_scan import (
     channel_delta_decode,
     channel_delta_runs_reference,
-    delta_runs_triton,
     channel_delta_scan,
+    delta_runs_triton,
 )
 from ferryman_kernels.recurrence.delta_chunk_scan import (
     delta_chunk_scan,

@@ -140,7 +140,19 @@ def test_a_rank_ends_when_rank_0_does(tmp_path: Path) -> None:
     folder = save_tiny_model(tmp_path, "granite_nope")
     meeting = str(tmp_path / "meeting")
     orders = RankOrders(
-        str(folder), "", "float64", "none", "auto", 16, "cpu", 1, 0, 1, meeting, PATIENCE_SECONDS
+        str(folder),
+        "",
+        "float64",
+        "none",
+        "auto",
+        "any",
+        16,
+        "cpu",
+        1,
+        0,
+        1,
+        meeting,
+        PATIENCE_SECONDS,
     )
     process, connection = start_rank(orders)
     for said in ("here", "ready"):

@@ -18,9 +18,9 @@ def test_every_kernel_compiles_for_hopper_without_spilling() -> None:
     environment.pop("TRITON_INTERPRET", None)
     command = [sys.executable, "tools/compile_kernels.py", "bfloat16"]
     done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=110
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stdout.splitlines() if "_kernel" in line]
-    assert len(lines) == 65, done.stdout
+    assert len(lines) == 82, done.stdout
     assert all(" 0 bytes spilled" in line for line in lines), done.stdout

@@ -1,4 +1,4 @@
-"""On a card, latents and the sparse index in one order: a chunk has the bits of its tokens alone."""
+"""On a card, latents and a sparse index in one order: a chunk has the bits of its tokens."""
 
 from __future__ import annotations
 

@@ -18,8 +18,9 @@ from ferryman.engine.engine import build_engine
 from ferryman.errors import ConfigError
 from ferryman.llm import LLM
 from ferryman.settings.engine import EngineOptions
-from ferryman.sizing.exactness import arithmetic_of
+from ferryman.sizing.exactness import arithmetic_of, check_audit
 from ferryman.sizing.memory_plan import MemoryPlan
+from ferryman_kernels.card_arithmetic import card_revision
 from ferryman_kernels.cpu.arithmetic import has_one_order, kernel_revision
 from ferryman_launcher.checks.option_checks import _check_arithmetics
 
@@ -64,7 +65,9 @@ def test_values_are_chosen_and_have_no_arithmetic_of_their_own(attention: Path) 
 @pytest.mark.parametrize(
     ("chosen", "why"),
     [
-        ({"device": "cuda"}, "on a card"),
+        ({"device": "cuda"}, "there is no card cuda here"),
+        ({"device": "cuda", "dtype": "float64"}, "torch multiplies float64 on a card"),
+        ({"device": "cuda", "tp_size": 2}, "NCCL"),
         ({"dtype": "float64"}, "torch multiplies float64"),
     ],
 )
@@ -74,6 +77,56 @@ def test_bits_are_refused_with_the_reason_where_they_cannot_be_held(
     assert arithmetic_of(options(attention, **chosen)) == ANY_ARITHMETIC
     with pytest.raises(ConfigError, match=f"exactness=bits: .*{why}.*or say values"):
         arithmetic_of(options(attention, **chosen, exactness="bits"))
+
+
+CARDS = {0: ((9, 0), "NVIDIA H200"), 1: ((9, 0), "NVIDIA H100 80GB HBM3")}
+
+
+@pytest.fixture
+def _two_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(CARDS))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: CARDS[index][0])
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: CARDS[index][1])
+
+
+@pytest.mark.usefixtures("_two_cards")
+@pytest.mark.parametrize("chosen", [{}, {"quantize": "int8"}, {"kv_dtype": "fp8"}])
+def test_a_card_promises_bits_where_they_are_asked_for_and_is_named_by_its_class(
+    hybrid: Path, chosen: dict[str, object]
+) -> None:
+    asked = options(hybrid, device="cuda", dtype="bfloat16", **chosen)
+    assert arithmetic_of(asked) == ANY_ARITHMETIC, "nothing has been measured yet"
+    named = arithmetic_of(asked.model_copy(update={"exactness": "bits"}))
+    assert re.fullmatch(r"cuda/9\.0-nvidia-h200/bfloat16/r[0-9a-f]{8}/tp1", named)
+    other = asked.model_copy(update={"exactness": "bits", "device": "cuda:1"})
+    assert "/9.0-nvidia-h100-80gb-hbm3/" in arithmetic_of(other)
+
+
+@pytest.mark.usefixtures("_two_cards")
+def test_means_of_whole_rows_promise_values_on_a_card(
+    attention: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ferryman.sizing.exactness._FAMILIES_WITH_MEANS", ("llama",))
+    refused = options(attention, device="cuda", dtype="bfloat16", exactness="bits")
+    with pytest.raises(ConfigError, match="means of whole rows"):
+        arithmetic_of(refused)
+
+
+@pytest.mark.usefixtures("_two_cards")
+def test_an_audit_on_a_card_needs_bits_to_be_asked_for(attention: Path) -> None:
+    on_card = options(attention, device="cuda", dtype="bfloat16")
+    audited = on_card.model_copy(update={"audit_share": 0.5})
+    with pytest.raises(ConfigError, match="under exactness=bits alone"):
+        check_audit(audited)
+    check_audit(audited.model_copy(update={"exactness": "bits"}))
+
+
+def test_what_compiles_for_a_card_is_part_of_its_revision(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = card_revision()
+    card_revision.cache_clear()
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "0")
+    assert card_revision() != before
+    card_revision.cache_clear()
 
 
 @compiled

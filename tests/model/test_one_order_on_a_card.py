@@ -118,7 +118,8 @@ def test_a_long_sum_is_caught() -> None:
 def test_a_part_that_was_shared_is_shared_again_and_others_stay() -> None:
     shared, norm = PlainLinear(torch.ones(4, 4), None), RmsNorm(torch.ones(4), 1e-5)
     query = QueryLatent(shared, norm)
-    first, second, kept = in_one_order((query, {"head": shared}, norm))
+    tree: Any = query, {"head": shared}, norm
+    first, second, kept = in_one_order(tree)
     assert isinstance(first.down, OneOrderLinear)
     assert first.down is second["head"]
     assert first.norm is kept is norm
