@@ -32,6 +32,7 @@ from ferryman_kernels.elementwise.rms_norm import (
     rms_norm_triton,
 )
 from ferryman_kernels.elementwise.rotary import apply_rotary_triton
+from ferryman_kernels.elementwise.running_sums import running_sums_triton
 from ferryman_kernels.products._dense_product_triton import dense_product_triton
 from ferryman_kernels.products._grouped_product_triton import (
     ANY_ROWS,
@@ -295,6 +296,11 @@ def launch_weighted_sum(dtype: torch.dtype, per_token: int, dim: int) -> None:
     weighted_sum_triton(x, shares)
 
 
+def launch_draws(vocab: int) -> None:
+    """The running sums of weights to draw by, which are float64 in any model."""
+    running_sums_triton(torch.zeros(8, vocab, dtype=torch.float64))
+
+
 def launch_all(dtype: torch.dtype) -> None:
     """Launches everything once, in the shapes of a Granite 4 H layer and of other families."""
     launch_norms(dtype, 2048)
@@ -304,6 +310,7 @@ def launch_all(dtype: torch.dtype) -> None:
     launch_clamped_activation(dtype, 2880, 1.702, 7.0)
     launch_rotation(dtype, (32, 8), 128, 128)
     launch_slots()
+    launch_draws(100_352)
     launch_conv(dtype, 4352, 4, has_bias=True)
     launch_mamba(dtype, 64, 64, 1, 128)
     launch_mamba_step(dtype, 64, 64, 1, 128, (0.0, float("inf")))

@@ -106,7 +106,7 @@ def test_a_card_promises_bits_where_they_are_asked_for_and_is_named_by_its_class
 def test_means_of_whole_rows_promise_values_on_a_card(
     attention: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ferryman.sizing.exactness._FAMILIES_WITH_MEANS", ("llama",))
+    monkeypatch.setattr("ferryman.sizing.exactness._FAMILIES_WITH_MEANS", ("gemma3",))
     refused = options(attention, device="cuda", dtype="bfloat16", exactness="bits")
     with pytest.raises(ConfigError, match="means of whole rows"):
         arithmetic_of(refused)

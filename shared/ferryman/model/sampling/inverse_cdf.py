@@ -17,6 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ferryman_kernels.elementwise.running_sums import running_sums_
+
 NUM_LIKELIEST = 256
 
 
@@ -71,7 +73,7 @@ def draw(logits: Tensor, filters: Filters) -> Tensor:
 def _total(logits: Tensor, filters: Filters) -> Tensor:
     """The weight of the whole vocabulary [drawn]: a running sum, in one order at any batch size."""
     weights = _weights(logits, logits.amax(dim=-1, keepdim=True), filters)
-    return weights.cumsum_(dim=-1)[:, -1]
+    return running_sums_(weights)[:, -1]
 
 
 def _weights(logits: Tensor, top: Tensor, filters: Filters) -> Tensor:
@@ -97,7 +99,7 @@ def _choose(ranking: Ranking, total: Tensor, filters: Filters, vocab: int) -> tu
     """A token for each row, and whether the ranked tokens suffice to choose it, both [drawn]."""
     weights = _weights(ranking.logits, ranking.logits[:, :1], filters)
     is_ranked = torch.arange(weights.shape[-1], device=weights.device) < ranking.lens[:, None]
-    cumulative = weights.cumsum(dim=-1)
+    cumulative = running_sums_(weights.clone())
     by_k = torch.where(filters.top_k > 0, filters.top_k.clamp_max(vocab), vocab)
     mass = torch.where(by_k == vocab, total, _at(cumulative, by_k - 1))
     is_needed = is_ranked & (cumulative < (filters.top_p * mass)[:, None])
