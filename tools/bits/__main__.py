@@ -42,6 +42,7 @@ def table_parser() -> argparse.ArgumentParser:
     options.add_argument("--ways", type=_some_of(WAYS), default=",".join(WAYS))
     options.add_argument("--prompts", type=_up_to(models.MAX_PROMPTS), default=6, metavar="N")
     options.add_argument("--tokens", type=int, default=24, metavar="N", help="of each answer")
+    options.add_argument("--device", default="cpu", help="cuda: on a card, under exactness bits")
     options.add_argument("--json", action="store_true", help="cells as JSON in place of text")
     return options
 
@@ -89,6 +90,7 @@ def show_table(arguments: Sequence[str]) -> int:
             record,
             num_prompts=options.prompts,
             num_tokens=options.tokens,
+            device=options.device,
         ):
             cells.append(cell)
             print(cell.model, cell.dtype, cell.way, cell.text, file=sys.stderr, flush=True)

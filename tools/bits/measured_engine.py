@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from time import monotonic
 from typing import Any, TypeVar
@@ -135,19 +135,27 @@ Kind = TypeVar("Kind", bound=MeasuredEngine)
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCase:
-    """A model in one of DTYPES, with the number of tokens of its answers."""
+    """A model in one of DTYPES, with the number of tokens of its answers. All of its engines have
+    the options `everywhere`, such as the device."""
 
     model: BitsModel
     dtype: str
     num_tokens: int
     record: StepRecord
+    everywhere: Mapping[str, Any] = field(default_factory=dict)
 
     def engine(self, **options: Any) -> AbstractContextManager[MeasuredEngine]:
         """An engine that differs from the cold one in `options`."""
         return self.engine_of(MeasuredEngine, **options)
 
     def engine_of(self, kind: type[Kind], **options: Any) -> Kind:
-        return kind(self.model.served, self.record, **DTYPES[self.dtype], **options)
+        chosen = {**DTYPES[self.dtype], **self.everywhere, **options}
+        return kind(self.model.served, self.record, **chosen)
+
+
+def options_of(device: str) -> Mapping[str, Any]:
+    """The options of all engines of a table on `device`: a card promises bits if it is asked to."""
+    return {} if device == "cpu" else {"device": device, "exactness": "bits"}
 
 
 class ColdRuns:

@@ -69,7 +69,8 @@ class StepRecord:
 
 def row_digests(logits: Tensor) -> Sequence[bytes]:
     """A digest of the bits of each row [rows, vocab]."""
-    return [blake2b(row.tobytes(), digest_size=16).digest() for row in logits.contiguous().numpy()]
+    rows = logits.contiguous().cpu().numpy()
+    return [blake2b(row.tobytes(), digest_size=16).digest() for row in rows]
 
 
 @contextmanager
@@ -78,6 +79,7 @@ def recorded_steps() -> Iterator[StepRecord]:
     record = StepRecord()
     launch, tokens = Runner.launch, Sampler.tokens
     replay, refuse = LaunchRecording.replay, LaunchRecorder.refuse
+    replay_graph = torch.cuda.CUDAGraph.replay
 
     def launch_heard(runner: Runner, plan: StepPlan) -> Any:
         record.on_launch(plan)
@@ -91,6 +93,10 @@ def recorded_steps() -> Iterator[StepRecord]:
         record.replays += 1
         replay(recording, progress)
 
+    def graph_heard(graph: Any) -> None:
+        record.replays += 1
+        replay_graph(graph)
+
     def refuse_heard(recorder: LaunchRecorder, name: str, reason: str) -> None:
         refuse(recorder, name, reason)
         record.refusal = recorder.refusal
@@ -99,6 +105,7 @@ def recorded_steps() -> Iterator[StepRecord]:
         patch.object(Runner, "launch", launch_heard),
         patch.object(Sampler, "tokens", tokens_heard),
         patch.object(LaunchRecording, "replay", replay_heard),
+        patch.object(torch.cuda.CUDAGraph, "replay", graph_heard),
         patch.object(LaunchRecorder, "refuse", refuse_heard),
     ):
         yield record

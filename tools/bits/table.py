@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
-from tools.bits.measured_engine import ColdRuns, MeasuredAnswer, MeasuredCase
+from tools.bits.measured_engine import ColdRuns, MeasuredAnswer, MeasuredCase, options_of
 from tools.bits.models import saved_model
 from tools.bits.step_record import StepRecord
 from tools.bits.ways import NotTried, ReuseWay, Tried
@@ -98,12 +98,15 @@ def measured_cells(
     *,
     num_prompts: int,
     num_tokens: int,
+    device: str = "cpu",
 ) -> Iterator[BitsCell]:
     """All cells, column by column."""
+    everywhere = options_of(device)
     for name in models:
         with saved_model(name, num_prompts) as model:
             for dtype in dtypes:
-                yield from cells_of(MeasuredCase(model, dtype, num_tokens, record), ways)
+                case = MeasuredCase(model, dtype, num_tokens, record, everywhere)
+                yield from cells_of(case, ways)
 
 
 def as_text(cells: Sequence[BitsCell]) -> str:

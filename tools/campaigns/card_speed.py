@@ -68,7 +68,7 @@ def decode_rate(llm: LLM, batch: int) -> float:
     """Tokens a second behind the first one, of requests that run together."""
     prompts = prompts_of([PROMPT_LEN] * batch)
     short, long = (
-        median(_seconds(llm, prompts, num_tokens) for _ in range(REPEATS))
+        median(seconds_of(llm, prompts, num_tokens) for _ in range(REPEATS))
         for num_tokens in (1, 1 + NEW_TOKENS)
     )
     return batch * NEW_TOKENS / (long - short)
@@ -76,10 +76,10 @@ def decode_rate(llm: LLM, batch: int) -> float:
 
 def prefill_rate(llm: LLM) -> float:
     prompts = prompts_of([LONG_PROMPT_LEN])
-    return LONG_PROMPT_LEN / median(_seconds(llm, prompts, 1) for _ in range(REPEATS))
+    return LONG_PROMPT_LEN / median(seconds_of(llm, prompts, 1) for _ in range(REPEATS))
 
 
-def _seconds(llm: LLM, prompts: list[Prompt], num_tokens: int) -> float:
+def seconds_of(llm: LLM, prompts: list[Prompt], num_tokens: int) -> float:
     sampling = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
     began = time.perf_counter()
     llm.generate(prompts, sampling)
