@@ -106,7 +106,7 @@ def _attention(window: int, head_dim: int, dtype: torch.dtype, device: torch.dev
         given = q[low:high], keys, values, table, ((low, high),), head_dim**-0.5, window
         return paged_prefill_by_splits(*given)
 
-    alone = torch.cat([steps(each) for each in at.split(1)])
+    alone = torch.cat([steps(each[None]) for each in at])
     yield "a batch", steps(at), alone
     yield "one chunk", chunk(0, length)[at], alone
     yield "two chunks", torch.cat((chunk(0, 530), chunk(530, length)))[at], alone
@@ -123,7 +123,7 @@ def _latents(device: torch.device) -> Any:
         tables = table.expand(len(at), -1).contiguous()
         return latent_decode_by_splits(q[at], pages, tables, at, *sizes)
 
-    alone = torch.cat([steps(each) for each in at.split(1)])
+    alone = torch.cat([steps(each[None]) for each in at])
     yield "a batch", steps(at), alone
     whole = latent_prefill_by_splits(q, pages, table, ((0, length),), *sizes)
     yield "one chunk", whole[at], alone
@@ -136,23 +136,20 @@ def _mamba(device: torch.device) -> Any:
     B, C = torch.randn(2, tokens, 1, 128, device=device).bfloat16()
     dt, A, D = (each.to(device) for each in (dt, A, D))
     slot, states = torch.tensor([0], device=device), torch.zeros(1, heads, 64, 128, device=device)
-    alone = torch.cat(
-        [
-            state_update_by_token(states, *(e[t : t + 1] for e in (x, dt)), A, B[t : t + 1],
-                                  C[t : t + 1], D, slot, slot)
-            for t in range(tokens)
-        ]
-    )  # fmt: skip
-    spans = [(0, 64), (64, tokens)]
+
+    def step(token: int) -> Tensor:
+        own = slice(token, token + 1)
+        given = x[own], dt[own], A, B[own], C[own], D
+        return state_update_by_token(states, *given, slot, slot)
+
+    def chunk(low: int, high: int) -> Tensor:
+        part = slice(low, high)
+        given = x[part], dt[part], A, B[part], C[part], D
+        return chunk_scan_by_token(*given, states, [(low, high)], slot, (), 64)
+
+    alone = torch.cat([step(token) for token in range(tokens)])
     states.zero_()
-    parts = [
-        chunk_scan_by_token(
-            x[low:high], dt[low:high], A, B[low:high], C[low:high], D, states, [(low, high)],
-            slot, (), 64,
-        )
-        for low, high in spans
-    ]  # fmt: skip
-    yield "two chunks", torch.cat(parts), alone
+    yield "two chunks", torch.cat([chunk(0, 64), chunk(64, tokens)]), alone
 
 
 def _delta(device: torch.device) -> Any:
@@ -162,20 +159,17 @@ def _delta(device: torch.device) -> Any:
     g, beta = -torch.rand(tokens, heads, device=device), torch.rand(tokens, heads, device=device)
     slot, states = torch.tensor([0], device=device), torch.zeros(1, heads, 128, 128, device=device)
 
-    def run(cuts: list[int]) -> Tensor:
-        states.zero_()
-        ends = zip([0, *cuts], [*cuts, tokens], strict=True)
-        return torch.cat(
-            [
-                delta_scan_by_token(
-                    *(each[low:high] for each in (q, k, v, g, beta)), states, [(low, high)], slot,
-                    (), 64,
-                )
-                for low, high in ends
-            ]
-        )  # fmt: skip
+    def chunk(low: int, high: int) -> Tensor:
+        part = slice(low, high)
+        given = q[part], k[part], v[part], g[part], beta[part]
+        return delta_scan_by_token(*given, states, [(low, high)], slot, (), 64)
 
-    yield "one chunk", run([]), run(list(range(1, tokens)))
+    def cut_at(*cuts: int) -> Tensor:
+        states.zero_()
+        ends = zip((0, *cuts), (*cuts, tokens), strict=True)
+        return torch.cat([chunk(low, high) for low, high in ends])
+
+    yield "one chunk", cut_at(), cut_at(*range(1, tokens))
 
 
 def _single_numbers(device: torch.device) -> Any:

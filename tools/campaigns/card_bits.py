@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -26,7 +26,7 @@ from tools.bits.table import BitsCell, as_text, measured_cells
 from tools.bits.ways import WAYS
 from tools.campaigns.asked_rows import ROW_QUESTIONS, differing_rows
 from tools.campaigns.card_speed import seconds_of
-from tools.campaigns.published_sizes import forget_memory, prompts_of
+from tools.campaigns.published_sizes import Prompt, forget_memory, prompts_of
 
 from ferryman.llm import LLM
 
@@ -124,17 +124,16 @@ def _rates(folder: Path, device: str, exactness: str) -> Iterator[tuple[str, flo
         prefix_cache=False,
     ) as llm:
         one = prompts_of([PROMPT_LEN], VOCAB)
-        yield f"prefill {PROMPT_LEN}", PROMPT_LEN / _best(lambda: seconds_of(llm, one, 1))
+        yield f"prefill {PROMPT_LEN}", PROMPT_LEN / _best(llm, one, 1)
         for batch in BATCHES:
             prompts = prompts_of([16] * batch, VOCAB)
-            short = _best(lambda p=prompts: seconds_of(llm, p, 1))
-            long = _best(lambda p=prompts: seconds_of(llm, p, 1 + NEW_TOKENS))
-            yield f"decode {batch}", batch * NEW_TOKENS / max(1e-9, long - short)
+            more = _best(llm, prompts, 1 + NEW_TOKENS) - _best(llm, prompts, 1)
+            yield f"decode {batch}", batch * NEW_TOKENS / max(1e-9, more)
     forget_memory()
 
 
-def _best(run: Callable[[], float]) -> float:
-    return min(run() for _ in range(LAPS))
+def _best(llm: LLM, prompts: Sequence[Prompt], num_tokens: int) -> float:
+    return min(seconds_of(llm, list(prompts), num_tokens) for _ in range(LAPS))
 
 
 def main(arguments: Sequence[str]) -> int:
