@@ -105,7 +105,8 @@ class ForkServerOfTests:
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 cwd=ROOT,
-                env=without_settings(os.environ),
+                # What it imports would start threads, and then it may not fork.
+                env={**without_settings(os.environ), "OMP_NUM_THREADS": "1"},
             )
 
     def fork(self, module: str, files: tuple[int, int, int]) -> int:

@@ -20,11 +20,9 @@ from tests.harness.cluster import Cluster, ClusterShape, Service, running_cluste
 from tests.system.many_streams import Streams, sampling_of, undisturbed
 
 from ferryman.client import Client
-from ferryman.handoff.lifecycle import LifecycleEntry, check, is_over
+from ferryman.handoff.lifecycle import LifecycleEntry, check
 from ferryman.ids import make_request_id
-from ferryman.runtime.lifecycle import decode_event
 from ferryman.security.credentials import ClusterRole
-from ferryman.wire.nats.subjects import Subjects
 from ferryman_cli import drain
 from ferryman_cli.app import run
 
@@ -49,20 +47,6 @@ def cluster(
         yield cluster
 
 
-async def logs_of(cluster: Cluster, request_ids: list[str]) -> dict[str, list[LifecycleEntry]]:
-    """The whole log of each request."""
-    found: dict[str, list[LifecycleEntry]] = {}
-    async with cluster.bus() as bus, asyncio.timeout(120):
-        for request_id in request_ids:
-            subject = f"{Subjects().root}.life.*.*.{request_id}.>"
-            events: list[LifecycleEntry] = []
-            while not is_over(events):
-                said = await bus.history(subject, max_events=1000)
-                events = [decode_event(message.payload) for message in said]
-            found[request_id] = events
-    return found
-
-
 def computed_again(events: list[LifecycleEntry]) -> list[LifecycleEntry]:
     """Prompts that were computed by a later attempt than the first."""
     return [event for event in events if event.role == "prefill" and event.attempt > 1]
@@ -85,7 +69,7 @@ async def test_streams_of_a_worker_that_drains_go_on_with_their_state(cluster: C
         answers = await asyncio.gather(*reading)
     assert victim.process.wait(timeout=120) == 0, "it had nothing left"
     assert answers == wanted
-    logs = await logs_of(cluster, ids)
+    logs = {request_id: await cluster.log_of(request_id) for request_id in ids}
     assert check(event for events in logs.values() for event in events) == []
     moved = {
         request_id: [event for event in events if (event.role, event.name) == ("decode", "moving")]

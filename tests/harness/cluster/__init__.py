@@ -52,5 +52,6 @@ from tests.harness.cluster.shape import (
     ClusterShape,
     on_plane,
     save_served_model,
+    save_words,
 )
 from tests.harness.cluster.up import API_KEY, SMALL, Up, name_of, starting, up, up_command

@@ -39,9 +39,13 @@ async def generate(
     *,
     request_id: str = "",
     deadline_seconds: float = 60.0,
+    into: Generated | None = None,
 ) -> Generated:
-    """One request through the SDK, collected; offsets are checked on the way."""
-    found = Generated()
+    """One request through the SDK, collected; offsets are checked on the way.
+
+    `into` shows others how far it has come.
+    """
+    found = Generated() if into is None else into
     async for event in client.generate(
         list(prompt), sampling, request_id=request_id, deadline_seconds=deadline_seconds
     ):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 from tests.cluster_keys import token_of
@@ -17,7 +17,7 @@ from tests.waiting import LOOK_SECONDS
 from ferryman.cache.keys import PageKey, as_token_ids, page_keys, root_key
 from ferryman.cache.units import Tier
 from ferryman.errors import Unavailable
-from ferryman.handoff.lifecycle import LifecycleEntry
+from ferryman.handoff.lifecycle import LifecycleEntry, is_over
 from ferryman.llm import LLM
 from ferryman.runtime.lifecycle import decode_event
 from ferryman.security.credentials import ClusterRole
@@ -46,6 +46,12 @@ class Cluster(ServiceProcesses):
             (event, *_) = await events_until(bus, handed_off, bool)
         return str(event.facts["path"])
 
+    async def log_of(self, request_id: str) -> list[LifecycleEntry]:
+        """The whole log of a request, once it is over."""
+        subject = f"{Subjects().root}.life.*.*.{request_id}.>"
+        async with self.bus() as bus:
+            return await events_until(bus, subject, is_over)
+
     async def flush_device(self, role: str) -> None:
         """Drops the unused cached units from the devices of the workers of a role."""
         async with self.bus() as bus:
@@ -66,8 +72,12 @@ class Cluster(ServiceProcesses):
 
     def keys_of(self, token_ids: Sequence[int]) -> tuple[PageKey, ...]:
         """Of all full pages of a prompt."""
-        root = root_key(self.shape.manifest_of(self.model))
-        return page_keys(root, as_token_ids(token_ids), PAGE_SIZE)
+        return page_keys(self._root, as_token_ids(token_ids), PAGE_SIZE)
+
+    @cached_property
+    def _root(self) -> PageKey:
+        """Found once: that loads the model."""
+        return root_key(self.shape.manifest_of(self.model))
 
     async def await_stored(
         self, token_ids: Sequence[int], *, node: int = 0, tier: Tier = Tier.HOST

@@ -14,6 +14,7 @@ from tests.tiny_models import VOCAB_SIZE, save_tiny_model
 from ferryman.cache.manifest import StateManifest
 from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_drafted, load_model
+from ferryman.model.weights.weight_formats import AS_STORED
 from ferryman.settings.engine import engine_options
 from ferryman.sizing.exactness import arithmetic_of
 from ferryman.wire.handoff.nixl_library import has_nixl
@@ -26,14 +27,19 @@ STARTED = ("decode", "prefill", "both", "hostcache", "router")
 
 
 def save_served_model(folder: Path, variant: str) -> Path:
-    """A tiny model with a tokenizer: token i is the word `w<i>`."""
+    """A tiny model with a tokenizer."""
     save_tiny_model(folder, variant)
-    vocab = {f"w{i}": i for i in range(VOCAB_SIZE)}
+    save_words(folder, VOCAB_SIZE)
+    return folder
+
+
+def save_words(folder: Path, vocab_size: int) -> None:
+    """Writes a tokenizer: token i is the word `w<i>`."""
+    vocab = {f"w{i}": i for i in range(vocab_size)}
     model = tokenizers.models.WordLevel(vocab, unk_token="w0")
     encoder = tokenizers.Tokenizer(model)
     encoder.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     encoder.save(str(folder / "tokenizer.json"))
-    return folder
 
 
 @dataclass(frozen=True)
@@ -76,8 +82,9 @@ class ClusterShape:
         """The state that its decode workers keep of a model, or those that do both."""
         chosen = self.settings.get("decode" if self.num_decode else "both", {})
         draft, kv_dtype = chosen.get("draft", "ngram"), chosen.get("kv_dtype", "auto")
-        options = LoadOptions(self.dtype, page_size=PAGE_SIZE, kv_dtype=kv_dtype)
-        names = {"exactness", "kv_dtype", "tp_size"} & set(chosen)
+        quantize = chosen.get("quantize", AS_STORED)
+        options = LoadOptions(self.dtype, page_size=PAGE_SIZE, quantize=quantize, kv_dtype=kv_dtype)
+        names = {"exactness", "kv_dtype", "quantize", "tp_size"} & set(chosen)
         engine = engine_options(
             model=model, dtype=self.dtype, **{name: chosen[name] for name in names}
         )
