@@ -15,7 +15,7 @@ import torch
 from tests.model.paged_run import NO_SLOT, Lane, PagedRun, Part
 from tools.bits.layer_record import LayerRecorder
 from tools.bits.models import PAGE_SIZE, Prompt
-from tools.bits.ways import companion, donor, hit_depth
+from tools.bits.ways import companions, donor, hit_depth
 from torch import Tensor
 
 from ferryman.cache.manifest import Kind, StateManifest
@@ -163,8 +163,8 @@ def batched(size: int, traced: TracedRun, asked: TracedPrompt) -> None:
     """Others are prefilled in the same step as far as it holds them, else before."""
     others = [traced.run.start() for _ in range(size - 1)]
     parts = [
-        Part(lane, companion((asked.prompt,), index)[:COMPANION_LEN])
-        for index, lane in enumerate(others)
+        Part(lane, other[:COMPANION_LEN])
+        for lane, other in zip(others, companions((asked.prompt,), size - 1), strict=True)
     ]
     fitting = (CHUNK_TOKENS - len(asked.prompt)) // COMPANION_LEN
     if parts[fitting:]:

@@ -10,6 +10,7 @@ from time import monotonic
 from typing import Any, TypeVar
 
 from tests.engine.host_fed import HostFed, PutsAway
+from tools.bits.compared_answer import ComparedAnswer
 from tools.bits.models import PAGE_SIZE, BitsModel, Prompt
 from tools.bits.served_forms import ServedForm
 from tools.bits.step_record import StepRecord
@@ -37,12 +38,9 @@ COLD: Mapping[str, Any] = {
 
 
 @dataclass(frozen=True, slots=True)
-class MeasuredAnswer:
-    """The tokens of an answer, a digest of the logits of each, and what the engine did for it."""
+class MeasuredAnswer(ComparedAnswer):
+    """Digests are of the logits that each token was drawn from; and what the engine did for it."""
 
-    prompt: Prompt
-    token_ids: tuple[int, ...]
-    logits: tuple[bytes, ...]
     cached: Mapping[str, int]
     neighbours: int
     chunk_ends: tuple[int, ...]
@@ -87,7 +85,7 @@ class MeasuredEngine(HostFed):
             MeasuredAnswer(
                 prompt=tuple(prompt),
                 token_ids=completion.token_ids,
-                logits=record.drawn(params.seed, len(prompt), len(completion.token_ids)),
+                digests=record.drawn(params.seed, len(prompt), len(completion.token_ids)),
                 cached=completion.cached_tokens,
                 neighbours=record.most_neighbours(params.seed),
                 chunk_ends=tuple(record.chunk_ends),

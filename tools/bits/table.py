@@ -6,10 +6,17 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
-from tools.bits.measured_engine import ColdRuns, MeasuredAnswer, MeasuredCase, options_of
+from tools.bits.compared_answer import (
+    ComparedAnswer,
+    Expected,
+    NotTried,
+    have_equal_bits,
+    have_equal_tokens,
+)
+from tools.bits.measured_engine import ColdRuns, MeasuredCase, options_of
 from tools.bits.models import saved_model
 from tools.bits.step_record import StepRecord
-from tools.bits.ways import NotTried, ReuseWay, Tried
+from tools.bits.ways import ReuseWay
 
 from ferryman.errors import ConfigError
 
@@ -21,8 +28,8 @@ class BitsCell:
     """The answers of one way for one model in one dtype, counted.
 
     `tried` were compared: `equal` of them have the cold run's tokens, `bits` its tokens and the
-    bits of all their logits. The others were not tried, by reason; `is_possible` unless none could
-    be.
+    bits of the numbers that came with them. The others were not tried, by reason; `is_possible`
+    unless none could be.
     """
 
     way: str
@@ -49,7 +56,7 @@ class BitsCell:
         self.not_tried[str(error)] += 1
         self.is_possible = False
 
-    def count(self, tried: Tried, cold: ColdRuns) -> None:
+    def count(self, tried: ComparedAnswer | NotTried, cold: Expected) -> None:
         if isinstance(tried, NotTried):
             self.not_tried[tried.reason] += 1
             self.is_possible = self.is_possible and tried.is_possible
@@ -58,15 +65,6 @@ class BitsCell:
         self.tried += 1
         self.equal += have_equal_tokens(tried, expected)
         self.bits += have_equal_bits(tried, expected)
-
-
-def have_equal_tokens(answer: MeasuredAnswer, expected: MeasuredAnswer) -> bool:
-    return answer.token_ids == expected.token_ids
-
-
-def have_equal_bits(answer: MeasuredAnswer, expected: MeasuredAnswer) -> bool:
-    """Whether tokens, and the logits that each was drawn from, are equal."""
-    return have_equal_tokens(answer, expected) and answer.logits == expected.logits
 
 
 def cells_of(case: MeasuredCase, ways: Sequence[ReuseWay]) -> Iterator[BitsCell]:

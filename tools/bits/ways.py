@@ -6,13 +6,14 @@ given back as `NotTried`, with the reason.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tests.engine.host_fed import HostMemory
+from tools.bits.compared_answer import NotTried
 from tools.bits.measured_engine import (
     MeasuredAnswer,
     MeasuredCase,
@@ -20,16 +21,6 @@ from tools.bits.measured_engine import (
     RetractedEngine,
 )
 from tools.bits.models import PAGE_SIZE, Prompt
-
-
-@dataclass(frozen=True, slots=True)
-class NotTried:
-    """A way that was not taken. `is_possible` unless the model or the machine lacks what it
-    needs."""
-
-    reason: str
-    is_possible: bool = True
-
 
 Tried = MeasuredAnswer | NotTried
 Run = Callable[[MeasuredCase], Iterator[Tried]]
@@ -114,7 +105,7 @@ def batched(size: int, case: MeasuredCase) -> Iterator[Tried]:
     with case.engine(max_running=size) as engine:
         for first in range(0, len(prompts), size):
             group = prompts[first : first + size]
-            others = [companion(prompts, index) for index in range(size - len(group))]
+            others = companions(prompts, size - len(group))
             # Compared prompts stand last: others are before them in every step.
             lengths = [case.num_tokens + 8] * len(others) + [case.num_tokens] * len(group)
             # Half of the others ask for the model alone, where there is an adapter.
@@ -124,10 +115,10 @@ def batched(size: int, case: MeasuredCase) -> Iterator[Tried]:
                 yield answer if is_full else NotTried(f"{answer.neighbours} requests in a step")
 
 
-def companion(prompts: tuple[Prompt, ...], index: int) -> Prompt:
-    """Another prompt for a batch: one of the prompts, turned by a few tokens."""
-    prompt, turn = prompts[index % len(prompts)], 3 + index % 11
-    return prompt[turn:] + prompt[:turn]
+def companions(prompts: Sequence[Prompt], number: int) -> list[Prompt]:
+    """Other prompts for a batch: each is one of the prompts, turned by a few tokens."""
+    turned = [(prompts[index % len(prompts)], 3 + index % 11) for index in range(number)]
+    return [prompt[turn:] + prompt[:turn] for prompt, turn in turned]
 
 
 def drafted(draft: str, case: MeasuredCase) -> Iterator[Tried]:

@@ -12,17 +12,12 @@ import pytest
 import torch
 from tests.engine.host_fed import HostFed
 from tools.bits.__main__ import main
+from tools.bits.compared_answer import have_equal_bits, have_equal_tokens
 from tools.bits.measured_engine import MeasuredAnswer, MeasuredCase, MeasuredEngine
 from tools.bits.models import saved_model
 from tools.bits.served_forms import ADAPTER, FORMS
 from tools.bits.step_record import StepRecord, recorded_steps
-from tools.bits.table import (
-    BitsCell,
-    as_text,
-    have_equal_bits,
-    have_equal_tokens,
-    measured_cells,
-)
+from tools.bits.table import BitsCell, as_text, measured_cells
 from tools.bits.ways import WAYS, ReuseWay, again, chunked
 from torch import Tensor
 
@@ -62,7 +57,7 @@ def cells(*ways: ReuseWay, num_tokens: int = 6) -> list[BitsCell]:
 
 
 def test_a_bit_of_one_row_of_logits_is_a_difference() -> None:
-    other = replace(ANSWER, logits=(b"a", b"c"))
+    other = replace(ANSWER, digests=(b"a", b"c"))
     assert have_equal_tokens(other, ANSWER)
     assert not have_equal_bits(other, ANSWER)
     assert have_equal_bits(replace(ANSWER, cached={"device": 16}), ANSWER)
