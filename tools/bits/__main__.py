@@ -3,6 +3,7 @@
     python -m tools.bits                                   the nine tiny families, all ways
     python -m tools.bits --models llama,bamba --ways chunks-32,hit-last --dtypes bfloat16
     python -m tools.bits --models wide,smollm2 --json
+    python -m tools.bits cluster --models bamba --ways nixl,storage    through a real cluster
     python -m tools.bits where --model bamba --dtype float32 --way chunks-48
 
 Exit status 1 if an answer that was tried differs by a bit, or if a way that the model could have
@@ -17,6 +18,8 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 
 import transformers
+from tools.bits.cluster.columns import served_cells
+from tools.bits.cluster.ways import SERVED_WAYS
 from tools.bits.divergence import POINTED, pointed
 from tools.bits.measured_engine import DTYPES
 from tools.bits.step_record import recorded_steps
@@ -26,9 +29,11 @@ from tools.bits.ways import WAYS
 from tools.bits import models
 
 
-def table_parser() -> argparse.ArgumentParser:
+def table_parser(command: str, ways: Iterable[str]) -> argparse.ArgumentParser:
+    """The options of a table with some of these ways."""
+    known = list(ways)
     options = argparse.ArgumentParser(
-        prog="python -m tools.bits",
+        prog=command,
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -39,10 +44,9 @@ def table_parser() -> argparse.ArgumentParser:
         help="names with commas; families, wide and smollm2 stand for groups",
     )
     options.add_argument("--dtypes", type=_some_of(DTYPES), default=",".join(DTYPES))
-    options.add_argument("--ways", type=_some_of(WAYS), default=",".join(WAYS))
+    options.add_argument("--ways", type=_some_of(known), default=",".join(known))
     options.add_argument("--prompts", type=_up_to(models.MAX_PROMPTS), default=6, metavar="N")
     options.add_argument("--tokens", type=int, default=24, metavar="N", help="of each answer")
-    options.add_argument("--device", default="cpu", help="cuda: on a card, under exactness bits")
     options.add_argument("--json", action="store_true", help="cells as JSON in place of text")
     return options
 
@@ -79,21 +83,35 @@ def _up_to(most: int) -> Callable[[str], int]:
 
 
 def show_table(arguments: Sequence[str]) -> int:
-    """Measures the cells and prints them; each is told on the error stream when it is there."""
-    options = table_parser().parse_args(arguments)
-    cells: list[BitsCell] = []
+    """The ways inside one process."""
+    parser = table_parser("python -m tools.bits", WAYS)
+    parser.add_argument("--device", default="cpu", help="cuda: on a card, under exactness bits")
+    options = parser.parse_args(arguments)
+    ways = [WAYS[name] for name in options.ways]
     with recorded_steps() as record:
-        for cell in measured_cells(
-            options.models,
-            options.dtypes,
-            [WAYS[name] for name in options.ways],
-            record,
-            num_prompts=options.prompts,
-            num_tokens=options.tokens,
-            device=options.device,
-        ):
-            cells.append(cell)
-            print(cell.model, cell.dtype, cell.way, cell.text, file=sys.stderr, flush=True)
+        cells = measured_cells(
+            options.models, options.dtypes, ways, record, **_size(options), device=options.device
+        )
+        return _show(options, cells)
+
+
+def show_cluster_table(arguments: Sequence[str]) -> int:
+    """The ways through the processes of a cluster."""
+    options = table_parser("python -m tools.bits cluster", SERVED_WAYS).parse_args(arguments)
+    ways = [SERVED_WAYS[name] for name in options.ways]
+    return _show(options, served_cells(options.models, options.dtypes, ways, **_size(options)))
+
+
+def _size(options: argparse.Namespace) -> dict[str, int]:
+    return {"num_prompts": options.prompts, "num_tokens": options.tokens}
+
+
+def _show(options: argparse.Namespace, measured: Iterable[BitsCell]) -> int:
+    """Prints cells; each is told on the error stream when it is there. The exit status."""
+    cells: list[BitsCell] = []
+    for cell in measured:
+        cells.append(cell)
+        print(cell.model, cell.dtype, cell.way, cell.text, file=sys.stderr, flush=True)
     print(json.dumps(as_values(cells), indent=1) if options.json else as_text(cells))
     return int(not all(cell.is_exact for cell in cells))
 
@@ -124,8 +142,9 @@ def show_divergence(arguments: Sequence[str]) -> int:
 def main(arguments: Sequence[str]) -> int:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    if arguments[:1] == ["where"]:
-        return show_divergence(arguments[1:])
+    commands = {"where": show_divergence, "cluster": show_cluster_table}
+    if arguments and arguments[0] in commands:
+        return commands[arguments[0]](arguments[1:])
     return show_table(arguments)
 
 
