@@ -21,7 +21,7 @@ SAMPLE = ("nixl", "storage", "decode-killed")
 @pytest.mark.parametrize("model", ["llama", "bamba"])
 def test_an_answer_through_a_cluster_has_the_bits_of_the_cold_run(model: str) -> None:
     ways = [SERVED_WAYS[name] for name in SAMPLE]
-    cells = list(served_cells([model], ["bfloat16"], ways, num_prompts=1, num_tokens=24))
+    cells = list(served_cells([model], ["bfloat16"], ways, num_prompts=1, num_tokens=48))
     assert all(cell.is_exact for cell in cells), as_text(cells)
     assert [cell.way for cell in cells] == list(SAMPLE)
     assert sum(cell.tried for cell in cells) >= 2, "NIXL may be missing; the others may not"
