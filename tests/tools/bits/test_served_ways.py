@@ -60,15 +60,19 @@ def test_an_answer_that_promises_values_is_not_compared() -> None:
     ("cached", "reason"),
     [
         (CachedTokens(storage=32), ""),
+        (CachedTokens(device=16, storage=16), ""),
+        (CachedTokens(device=32), "32 from device, not 32 tokens from storage"),
         (CachedTokens(), "nothing, not 32 tokens from storage"),
         (CachedTokens(storage=16), "16 from storage, not 32 tokens from storage"),
         (
-            CachedTokens(host=16, storage=32),
-            "16 from host, 32 from storage, not 32 tokens from storage",
+            CachedTokens(host=16, storage=16),
+            "16 from host, 16 from storage, not 32 tokens from storage",
         ),
     ],
 )
-def test_a_tier_has_to_bring_all_pages_alone(cached: CachedTokens, reason: str) -> None:
+def test_a_tier_has_to_bring_all_that_no_prompt_beside_brought(
+    cached: CachedTokens, reason: str
+) -> None:
     found = answer(cached=cached)
     assert tier_ways.brought(found, "storage") == (NotTried(reason) if reason else found)
 

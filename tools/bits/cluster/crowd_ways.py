@@ -19,19 +19,22 @@ EXTRA_TOKENS = 256
 
 async def batched(size: int, served: ServedCase) -> list[Tried]:
     """Other prompts fill the batch."""
+
+    async def attempt(prompts: Sequence[Prompt]) -> list[Tried]:
+        groups = [prompts[first : first + size] for first in range(0, len(prompts), size)]
+        return [tried for group in groups for tried in await _in_batch(served, group, size)]
+
     await served.forget()
-    prompts, results = served.model.prompts, list[Tried]()
-    for first in range(0, len(prompts), size):
-        group = prompts[first : first + size]
-        async with _beside(served, size - len(group)) as others:
-            streams = served.begin(group)
-            is_full = await _are_all_under_way(streams, others)
-            answers = [await stream.end() for stream in streams]
-        results += [
-            each if is_full else NotTried(f"fewer than {size} were under way at once")
-            for each in answers
-        ]
-    return results
+    return await served.until_taken(attempt)
+
+
+async def _in_batch(served: ServedCase, group: Sequence[Prompt], size: int) -> list[Tried]:
+    async with _beside(served, size - len(group)) as others:
+        streams = served.begin(group)
+        is_full = await _are_all_under_way(streams, others)
+        answers = [await stream.end() for stream in streams]
+    missed = NotTried(f"fewer than {size} were under way at once")
+    return [answer if is_full else missed for answer in answers]
 
 
 async def _are_all_under_way(

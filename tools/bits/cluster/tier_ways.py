@@ -95,9 +95,11 @@ async def _found(served: ServedCase, tier: str, clear: Clear) -> list[Tried]:
 
 
 def brought(answer: ServedAnswer, tier: str) -> Tried:
-    """The answer, if all pages that could come from a tier did, and none from elsewhere."""
+    """The answer, if nothing was computed that the tier has. A prompt beside may have brought what
+    both begin with: it is on the device then."""
     position = deepest(len(answer.prompt))
-    if position and answer.cached[tier] == answer.num_cached == position:
+    is_beside = {tier, "device"} >= {name for name, count in answer.cached.items() if count}
+    if answer.cached[tier] and is_beside and answer.num_cached == position:
         return answer
     found = ", ".join(f"{count} from {name}" for name, count in answer.cached.items() if count)
     return NotTried(f"{found or 'nothing'}, not {position} tokens from {tier}")
