@@ -189,6 +189,7 @@ class _Services:
             "cluster_key_file": self.folder.key_path,
             "host": doors.host,
             "cors_origin": doors.cors_origin,
+            "strict_fields": doors.strict_fields,
             "http_port": ports.http,
             "grpc_port": ports.grpc,
             "redis_url": self.redis_url,

@@ -194,6 +194,7 @@ async def _open_doors(
         MetricsGuard(readers, metrics),
         settings.limits.max_body_bytes,
         CorsPolicy(settings.origins),
+        settings.strict_fields,
     )
     http_port = await stack.enter_async_context(_http_door(settings, deps, metrics))
     servicer = InferenceServicer(frontend, callers, memory, member.bus, member.subjects)

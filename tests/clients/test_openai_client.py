@@ -147,9 +147,11 @@ def test_the_model_calls_a_tool_by_itself_and_tells_its_result(
     assert (told.content, told.tool_calls) == (result["content"], None)
 
 
-def test_a_misspelt_field_is_an_error_with_the_right_spelling(client: Any, model: str) -> None:
-    with pytest.raises(openai.BadRequestError, match="did you mean temperature") as caught:
-        client.chat.completions.create(model=model, messages=KITE, extra_body={"temprature": 1})
-    assert caught.value.param == "temprature"
+def test_a_misspelt_field_is_named_with_the_right_spelling(client: Any, model: str) -> None:
+    body = {"model": model, "messages": KITE, "extra_body": {"temprature": 1}}
+    raw = client.chat.completions.with_raw_response.create(**body)
+    assert raw.headers["x-ferryman-ignored"] == "temprature"
+    (ignored,) = raw.parse().usage.ferryman["ignored"]
+    assert ignored == "temprature (did you mean temperature?)"
     with pytest.raises(openai.NotFoundError):
         client.chat.completions.create(model="other", messages=KITE)

@@ -210,7 +210,6 @@ async def test_a_key_may_come_as_anthropic_sends_it(nats_url: str, tools_folder:
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "a misspelt field": ({"max_token": 5}, "max_token"),
     "no limit": ({"max_tokens": None}, "max_tokens"),
     "no messages": ({"messages": []}, "messages"),
     "nothing said": ({"messages": [{"role": "assistant", "content": ""}]}, "messages"),
@@ -229,7 +228,15 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         "messages[0].content[0].tool_use_id",
     ),
     "stops that are none": ({"stop_sequences": [1]}, "stop_sequences"),
-    "a tool of the server": ({"tools": [{"type": "bash_20250124"}]}, "tools[0].type"),
+    "a tool of a type unheard of": ({"tools": [{"type": "bash"}]}, "tools[0].type"),
+    "old calls left out": (
+        {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}},
+        "context_management.edits[0]",
+    ),
+    "old thoughts left out": (
+        {"context_management": {"edits": [{"type": "clear_thinking_20251015"}]}},
+        "context_management.edits[0]",
+    ),
     "a schema that is none": (
         {"tools": [{"name": "a", "input_schema": []}]},
         "tools[0].input_schema",
@@ -271,8 +278,10 @@ async def test_the_client_of_anthropic_reads_a_stream_of_all_blocks(
             found = await stream.get_final_message()
         whole = await client.messages.create(**asked)
         counted = await client.messages.count_tokens(model="tiny", messages=[USER], tools=[TOOL])
+        raw = await client.messages.with_raw_response.create(**asked, extra_body={"x": 1})
+        assert raw.headers["x-ferryman-ignored"] == "x"
         with pytest.raises(anthropic.BadRequestError):
-            await client.messages.create(**asked, extra_body={"temprature": 1})
+            await client.messages.create(**asked, extra_body={"container": "x"})
     assert text == "Well."
     assert [block.type for block in found.content] == [block.type for block in whole.content]
     assert found.content[2].input == whole.content[2].input == {"city": "Paris"}

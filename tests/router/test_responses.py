@@ -219,7 +219,6 @@ async def test_the_client_of_openai_reads_a_stream_of_all_items(calling: RouterC
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "a misspelt field": ({"inputs": "x"}, "inputs"),
     "nothing to answer": ({"input": None}, "input"),
     "no items": ({"input": []}, "input"),
     "what is stored": ({"store": True}, "store"),
@@ -229,7 +228,23 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "items left out": ({"truncation": "auto"}, "truncation"),
     "no tokens": ({"max_output_tokens": 0}, "max_output_tokens"),
     "another include": ({"include": ["web_search_call.results"]}, "include"),
-    "a tool of the server": ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+    "a tool of a type unheard of": ({"tools": [{"type": "weather"}]}, "tools[0].type"),
+    "a group within a group": (
+        {"tools": [{"type": "namespace", "name": "a", "tools": [{"type": "namespace"}]}]},
+        "tools[0].tools[0].type",
+    ),
+    "too long a name": (
+        {
+            "tools": [
+                {
+                    "type": "namespace",
+                    "name": "a" * 70,
+                    "tools": [{"type": "function", "name": "b" * 70}],
+                }
+            ]
+        },
+        "tools[0].tools[0].name",
+    ),
     "a tool in the form of a chat": ({"tools": [WEATHER_TOOL]}, "tools[0].function"),
     "a choice of no tool": ({"tool_choice": {"type": "function", "name": "b"}}, "tool_choice"),
     "a form unheard of": ({"text": {"format": {"type": "xml"}}}, "text.format.type"),

@@ -11,6 +11,8 @@ from tests.harness.router import RouterCluster
 
 from ferryman.errors import InvalidRequest
 from ferryman.schedule.output_grammar import GrammarKind, OutputGrammar
+from ferryman_router.bodies.field_table import BODIES
+from ferryman_router.bodies.place import BodyPlace
 from ferryman_router.bodies.structured_outputs import output_grammar
 from ferryman_router.bodies.unread_fields import Api
 from ferryman_router.intake.body_intake import LARGE_BYTES
@@ -28,6 +30,16 @@ SPELLINGS: list[tuple[dict[str, Any], OutputGrammar | None]] = [
     ({"structured_outputs": {}}, None),
     ({"structured_outputs": {"json": None, "json_object": False}}, None),
     ({"response_format": {"type": "json_object"}}, OutputGrammar.json_object()),
+    ({"response_format": {"type": "text", "json_schema": None}}, None),
+    ({"response_format": {"type": None}}, None),
+    (
+        {"response_format": {"type": "json_object", "schema": SCHEMA}},
+        OutputGrammar.json_schema(AS_TEXT),
+    ),
+    (
+        {"response_format": {"type": "json_schema", "schema": SCHEMA, "json_schema": None}},
+        OutputGrammar.json_schema(AS_TEXT),
+    ),
     (
         {
             "response_format": {
@@ -60,7 +72,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"response_format": {"type": "json_schema", "json_schema": []}},
         "response_format.json_schema",
     ),
-    ({"structured_outputs": {"jsno": {}}}, "structured_outputs.jsno"),
+    ({"structured_outputs": {"whitespace_pattern": "x"}}, "structured_outputs.whitespace_pattern"),
     ({"structured_outputs": {"json_object": 1}}, "structured_outputs.json_object"),
     ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs.regex"),
     ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "guided_regex"),
@@ -85,13 +97,14 @@ NOT_SERVED: list[tuple[dict[str, Any], str]] = [
 def test_every_spelling_becomes_one_value(
     fields: dict[str, Any], expected: OutputGrammar | None
 ) -> None:
-    assert output_grammar(fields) == expected
     for kind, prompt in (("chat", {"messages": HELLO}), ("completion", {"prompt": "a"})):
-        assert BODY_KINDS[Api(kind)]({**prompt, **fields}).sampling.params.grammar == expected
+        api, body = Api(kind), {**prompt, **fields}
+        assert output_grammar(BODIES[api].read(body, BodyPlace.of_body())) == expected
+        assert BODY_KINDS[api](body, BodyPlace.of_body()).sampling.params.grammar == expected
 
 
 async def test_a_grammar_reaches_the_worker_as_it_was_sent(one_pair: RouterCluster) -> None:
-    for fields, expected in SPELLINGS[5:]:
+    for fields, expected in SPELLINGS:
         response = await one_pair.post(CHAT, messages=HELLO, max_tokens=3, **fields)
         assert response.status_code == 200, response.text
         assert one_pair.prefills[0].orders[-1].request.sampling.grammar == expected

@@ -9,6 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.harness.router import RouterCluster, cluster, model_folder
+from tests.waiting import until
+
+from ferryman_router.routing.routing_policy import longest_request
+
+ROOM = 60_000  # the tests' tokenizer has a token for almost each character
 
 # As Hermes has it, with a thought that the template may begin.
 TOOL_TEMPLATE = (
@@ -52,6 +57,19 @@ async def tool_cluster(nats_url: str, folder: Path, text: str) -> AsyncIterator[
     """A pair of workers that say `text`."""
     async with cluster(nats_url, folder) as made:
         says(made, text)
+        yield made
+
+
+@asynccontextmanager
+async def roomy_cluster(nats_url: str, folder: Path, text: str) -> AsyncIterator[RouterCluster]:
+    """The same, with room for the prompts of agents."""
+    tool_folder(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": ROOM}))
+    async with tool_cluster(nats_url, folder, text) as made:
+        for worker in (*made.prefills, *made.decodes):
+            worker.max_len = ROOM
+        await until(lambda: longest_request(made.fleet) == ROOM)
         yield made
 
 

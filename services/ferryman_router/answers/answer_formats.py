@@ -62,7 +62,8 @@ def answer_format(
     if body.api is Api.CHAT:
         return ParsedChatFormat(heading, reading)
     if body.api is Api.MESSAGES:
-        return MessagesFormat(heading, requests[0].asked.prompt_len, reading)
+        prompt_len = requests[0].asked.prompt_len
+        return MessagesFormat(heading, prompt_len, json.loads(body.echo), reading)
     return ResponsesFormat(heading, json.loads(body.echo), reading)
 
 

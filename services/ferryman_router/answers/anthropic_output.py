@@ -7,6 +7,7 @@ end message_delta with the reason and the usage, and message_stop; or error.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from ferryman.schedule.request import FinishReason
@@ -35,11 +36,17 @@ _DELTAS = {
 
 
 class MessagesFormat(PartsFormat):
-    """`/v1/messages`."""
+    """`/v1/messages`. `echo` is what answers fields of the body at the end of the message."""
 
-    def __init__(self, heading: ResponseHeader, prompt_len: int, reading: OutputReading) -> None:
+    def __init__(
+        self,
+        heading: ResponseHeader,
+        prompt_len: int,
+        echo: Mapping[str, Any],
+        reading: OutputReading,
+    ) -> None:
         super().__init__(heading, reading)
-        self._prompt_len = prompt_len
+        self._prompt_len, self._echo = prompt_len, echo
         self._blocks: list[dict[str, Any]] = []
         self._end: GenerateFinished | None = None
 
@@ -51,7 +58,7 @@ class MessagesFormat(PartsFormat):
         )
 
     def end(self, usage: dict[str, Any]) -> bytes:
-        fields = {"delta": self._stopped, "usage": _usage(usage)}
+        fields = {"delta": self._stopped, "usage": _usage(usage), **self._echo}
         return named_event("message_delta", fields) + named_event("message_stop", {})
 
     def failure(self, broken: OutputFailed) -> bytes:
@@ -63,7 +70,7 @@ class MessagesFormat(PartsFormat):
         return 32
 
     def _whole(self, usage: dict[str, Any]) -> bytes:
-        return as_json(self._message(_usage(usage)))
+        return as_json({**self._message(_usage(usage)), **self._echo})
 
     def _finish(self, end: GenerateFinished) -> None:
         self._end = end

@@ -35,10 +35,14 @@ from ferryman_router.request.response import OutputFailed
 
 
 def usage_object(
-    request_id: str, usages: Sequence[Usage], exactness: Exactness, page_size: int
+    request_id: str,
+    usages: Sequence[Usage],
+    exactness: Exactness,
+    page_size: int,
+    ignored: Sequence[str],
 ) -> dict[str, Any]:
-    """The sum over all prompts of a call; `ferryman` has the tiers, the reasons for the rest, and
-    the `exactness` of all answers together."""
+    """The sum over all prompts of a call; `ferryman` has the tiers, the reasons for the rest, the
+    `exactness` of all answers together, and the fields that were `ignored`, if any."""
     prompt = sum(usage.prompt_tokens for usage in usages)
     completion = sum(usage.completion_tokens for usage in usages)
     drafted = sum(usage.drafted_tokens for usage in usages)
@@ -65,6 +69,7 @@ def usage_object(
             "cached_tokens": tiers,
             "uncached_reasons": reasons,
             "exactness": exactness.value,
+            **({"ignored": list(ignored)} if ignored else {}),
         },
     }
 

@@ -25,6 +25,8 @@ from ferryman_router.answers.output_parts import (
 )
 from ferryman_router.answers.response_format import as_json, named_event
 from ferryman_router.answers.response_header import ResponseHeader
+from ferryman_router.bodies.responses_tools import custom_input
+from ferryman_router.bodies.tool_fields import ToolSource
 from ferryman_router.request.response import OutputFailed
 
 # By the kind of an item: how its id begins, and the name of its deltas.
@@ -90,6 +92,8 @@ class ResponsesFormat(PartsFormat):
         match event:
             case PartBegun(part):
                 return self._begun(part)
+            case PartText(part, _) if self._is_custom(part):
+                return b""  # the free text stands in arguments, which are whole at the end
             case PartText(part, text):
                 more = self._shown_logprobs(part)
                 return self._of(part, f"{_TEXTS[part.kind]}.delta", delta=text, **more)
@@ -116,15 +120,20 @@ class ResponsesFormat(PartsFormat):
 
     def _text_done(self, part: OutputPart, text: str) -> bytes:
         name = f"{_TEXTS[part.kind]}.done"
+        if self._is_custom(part):
+            free = custom_input(text)
+            delta = self._of(part, "custom_tool_call_input.delta", delta=free)
+            return delta + self._of(part, "custom_tool_call_input.done", input=free)
         if part.kind is PartKind.CALL:
-            return self._of(part, name, name=part.name, arguments=text)
+            called = self._source(part).get("name", part.name)
+            return self._of(part, name, name=called, arguments=text)
         more = {"logprobs": self._logprobs} if part.kind is PartKind.TEXT else {}
         done = self._of(part, name, text=text, **more)
         return done + self._of(part, "content_part.done", part=self._content(part, text))
 
     def _of(self, part: OutputPart, name: str, /, **fields: Any) -> bytes:
         """An event of a part; only calls have no content to count."""
-        place = {"item_id": self._part_id(_PREFIXES[part.kind], part), "output_index": part.index}
+        place = {"item_id": self._item_id(part), "output_index": part.index}
         if part.kind is not PartKind.CALL:
             place["content_index"] = 0
         return self._event(f"response.{name}", **place, **fields)
@@ -136,14 +145,33 @@ class ResponsesFormat(PartsFormat):
 
     def _item(self, part: OutputPart, text: str | None, status: str) -> dict[str, Any]:
         """An item; without a text it has only begun."""
-        named = {"id": self._part_id(_PREFIXES[part.kind], part), "status": status}
+        named = {"id": self._item_id(part), "status": status}
         if part.kind is PartKind.CALL:
-            call = {"call_id": self._call_id(part), "name": part.name, "arguments": text or ""}
-            return {"type": "function_call", **named, **call}
+            return self._call(part, text or "", named)
         content = [] if text is None else [self._content(part, text)]
         if part.kind is PartKind.THOUGHT:
             return {"type": "reasoning", **named, "summary": [], "content": content}
         return {"type": "message", **named, "role": "assistant", "content": content}
+
+    def _call(self, part: OutputPart, text: str, named: Mapping[str, str]) -> dict[str, Any]:
+        """A call in the words of the client's tool."""
+        source = self._source(part)
+        called = {"call_id": self._call_id(part), "name": source.get("name", part.name)}
+        if "namespace" in source:
+            called["namespace"] = source["namespace"]
+        if self._is_custom(part):
+            free = custom_input(text) if text else ""
+            return {"type": "custom_tool_call", **named, **called, "input": free}
+        return {"type": "function_call", **named, **called, "arguments": text}
+
+    def _source(self, part: OutputPart) -> ToolSource:
+        return self._reading.answer.tools.sources.get(part.name, {})
+
+    def _is_custom(self, part: OutputPart) -> bool:
+        return part.kind is PartKind.CALL and self._source(part).get("type") == "custom"
+
+    def _item_id(self, part: OutputPart) -> str:
+        return self._part_id("ctc" if self._is_custom(part) else _PREFIXES[part.kind], part)
 
     def _content(self, part: OutputPart, text: str) -> dict[str, Any]:
         if part.kind is PartKind.THOUGHT:

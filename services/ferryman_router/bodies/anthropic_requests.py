@@ -10,38 +10,31 @@ from typing import Any
 
 from ferryman.errors import InvalidRequest
 from ferryman.wire.public import ChatPrompt, ChatTurn
+from ferryman_router.bodies.anthropic_tools import TOOL_REFERENCE, message_tools
 from ferryman_router.bodies.chat_messages import (
     AssistantTurn,
+    TextPart,
     joined_text,
     template_variables,
     tool_turn,
     whether_to_think,
 )
 from ferryman_router.bodies.field_kinds import (
-    ANY,
     OBJECT,
     TEXT,
     FieldKind,
-    Record,
     Values,
     choice,
     mapping,
     record,
     required,
 )
-from ferryman_router.bodies.field_table import BODIES, TOOL_CHOICES
+from ferryman_router.bodies.field_table import BODIES
 from ferryman_router.bodies.openai_requests import parses_special
 from ferryman_router.bodies.parsed_request import ParsedRequest, answer_options, sampling_params
+from ferryman_router.bodies.place import BodyPlace
 from ferryman_router.bodies.structured_outputs import flat_format
-from ferryman_router.bodies.tool_fields import (
-    BY_CLIENT,
-    FUNCTION,
-    SCHEMA,
-    ToolFields,
-    check_type,
-    chosen_tools,
-    tools_of,
-)
+from ferryman_router.bodies.tool_fields import ToolFields
 from ferryman_router.bodies.unread_fields import Api
 from ferryman_router.routing.generate_request import RequestedSampling
 
@@ -58,21 +51,22 @@ CONTENT_BLOCKS = {
 }
 _OF_USER = ("text", "tool_result")
 _OF_ASSISTANT = ("text", "thinking", "tool_use")
-_TEXT = {"text": "text"}
+_TEXT = {"text": TextPart(CONTENT_BLOCKS["text"])}
+_RESULT = {**_TEXT, TOOL_REFERENCE: TextPart.of("tool_name", "cache_control")}
 
 
-def message_turns(values: Values) -> tuple[ChatTurn, ...]:
+def message_turns(values: Values, body: BodyPlace) -> tuple[ChatTurn, ...]:
     """`system` and `messages`; InvalidRequest names the block and its field."""
     turns: list[ChatTurn] = []
     if values["system"] is not None:
-        turns.append(ChatTurn("system", joined_text(values["system"], "system", _TEXT)))
+        turns.append(ChatTurn("system", joined_text(values["system"], body.field("system"), _TEXT)))
     if not values["messages"]:
         raise InvalidRequest("messages must hold at least one message", "messages")
     for index, value in enumerate(values["messages"]):
-        message = MESSAGE.read(value, name := f"messages[{index}]")
+        message = MESSAGE.read(value, place := body.field("messages").item(index))
         role, content = message["role"], message["content"]
         read = _assistant if role == "assistant" else _others
-        turns += read(role, content, f"{name}.content")
+        turns += read(role, content, place.field("content"))
     if not turns:
         raise InvalidRequest("messages must say something", "messages")
     return tuple(turns)
@@ -85,7 +79,7 @@ def goes_on(turns: Sequence[ChatTurn]) -> bool:
     return last.role == "assistant" and bool(last.content) and not has_calls
 
 
-def _others(role: str, content: Any, name: str) -> list[ChatTurn]:
+def _others(role: str, content: Any, name: BodyPlace) -> list[ChatTurn]:
     """Results of calls are turns of their own; the texts between them belong together."""
     turns: list[ChatTurn] = []
     text, has_text = "", False
@@ -96,12 +90,12 @@ def _others(role: str, content: Any, name: str) -> list[ChatTurn]:
         if has_text:
             turns.append(ChatTurn(role, text))
         text, has_text = "", False
-        output = joined_text(block["content"], f"{place}.content", _TEXT)
+        output = joined_text(block["content"], place.field("content"), _RESULT)
         turns.append(tool_turn(required(block, "tool_use_id", place), output))
     return [*turns, ChatTurn(role, text)] if has_text else turns
 
 
-def _assistant(role: str, content: Any, name: str) -> list[ChatTurn]:
+def _assistant(role: str, content: Any, name: BodyPlace) -> list[ChatTurn]:
     turn = AssistantTurn()
     for block, place in _blocks(content, name, _OF_ASSISTANT):
         match block["type"]:
@@ -116,7 +110,7 @@ def _assistant(role: str, content: Any, name: str) -> list[ChatTurn]:
     return turn.turns()
 
 
-def _blocks(value: Any, name: str, kinds: Sequence[str]) -> list[tuple[Values, str]]:
+def _blocks(value: Any, name: BodyPlace, kinds: Sequence[str]) -> list[tuple[Values, BodyPlace]]:
     """The blocks of a message, each with its name, checked for their types and names; a string is
     one of text."""
     if isinstance(value, str):
@@ -125,46 +119,45 @@ def _blocks(value: Any, name: str, kinds: Sequence[str]) -> list[tuple[Values, s
         raise InvalidRequest(f"{name} must be a string or a list of blocks", name)
     blocks, kind = [], choice(*kinds)
     for index, item in enumerate(value):
-        place = f"{name}[{index}]"
+        place = name.item(index)
         block_type = mapping(item, place).get("type")
-        kind.check("" if block_type is None else block_type, f"{place}.type")
+        kind.check("" if block_type is None else block_type, place.field("type"))
         blocks.append((CONTENT_BLOCKS[block_type].read(item, place), place))
     return blocks
 
 
 # The other fields.
 
-_SCHEMA = replace(SCHEMA, default={})
-_TOOL = Record({"type": ANY, **FUNCTION, "input_schema": _SCHEMA, "cache_control": ANY})
 
-
-def message_body(raw: dict[str, Any]) -> ParsedRequest:
+def message_body(raw: dict[str, Any], body: BodyPlace) -> ParsedRequest:
     """A body of `/v1/messages`. Raises InvalidRequest, naming the field."""
-    api, values = Api.MESSAGES, BODIES[Api.MESSAGES].read(raw)
+    api, values = Api.MESSAGES, BODIES[Api.MESSAGES].read(raw, body)
     if values["max_tokens"] is None:
         raise InvalidRequest("max_tokens is missing", "max_tokens")
-    tools = _tools(values)
-    form = flat_format(values["output_config"]["format"], "output_config.format")
-    limit = values["max_tokens"]
+    tools = message_tools(values, body)
+    place = body.field("output_config").field("format")
+    form = flat_format(values["output_config"]["format"], place)
+    limit, is_managed = values["max_tokens"], values["context_management"] is not None
     params = sampling_params(api, values, limit, None, tools=tools, prescribed=form)
     answer = answer_options(api, values, None, tools)
     return ParsedRequest(
         api,
         values["model"],
-        (_prompt(values, tools),),
+        (_prompt(values, body, tools),),
         RequestedSampling(params, bad_words=values["bad_words"]),
         values["stream"],
         replace(answer, shows_thoughts=_mode(values) != "disabled"),
+        json.dumps({"context_management": values["context_management"]} if is_managed else {}),
     )
 
 
-def counted_prompt(values: Values) -> ChatPrompt:
+def counted_prompt(values: Values, body: BodyPlace) -> ChatPrompt:
     """The prompt in a body of `/v1/messages/count_tokens`. Raises InvalidRequest."""
-    return _prompt(values, _tools(values))
+    return _prompt(values, body, message_tools(values, body))
 
 
-def _prompt(values: Values, tools: ToolFields) -> ChatPrompt:
-    turns, variables = message_turns(values), values["chat_template_kwargs"]
+def _prompt(values: Values, body: BodyPlace, tools: ToolFields) -> ChatPrompt:
+    turns, variables = message_turns(values, body), values["chat_template_kwargs"]
     if mode := _mode(values):
         variables = {**variables, **whether_to_think(mode != "disabled")}
     for_template = {
@@ -179,21 +172,3 @@ def _prompt(values: Values, tools: ToolFields) -> ChatPrompt:
 def _mode(values: Values) -> str:
     """Whether the model shall think; empty if the body leaves it to the model."""
     return str(values["thinking"]["type"]) if values["thinking"] else ""
-
-
-def _tools(values: Values) -> ToolFields:
-    tools, choice = tools_of(values, _tool), values["tool_choice"]
-    is_named = choice["type"] == "tool"
-    name = required(choice, "name", "tool_choice") if is_named else ""
-    is_parallel = not choice["disable_parallel_tool_use"]
-    return chosen_tools(tools, TOOL_CHOICES[choice["type"]], name, is_parallel)
-
-
-def _tool(value: object, name: str) -> dict[str, Any]:
-    """A function in the form of a chat, which templates know."""
-    check_type(value, name, "custom", default="custom", why=BY_CLIENT)
-    tool = _TOOL.read(value, name)
-    function = {"name": tool["name"]}
-    if tool["description"] is not None:
-        function["description"] = tool["description"]
-    return {"type": "function", "function": {**function, "parameters": dict(tool["input_schema"])}}

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ferryman.errors import InvalidRequest
@@ -25,6 +25,7 @@ from ferryman_router.bodies.field_kinds import (
     required,
     text,
 )
+from ferryman_router.bodies.place import BodyPlace
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MAX_CALLS = 128
@@ -44,28 +45,28 @@ MESSAGE = Record(
     },
     NOT_IN_MESSAGES,
 )
-_FUNCTION = record(is_open=True, name=TEXT, arguments=FieldKind({}, default="{}"))
-_CALL = record(
-    is_open=True, id=TEXT, type=replace(TEXT, default="function"), function=_FUNCTION.kind
-)
+_FUNCTION = record(name=TEXT, arguments=FieldKind({}, default="{}"))
+# Clients send a call back as it was put together from a stream, with its index.
+_CALL = record("index", id=TEXT, type=replace(TEXT, default="function"), function=_FUNCTION.kind)
 
 
-def chat_turns(values: Values) -> tuple[ChatTurn, ...]:
+def chat_turns(values: Values, body: BodyPlace) -> tuple[ChatTurn, ...]:
     """The turns in `messages`; InvalidRequest names the message and its field."""
     messages = values["messages"]
     if not messages:
         raise InvalidRequest("messages must hold at least one message", "messages")
-    return tuple(_turn(message, f"messages[{i}]") for i, message in enumerate(messages))
+    place = body.field("messages")
+    return tuple(_turn(message, place.item(i)) for i, message in enumerate(messages))
 
 
-def _turn(value: object, name: str) -> ChatTurn:
-    message = MESSAGE.read(value, name)
-    more = _more(message, name)
-    content = _content(message["content"], more, name)
+def _turn(value: object, place: BodyPlace) -> ChatTurn:
+    message = MESSAGE.read(value, place)
+    more = _more(message, place)
+    content = _content(message["content"], more, place)
     return ChatTurn(message["role"], content, json.dumps(more) if more else "")
 
 
-def _more(message: Values, name: str) -> dict[str, Any]:
+def _more(message: Values, place: BodyPlace) -> dict[str, Any]:
     """The fields of a message besides its text. Templates know a thought by either name."""
     more: dict[str, Any] = {}
     for key in ("name", "tool_call_id"):
@@ -75,16 +76,16 @@ def _more(message: Values, name: str) -> dict[str, Any]:
     if thought and message["role"] == "assistant":
         more["reasoning_content"] = thought
     if calls := message["tool_calls"]:
-        name = f"{name}.tool_calls"
+        name = place.field("tool_calls")
         if message["role"] != "assistant":
             raise InvalidRequest(f"{name} belongs to messages of the assistant", name)
         if len(calls) > MAX_CALLS:
             raise InvalidRequest(f"{name} holds at most {MAX_CALLS} calls", name)
-        more["tool_calls"] = [_call(call, f"{name}[{i}]") for i, call in enumerate(calls)]
+        more["tool_calls"] = [_call(call, name.item(i)) for i, call in enumerate(calls)]
     return more
 
 
-def _call(value: object, name: str) -> dict[str, Any]:
+def _call(value: object, name: BodyPlace) -> dict[str, Any]:
     """A call with its arguments as an object, which templates expect; OpenAI's are text."""
     call = _CALL.read(value, name)
     if call["type"] != "function":
@@ -115,46 +116,48 @@ def call_arguments(value: object, name: str) -> dict[str, Any]:
     return parsed if isinstance(parsed, dict) else {INVALID_JSON: value}
 
 
-def _content(value: Any, more: dict[str, Any], message: str) -> str:
+def _content(value: Any, more: dict[str, Any], message: BodyPlace) -> str:
     """A string, or a list of text parts, which are joined. With calls there may be none."""
     if value is None and ("tool_calls" in more or "reasoning_content" in more):
         return ""
+    return joined_text(value, message.field("content"), _PARTS)
+
+
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    """A type of part whose `field` is its text."""
+
+    record: Record
+    field: str = "text"
+
+    @classmethod
+    def of(cls, field: str, without_effect: str = "") -> TextPart:
+        return cls(record(f"type {without_effect}", **{field: TEXT}), field)
+
+    def read(self, part: object, place: BodyPlace) -> str:
+        return str(self.record.read(part, place)[self.field])
+
+
+_PARTS = {"text": TextPart.of("text", "cache_control"), "refusal": TextPart.of("refusal")}
+
+
+def joined_text(value: object, place: BodyPlace, parts: Mapping[str, TextPart]) -> str:
+    """A string, or the texts of a list of parts. InvalidRequest names the part whose type is none
+    of `parts`."""
     if isinstance(value, str):
         return value
-    name = f"{message}.content"
     if not isinstance(value, list):
-        raise InvalidRequest(f"{name} must be a string or a list of text parts", name)
-    return "".join(_part(part, f"{name}[{i}]") for i, part in enumerate(value))
+        raise InvalidRequest(f"{place} must be a string or a list of parts", place)
+    return "".join(_part(part, place.item(i), parts) for i, part in enumerate(value))
 
 
-def _part(value: object, name: str) -> str:
-    if not isinstance(value, dict) or value.get("type") != "text":
-        raise InvalidRequest(f"{name} must be a part of type text", name)
-    return _part_text(value, "text", name)
-
-
-def joined_text(value: object, name: str, types: Mapping[str, str]) -> str:
-    """A string, or the texts of a list of parts; `types` has the field with the text of each type
-    that is taken. InvalidRequest names the part that has another one."""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise InvalidRequest(f"{name} must be a string or a list of parts", name)
-    return "".join(_typed_part(part, f"{name}[{i}]", types) for i, part in enumerate(value))
-
-
-def _typed_part(value: object, name: str, types: Mapping[str, str]) -> str:
-    part = mapping(value, name)
-    kind = _part_text(part, "type", name)
-    if kind not in types:
-        allowed = " or ".join(types)
-        raise InvalidRequest(f"{name} must be a part of type {allowed}: models read text", name)
-    return _part_text(part, types[kind], name)
-
-
-def _part_text(part: Mapping[str, Any], field: str, name: str) -> str:
-    value = part.get(field)
-    return "" if value is None else str(text(value, f"{name}.{field}"))
+def _part(value: object, place: BodyPlace, parts: Mapping[str, TextPart]) -> str:
+    kind = mapping(value, place).get("type")
+    kind = "" if kind is None else text(kind, f"{place}.type")
+    if kind not in parts:
+        allowed = " or ".join(parts)
+        raise InvalidRequest(f"{place} must be a part of type {allowed}: models read text", place)
+    return parts[kind].read(value, place)
 
 
 class AssistantTurn:

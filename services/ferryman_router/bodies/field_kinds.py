@@ -7,15 +7,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ferryman.errors import InvalidRequest
-from ferryman.settings.declaration import suggestion
+from ferryman_router.bodies.place import BodyPlace
 from ferryman_router.bodies.unread_fields import is_left_out
 
-Check = Callable[[Any, str], Any]
+Check = Callable[[Any, BodyPlace], Any]
 Shape = Mapping[str, Any]
 Values = dict[str, Any]
 
 MAX_INT = 2**31 - 1
-MAX_SHOWN_CHARS = 80
 
 
 def as_is(value: Any, name: str) -> Any:
@@ -25,7 +24,7 @@ def as_is(value: Any, name: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class FieldKind:
-    """A kind of value. `check` takes a value and its name, and returns what readers get; it raises
+    """A kind of value. `check` takes a value and its place, and returns what readers get; it raises
     InvalidRequest. `default` stands for a value that is absent or null, unless `missing` does: that
     is checked like a given one."""
 
@@ -90,7 +89,7 @@ def only(allowed: object, shape: Shape, why: str) -> FieldKind:
     return FieldKind(shape, check, None, allowed)
 
 
-def _instance(of: type, what: str) -> Check:
+def _instance(of: type, what: str) -> Callable[[Any, str], Any]:
     def check(value: Any, name: str) -> Any:
         if not isinstance(value, of):
             raise InvalidRequest(f"{name} must be {what}", name)
@@ -119,18 +118,14 @@ class Record:
     """An object of named fields. Its reader gets all of them, with defaults for those that are
     absent; null is the same as absent, as in OpenAI's own interface.
 
-    A field that is not read is refused, unless the record `is_open`: it would be a wish without
-    effect. `refused` has the reason of each field that is known and not offered.
+    A field that is not read is passed over, and noted as such. `refused` has the reason of each
+    field that is known and not offered.
     """
 
     def __init__(
-        self,
-        kinds: Mapping[str, FieldKind],
-        refused: Mapping[str, str] | None = None,
-        *,
-        is_open: bool = False,
+        self, kinds: Mapping[str, FieldKind], refused: Mapping[str, str] | None = None
     ) -> None:
-        self._refused, self._is_open = refused or {}, is_open
+        self._refused = refused or {}
         self._checks = {name: kind.check for name, kind in kinds.items()}
         self._defaults = {name: kind.default for name, kind in kinds.items()}
         self._missing = {n: kind.missing for n, kind in kinds.items() if kind.missing is not None}
@@ -144,39 +139,38 @@ class Record:
     def names(self) -> frozenset[str]:
         return frozenset(self._checks)
 
-    def read(self, value: Any, path: str = "") -> Values:
-        """The fields of the object called `path`. Raises InvalidRequest, naming the field."""
-        fields: Values = mapping(value, path)
-        if not self._is_open and not fields.keys() <= self._checks.keys():
-            self._check_names(fields, path)
-        values, prefix = self._defaults.copy(), f"{path}." if path else ""
+    def read(self, value: Any, place: BodyPlace) -> Values:
+        """The fields of the object at a place. Raises InvalidRequest, naming the field."""
+        fields: Values = mapping(value, place)
+        if not fields.keys() <= self._checks.keys():
+            self._check_names(fields, place)
+        values = self._defaults.copy()
         for name, item in fields.items():
             if item is not None and (check := self._checks.get(name)) is not None:
                 # A conversation has thousands of texts that need no name.
-                values[name] = item if check is as_is else check(item, prefix + name)
+                values[name] = item if check is as_is else check(item, place.field(name))
         for name, missing in self._missing.items():
             if fields.get(name) is None:
-                values[name] = self._checks[name](missing, prefix + name)
+                values[name] = self._checks[name](missing, place.field(name))
         return values
 
-    def _check_names(self, fields: Values, path: str) -> None:
+    def _check_names(self, fields: Values, place: BodyPlace) -> None:
         """A field that is not offered may say that it is not wanted."""
         for name, value in fields.items():
             if name in self._checks or (name in self._refused and is_left_out(name, value)):
                 continue
-            short = name[:MAX_SHOWN_CHARS]
-            full_name = f"{path}.{short}" if path else short
             if name in self._refused:
-                raise InvalidRequest(
-                    f"{full_name} is not offered: {self._refused[name]}", full_name
-                )
-            near = suggestion(short, self._checks)
-            raise InvalidRequest(f"{full_name} is no known field{near}", full_name)
+                full_name = place.field(name)
+                message = f"{full_name} is not offered: {self._refused[name]}"
+                raise InvalidRequest(message, full_name)
+            # Null is the same as absent, whatever the name.
+            if value is not None:
+                place.pass_over(name, self._checks)
 
 
-def record(names: str = "", *, is_open: bool = False, **kinds: FieldKind) -> Record:
+def record(names: str = "", **kinds: FieldKind) -> Record:
     """A record of `kinds`, and of `names` whose values are passed on as they are."""
-    return Record(dict.fromkeys(names.split(), ANY) | kinds, is_open=is_open)
+    return Record(dict.fromkeys(names.split(), ANY) | kinds)
 
 
 def required(values: Mapping[str, Any], name: str, path: str) -> str:

@@ -11,7 +11,18 @@ import numpy as np
 from ferryman.cache.keys import TokenIds, as_token_ids
 from ferryman.errors import InvalidRequest
 from ferryman.schedule.token_rules import MAX_BAD_WORDS
-from ferryman_router.bodies.field_kinds import MAX_INT, choice, flag, items, mapping, text, whole
+from ferryman_router.bodies.field_kinds import (
+    LIST,
+    MAX_INT,
+    choice,
+    flag,
+    items,
+    mapping,
+    record,
+    text,
+    whole,
+)
+from ferryman_router.bodies.place import BodyPlace
 
 MAX_SALT_CHARS = 1024
 MAX_WORD_CHARS = 256
@@ -21,9 +32,11 @@ ENCRYPTED = "reasoning.encrypted_content"  # thoughts are in the answer as they 
 
 TOP_K, OUTPUT_LIMIT = whole(-1, MAX_INT, 0), whole(0, MAX_INT)
 TRUNCATION = choice("auto", "disabled")
+CLEAR_THINKING = "clear_thinking_20251015"
+_CONTEXT_MANAGEMENT = record(edits=LIST)
 
 
-def top_k(value: Any, name: str) -> int:
+def top_k(value: Any, name: BodyPlace) -> int:
     """-1 is another spelling of "off"."""
     return max(0, int(TOP_K.check(value, name)))
 
@@ -82,7 +95,7 @@ def cache_salt(value: Any, name: str) -> str:
     return salt
 
 
-def output_limit(value: Any, name: str) -> int:
+def output_limit(value: Any, name: BodyPlace) -> int:
     """The most tokens of a response."""
     if not OUTPUT_LIMIT.check(value, name):
         raise InvalidRequest(f"{name} must be at least 1", name)
@@ -96,7 +109,7 @@ def not_stored(value: Any, name: str) -> bool:
     return False
 
 
-def truncation(value: Any, name: str) -> str:
+def truncation(value: Any, name: BodyPlace) -> str:
     """`disabled`, the only way."""
     if TRUNCATION.check(value, name) == "auto":
         message = f"{name} must be disabled: no item is left out; send those that fit"
@@ -126,6 +139,21 @@ def metadata(value: Any, name: str) -> dict[str, str]:
         )
         raise InvalidRequest(message, name)
     return texts
+
+
+def context_edits(value: Any, name: BodyPlace) -> dict[str, list[Any]]:
+    """The edits that were applied: none. One that would leave something out is refused."""
+    edits = name.field("edits")
+    for index, edit in enumerate(_CONTEXT_MANAGEMENT.read(value, name)["edits"]):
+        place = edits.item(index)
+        kind, keep = (mapping(edit, place).get(field) for field in ("type", "keep"))
+        if (kind, keep) != (CLEAR_THINKING, "all"):
+            message = (
+                f"{place} of type {str(kind)[:80]} is not offered: no block is left out; send those"
+                f" that fit, or {CLEAR_THINKING} that keeps all"
+            )
+            raise InvalidRequest(message, place)
+    return {"applied_edits": []}
 
 
 def token_ids_of(values: Sequence[object], name: str) -> TokenIds:

@@ -1,8 +1,9 @@
 """The table of all fields that a body may have.
 
 A field is read, or is accepted without effect, or is refused with the reason; any other name is
-refused with the nearest one. A line here gives the check of the name and of the value, the default,
-the schema in `/openapi.json` and the row in docs/api.md (`tools/api_tables.py`).
+passed over, and the answer names it and the nearest one. A line here gives the check of the name
+and of the value, the default, the schema in `/openapi.json` and the row in docs/api.md
+(`tools/api_tables.py`).
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from ferryman_router.bodies.field_kinds import (
     text,
     whole,
 )
+from ferryman_router.bodies.structured_outputs import RESPONSE_FORMAT, STRUCTURED_OUTPUTS
 from ferryman_router.bodies.tool_fields import MAX_TOOLS, NAMED
 from ferryman_router.bodies.unread_fields import (
     ALL,
@@ -119,6 +121,7 @@ _NO_ADDED = only(False, {"const": False}, "the chat template adds those tokens")
 _NO_SUFFIX = "no format for the middle of a text is known here"
 _INCLUDED = replace(_STRINGS.at_most(8), check=readers.included)
 _HIDES = replace(FLAG, check=readers.inverted)
+_EDITS = FieldKind(OBJECT.schema, readers.context_edits)
 _TRUNCATION = FieldKind({"type": "string", "enum": ["disabled"]}, readers.truncation)
 
 FIELDS = (
@@ -140,6 +143,7 @@ FIELDS = (
     Field("reasoning_effort", choice(*EFFORTS), TEMPLATE, example="low"),
     Field("reasoning", REASONING.kind, RESPONSES, example={"effort": "low"}),
     Field("thinking", replace(THINKING.kind, default=None), ANTHROPIC, example=_A_THOUGHT),
+    Field("context_management", _EDITS, ANTHROPIC, example={"edits": []}),
     Field("add_generation_prompt", replace(FLAG, default=None), TEMPLATE),
     Field("continue_final_message", FLAG, TEMPLATE),
     Field("ferryman", OURS.kind, PROMPTS, example={"parse_special": False}),
@@ -172,8 +176,8 @@ FIELDS = (
     Field("stop_token_ids", _STOP_IDS, ALL, to="sampling", example=[7]),
     Field("ignore_eos", FLAG, ALL, to="sampling"),
     # Its form.
-    Field("response_format", OBJECT, OPENAI, example={"type": "json_object"}),
-    Field("structured_outputs", OBJECT, ALL, example={"choice": ["a", "b"]}),
+    Field("response_format", RESPONSE_FORMAT, OPENAI, example={"type": "json_object"}),
+    Field("structured_outputs", STRUCTURED_OUTPUTS.kind, ALL, example={"choice": ["a", "b"]}),
     Field("text", TEXT_OPTIONS.kind, RESPONSES, example={"format": {"type": "text"}}),
     Field("output_config", OUTPUT_CONFIG.kind, ANTHROPIC, example={"effort": "low"}),
     Field("guided_json", _SCHEMA, OPENAI, example=_A_SCHEMA),

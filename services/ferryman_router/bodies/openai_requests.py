@@ -17,6 +17,7 @@ from ferryman_router.bodies.parsed_request import (
     answer_options,
     sampling_params,
 )
+from ferryman_router.bodies.place import BodyPlace
 from ferryman_router.bodies.tool_fields import NO_TOOLS, ToolFields, tool_fields
 from ferryman_router.bodies.unread_fields import Api
 from ferryman_router.routing.generate_request import RequestedSampling
@@ -25,9 +26,9 @@ MAX_PROMPTS = 64
 DEFAULT_COMPLETION_TOKENS = 16
 
 
-def completion_body(raw: dict[str, Any]) -> ParsedRequest:
+def completion_body(raw: dict[str, Any], body: BodyPlace) -> ParsedRequest:
     """A body of `/v1/completions`: text, token ids, or a list of either."""
-    api, values = Api.COMPLETION, BODIES[Api.COMPLETION].read(raw)
+    api, values = Api.COMPLETION, BODIES[Api.COMPLETION].read(raw, body)
     num_logprobs, max_tokens = values["logprobs"], values["max_tokens"]
     if max_tokens is None:
         max_tokens = DEFAULT_COMPLETION_TOKENS
@@ -43,10 +44,10 @@ def completion_body(raw: dict[str, Any]) -> ParsedRequest:
     return _body(api, values, _completion_prompts(values), sampling, answer)
 
 
-def chat_body(raw: dict[str, Any]) -> ParsedRequest:
+def chat_body(raw: dict[str, Any], body: BodyPlace) -> ParsedRequest:
     """A body of `/v1/chat/completions`; without a limit it may use all the room there is."""
-    api, values = Api.CHAT, BODIES[Api.CHAT].read(raw)
-    tools = tool_fields(values)
+    api, values = Api.CHAT, BODIES[Api.CHAT].read(raw, body)
+    tools = tool_fields(values, body)
     wanted, top = values["logprobs"], values["top_logprobs"]
     if top and not wanted:
         raise InvalidRequest("top_logprobs needs logprobs to be true", "top_logprobs")
@@ -55,16 +56,16 @@ def chat_body(raw: dict[str, Any]) -> ParsedRequest:
     limit = values["max_tokens"] if limit is None else limit
     max_tokens = 1 if limit is None else limit
     params = sampling_params(api, values, max_tokens, num_logprobs, tools=tools)
-    prompt = chat_prompt(values, tools)
+    prompt = chat_prompt(values, body, tools)
     answer = answer_options(api, values, num_logprobs, tools)
     sampling = RequestedSampling(params, limit is None, values["bad_words"])
     return _body(api, values, (prompt,), sampling, answer)
 
 
-def chat_prompt(values: Values, tools: ToolFields) -> ChatPrompt:
+def chat_prompt(values: Values, body: BodyPlace, tools: ToolFields) -> ChatPrompt:
     """The prompt of a chat, with what the template reads besides."""
     variables = template_variables(values, tools.tools)
-    return ChatPrompt(chat_turns(values), parses_special(values), variables)
+    return ChatPrompt(chat_turns(values, body), parses_special(values), variables)
 
 
 def text_prompt(text: str, values: Values) -> TextPrompt:

@@ -13,6 +13,7 @@ from ferryman.schedule.token_rules import TokenRules
 from ferryman.wire.public import Prompt
 from ferryman_router.bodies.field_kinds import Values
 from ferryman_router.bodies.field_table import ANY_SEED, STREAM_OPTIONS, attributes
+from ferryman_router.bodies.place import IgnoredField
 from ferryman_router.bodies.structured_outputs import GrammarField, output_grammar
 from ferryman_router.bodies.tool_fields import ToolChoice, ToolFields, forced_grammar
 from ferryman_router.bodies.unread_fields import Api
@@ -60,7 +61,7 @@ class AnswerOptions:
 @dataclass(frozen=True, slots=True)
 class ParsedRequest:
     """A checked body. `echo` is the JSON text of an object, or empty: the fields of the answer that
-    repeat the body."""
+    repeat the body. The fields that were `ignored` are named with the answer."""
 
     api: Api
     model: str
@@ -69,6 +70,7 @@ class ParsedRequest:
     is_stream: bool
     answer: AnswerOptions
     echo: str = ""
+    ignored: tuple[IgnoredField, ...] = ()
 
 
 def answer_options(

@@ -14,17 +14,16 @@ from ferryman.schedule.request import SamplingParams
 from ferryman.wire.public import ChatPrompt, ChatTurn
 from ferryman_router.bodies.chat_messages import (
     AssistantTurn,
+    TextPart,
     call_arguments,
     joined_text,
     template_variables,
     tool_turn,
 )
 from ferryman_router.bodies.field_kinds import (
-    ANY,
     LIST,
     TEXT,
     FieldKind,
-    Record,
     Values,
     choice,
     items,
@@ -37,18 +36,15 @@ from ferryman_router.bodies.field_readers import LOGPROBS
 from ferryman_router.bodies.field_table import BODIES
 from ferryman_router.bodies.openai_requests import parses_special
 from ferryman_router.bodies.parsed_request import ParsedRequest, answer_options, sampling_params
-from ferryman_router.bodies.structured_outputs import flat_format
-from ferryman_router.bodies.tool_fields import (
-    BY_CLIENT,
-    FUNCTION,
-    NAMED,
-    SCHEMA,
-    ToolFields,
-    check_type,
-    chosen_tools,
-    tool_choice,
-    tools_of,
+from ferryman_router.bodies.place import BodyPlace
+from ferryman_router.bodies.responses_tools import (
+    CUSTOM_INPUT,
+    ResponseTools,
+    echoed_choice,
+    flat_name,
 )
+from ferryman_router.bodies.structured_outputs import flat_format
+from ferryman_router.bodies.tool_fields import NAMED, ToolFields
 from ferryman_router.bodies.unread_fields import Api
 from ferryman_router.routing.generate_request import RequestedSampling
 
@@ -59,15 +55,27 @@ _ARGUMENTS = FieldKind({}, default="{}")
 INPUT_ITEMS = {
     "message": record("type id status content phase", role=_ROLE),
     "reasoning": record("type id status summary encrypted_content", content=LIST),
-    "function_call": record("type id status", call_id=TEXT, name=TEXT, arguments=_ARGUMENTS),
+    "function_call": record(
+        "type id status", call_id=TEXT, name=TEXT, namespace=TEXT, arguments=_ARGUMENTS
+    ),
     "function_call_output": record("type id status output", call_id=TEXT),
+    "custom_tool_call": record(
+        "type id status", call_id=TEXT, name=TEXT, namespace=TEXT, input=TEXT
+    ),
+    "custom_tool_call_output": record("type id status name output", call_id=TEXT),
 }
 NOT_IN_INPUT = {"item_reference": "nothing is stored; send the item itself"}
-_TEXTS = {"input_text": "text", "output_text": "text", "text": "text"}
-_SAID = {**_TEXTS, "refusal": "refusal"}
+_TEXTS = {
+    "input_text": TextPart.of("text", "prompt_cache_breakpoint"),
+    "output_text": TextPart.of("text", "annotations logprobs"),
+    "text": TextPart.of("text"),
+}
+_SAID = {**_TEXTS, "refusal": TextPart.of("refusal")}
+_THOUGHTS = {"reasoning_text": TextPart.of("text")}
+_SUMMARIES = {"summary_text": TextPart.of("text")}
 
 
-def input_turns(values: Values) -> tuple[ChatTurn, ...]:
+def input_turns(values: Values, body: BodyPlace) -> tuple[ChatTurn, ...]:
     """`instructions` and `input`; InvalidRequest names the item and its field.
 
     Items of the assistant that follow one another (a thought, a message, calls) are one turn.
@@ -79,7 +87,7 @@ def input_turns(values: Values) -> tuple[ChatTurn, ...]:
         turns.add(ChatTurn("user", value))
     elif isinstance(value, list) and value:
         for index, item in enumerate(value):
-            turns.read(item, f"input[{index}]")
+            turns.read(item, body.field("input").item(index))
     else:
         raise InvalidRequest("input must be a string or a list of items", "input")
     return turns.whole()
@@ -91,11 +99,13 @@ class InputTurns:
     def __init__(self) -> None:
         self._turns: list[ChatTurn] = []
         self._open = AssistantTurn()
-        self._readers: Mapping[str, Callable[[Values, str], None]] = {
+        self._readers: Mapping[str, Callable[[Values, BodyPlace], None]] = {
             "message": self._message,
             "reasoning": self._reasoning,
             "function_call": self._call,
             "function_call_output": self._output,
+            "custom_tool_call": self._call,
+            "custom_tool_call_output": self._output,
         }
 
     def add(self, turn: ChatTurn) -> None:
@@ -103,7 +113,7 @@ class InputTurns:
         self._close()
         self._turns.append(turn)
 
-    def read(self, item: Any, name: str) -> None:
+    def read(self, item: Any, name: BodyPlace) -> None:
         """Reads the next item. Raises InvalidRequest."""
         kind = mapping(item, name).get("type")
         kind = "message" if kind is None else text(kind, f"{name}.type")
@@ -123,8 +133,8 @@ class InputTurns:
         self._turns += self._open.turns()
         self._open = AssistantTurn()
 
-    def _message(self, item: Values, name: str) -> None:
-        role, content = item["role"], f"{name}.content"
+    def _message(self, item: Values, name: BodyPlace) -> None:
+        role, content = item["role"], name.field("content")
         if role != "assistant":
             self.add(ChatTurn(role, joined_text(item["content"], content, _TEXTS)))
             return
@@ -132,39 +142,40 @@ class InputTurns:
             self._close()
         self._open.text = joined_text(item["content"], content, _SAID)
 
-    def _reasoning(self, item: Values, name: str) -> None:
+    def _reasoning(self, item: Values, name: BodyPlace) -> None:
         if self._open.has_said or self._open.thought:
             self._close()
-        field, types = "content", {"reasoning_text": "text"}
+        field, types = "content", _THOUGHTS
         if not item["content"]:
             # Clients that show a summary alone send back no more than that.
-            field, types = "summary", {"summary_text": "text"}
+            field, types = "summary", _SUMMARIES
         parts = () if item[field] is None else items(item[field], f"{name}.{field}")
-        self._open.thought = joined_text(list(parts), f"{name}.{field}", types)
+        self._open.thought = joined_text(list(parts), name.field(field), types)
 
-    def _call(self, item: Values, name: str) -> None:
-        called = required(item, "name", name)
-        arguments = call_arguments(item["arguments"], f"{name}.arguments")
+    def _call(self, item: Values, name: BodyPlace) -> None:
+        called = flat_name(item["namespace"], required(item, "name", name))
+        if "input" in item:
+            arguments = {CUSTOM_INPUT: item["input"]}
+        else:
+            arguments = call_arguments(item["arguments"], f"{name}.arguments")
         self._open.call(required(item, "call_id", name), called, arguments, f"{name}.name")
 
-    def _output(self, item: Values, name: str) -> None:
-        output = joined_text(item["output"], f"{name}.output", _TEXTS)
+    def _output(self, item: Values, name: BodyPlace) -> None:
+        output = joined_text(item["output"], name.field("output"), _TEXTS)
         self.add(tool_turn(required(item, "call_id", name), output))
 
 
 # The other fields.
 
-_TOOL = Record({"type": ANY, **FUNCTION, "parameters": SCHEMA})
 
-
-def response_body(raw: dict[str, Any]) -> ParsedRequest:
+def response_body(raw: dict[str, Any], body: BodyPlace) -> ParsedRequest:
     """A body of `/v1/responses`; without a limit it may use all the room there is."""
-    api, values = Api.RESPONSES, BODIES[Api.RESPONSES].read(raw)
-    tools, limit = _tools(values), values["max_output_tokens"]
+    api, values = Api.RESPONSES, BODIES[Api.RESPONSES].read(raw, body)
+    tools, limit = (read := ResponseTools()).fields(values, body), values["max_output_tokens"]
     # Log probabilities are shown if they are asked for, by number or by `include`.
     top = values["top_logprobs"]
     num_logprobs = top if top or LOGPROBS in values["include"] else None
-    form = flat_format(values["text"]["format"], "text.format")
+    form = flat_format(values["text"]["format"], body.field("text").field("format"))
     params = sampling_params(api, values, limit or 1, num_logprobs, tools=tools, prescribed=form)
     variables = template_variables(
         {
@@ -178,28 +189,12 @@ def response_body(raw: dict[str, Any]) -> ParsedRequest:
     return ParsedRequest(
         api,
         values["model"],
-        (ChatPrompt(input_turns(values), parses_special(values), variables),),
+        (ChatPrompt(input_turns(values, body), parses_special(values), variables),),
         RequestedSampling(params, not limit, values["bad_words"]),
         values["stream"],
         answer,
-        json.dumps(_echo(values, params, tools)),
+        json.dumps(_echo(values, params, tools) | {"tools": read.echo}),
     )
-
-
-def _tools(values: Values) -> ToolFields:
-    tools = tools_of(values, _tool)
-    otherwise = "of type function with a name"
-    choice, name = tool_choice(values["tool_choice"], lambda choice: choice, otherwise)
-    return chosen_tools(tools, choice, name, values["parallel_tool_calls"])
-
-
-def _tool(value: object, name: str) -> dict[str, Any]:
-    """A function in the form of a chat, which templates know."""
-    check_type(value, name, "function", why=BY_CLIENT)
-    tool = _TOOL.read(value, name)
-    fields = ("name", "description", "parameters", "strict")
-    function = {field: tool[field] for field in fields if tool[field] is not None}
-    return {"type": "function", "function": function}
 
 
 def _echo(values: Values, params: SamplingParams, tools: ToolFields) -> dict[str, Any]:
@@ -207,7 +202,7 @@ def _echo(values: Values, params: SamplingParams, tools: ToolFields) -> dict[str
     choice: Any = tools.choice
     form = values["text"]["format"]
     if choice == NAMED:
-        choice = {"type": "function", "name": tools.name}
+        choice = echoed_choice(tools)
     return {
         "instructions": values["instructions"],
         "max_output_tokens": values["max_output_tokens"],
@@ -217,7 +212,6 @@ def _echo(values: Values, params: SamplingParams, tools: ToolFields) -> dict[str
         "temperature": params.temperature,
         "text": {"format": {"type": "text"} if form is None else form},
         "tool_choice": choice,
-        "tools": [{"type": "function", **tool["function"]} for tool in tools.tools],
         "top_logprobs": values["top_logprobs"],
         "top_p": params.top_p,
     }

@@ -1,6 +1,7 @@
 """The form a body prescribes for its output: OpenAI's `response_format`, vLLM's other spellings.
 
 response_format       {"type": "text" | "json_object" | "json_schema", "json_schema": {"schema": …}}
+                      or {"type": "json_object" | "json_schema", "schema": …}
 structured_outputs    one of json, json_object, regex, choice, grammar
 guided_json, guided_regex, guided_choice, guided_grammar      the same, as vLLM spelt it before
 json_schema, regex, ebnf                                      the same, as SGLang spells it
@@ -14,7 +15,8 @@ from typing import Any
 
 from ferryman.errors import InvalidRequest
 from ferryman.schedule.output_grammar import OutputGrammar
-from ferryman_router.bodies.field_kinds import choice, mapping, record
+from ferryman_router.bodies.field_kinds import ANY, FieldKind, Record, Values, choice, record
+from ferryman_router.bodies.place import BodyPlace
 
 Body = Mapping[str, Any]
 MADE: Mapping[str, Callable[[Any, str], OutputGrammar]]
@@ -45,41 +47,47 @@ class GrammarField:
             raise InvalidRequest(f"{self.field}: {error}", self.field) from None
 
 
-def flat_format(wanted: Any, name: str) -> list[GrammarField]:
+def flat_format(wanted: Any, place: BodyPlace) -> list[GrammarField]:
     """A form whose schema stands next to its type; empty for a free output."""
-    form = _FLAT_FORMAT.read({} if wanted is None else wanted, name)
+    form = _FLAT_FORMAT.read({} if wanted is None else wanted, place)
     match form["type"]:
-        case "json_object":
-            return [GrammarField(f"{name}.type", "json_object", True)]
-        case "json_schema":
-            return [GrammarField(f"{name}.schema", "json", form["schema"])]
+        case "json_object" if form["schema"] is None:
+            return [GrammarField(f"{place}.type", "json_object", True)]
+        case "json_object" | "json_schema":
+            return [GrammarField(f"{place}.schema", "json", form["schema"])]
     return []
 
 
+def _read_response_format(value: Any, place: BodyPlace) -> Values:
+    """The fields of OpenAI's form. One without any type is a free output only if it says nothing
+    else."""
+    form = _RESPONSE_FORMAT.read(value, place)
+    if form["type"] is None and any(item is not None for item in value.values()):
+        message = f"{place}.type must be text, json_object or json_schema"
+        raise InvalidRequest(message, f"{place}.type")
+    return form
+
+
 def _response_format(body: Body) -> list[GrammarField]:
-    wanted = body.get("response_format") or {}
-    match wanted.get("type", "text" if not wanted else None):
-        case "text":
-            return []
-        case "json_object":
+    form = body.get("response_format") or {"type": None}
+    match form["type"]:
+        case "json_object" if form["schema"] is None:
             return [GrammarField("response_format", "json_object", True)]
+        case "json_object":
+            return [GrammarField("response_format.schema", "json", form["schema"])]
         case "json_schema":
-            field = "response_format.json_schema"
-            form = wanted.get("json_schema")
-            schema = None if form is None else mapping(form, field).get("schema")
-            return [GrammarField(f"{field}.schema", "json", schema)]
-    message = "response_format.type must be text, json_object or json_schema"
-    raise InvalidRequest(message, "response_format.type")
+            schema, field = form["json_schema"]["schema"], "response_format.json_schema.schema"
+            if schema is None and form["schema"] is not None:
+                schema, field = form["schema"], "response_format.schema"
+            return [GrammarField(field, "json", schema)]
+    return []
 
 
 def _structured_outputs(body: Body) -> list[GrammarField]:
     wanted = body.get("structured_outputs") or {}
     grammars = []
-    for name, value in wanted.items():
-        field = f"structured_outputs.{name}"
-        if name not in MADE:
-            names = ", ".join(MADE)
-            raise InvalidRequest(f"{field[:99]} is not offered: send one of {names}", field[:99])
+    for name in MADE:
+        field, value = f"structured_outputs.{name}", wanted.get(name)
         if value is not None and (name, value) != ("json_object", False):
             grammars.append(GrammarField(field, name, value))
     return grammars
@@ -125,9 +133,11 @@ def _text(value: Any, field: str) -> str:
     return value
 
 
-_FLAT_FORMAT = record(
-    "schema", is_open=True, type=choice("text", "json_object", "json_schema", default="text")
-)
+_TYPES = ("text", "json_object", "json_schema")
+_FLAT_FORMAT = record("schema name description strict", type=choice(*_TYPES, default="text"))
+_SCHEMA_FORMAT = record("schema name description strict")
+_RESPONSE_FORMAT = record("schema", type=choice(*_TYPES), json_schema=_SCHEMA_FORMAT.kind)
+RESPONSE_FORMAT = FieldKind({"type": "object"}, _read_response_format)
 
 
 MADE = {
@@ -146,3 +156,11 @@ NAMES = {
     "regex": "regex",
     "ebnf": "grammar",
 }
+# vLLM's options of a form that would change the answer.
+NOT_IN_STRUCTURED_OUTPUTS = {
+    "structural_tag": "send grammar",
+    "whitespace_pattern": "white space is one space behind a comma and a colon",
+    "disable_any_whitespace": "white space is one space behind a comma and a colon",
+    "disable_additional_properties": "send additionalProperties in the schema",
+}
+STRUCTURED_OUTPUTS = Record(dict.fromkeys(MADE, ANY), NOT_IN_STRUCTURED_OUTPUTS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from ferryman.text.tool_calls.formats import (
     ToolUse,
 )
 from ferryman_router.bodies.field_kinds import (
+    ANY,
     FLAG,
     OBJECT,
     TEXT,
@@ -29,6 +30,7 @@ from ferryman_router.bodies.field_kinds import (
     record,
     text,
 )
+from ferryman_router.bodies.place import BodyPlace
 
 MAX_TOOLS = 128
 MAX_TOOLS_CHARS = 256 << 10
@@ -43,32 +45,42 @@ _OPEN_FIELDS = frozenset(
 )
 
 
+# The `type`, `namespace` and `name` by which a client calls a tool, as far as they are not a
+# function's.
+ToolSource = Mapping[str, str]
+
+
 @dataclass(frozen=True, slots=True)
 class ToolFields:
-    """The tools as the template shows them, and the choice: one of CHOICES, or NAMED and a name."""
+    """The tools as the template shows them, and the choice: one of CHOICES, or NAMED and a name.
+    `sources` has the tool of the client by the name that the model knows, if that is another."""
 
     tools: tuple[Mapping[str, Any], ...] = ()
     choice: str = "none"
     name: str = ""
     is_parallel: bool = True
+    sources: Mapping[str, ToolSource] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
     """The reading of an answer: plain values, which travel as JSON. `parameters` are the types of
-    each tool's parameters."""
+    each tool's parameters; `sources` are as in ToolFields."""
 
     choice: str = "none"
     name: str = ""
     parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     is_parallel: bool = True
+    sources: Mapping[str, ToolSource] = field(default_factory=dict)
 
     @classmethod
     def of(cls, fields: ToolFields) -> ToolChoice:
-        if fields.choice != "auto":
-            return cls(fields.choice, fields.name, {}, fields.is_parallel)
-        parameters = {tool["function"]["name"]: _types(tool["function"]) for tool in fields.tools}
-        return cls("auto", "", parameters, fields.is_parallel)
+        parameters: dict[str, Mapping[str, Any]] = {}
+        if fields.choice == "auto":
+            functions = [tool["function"] for tool in fields.tools]
+            parameters = {function["name"]: _types(function) for function in functions}
+        name, is_parallel = fields.name, fields.is_parallel
+        return cls(fields.choice, name, parameters, is_parallel, fields.sources)
 
     @property
     def use(self) -> ToolUse:
@@ -82,21 +94,28 @@ class ToolChoice:
 NO_TOOLS = ToolFields()
 
 
-def tool_fields(values: Values) -> ToolFields:
+def tool_fields(values: Values, body: BodyPlace) -> ToolFields:
     """`tools`, `tool_choice` and `parallel_tool_calls`; InvalidRequest names what is wrong."""
-    tools = tools_of(values, _tool)
+    tools = tools_of(values, body, _tool)
     choice, name = tool_choice(values["tool_choice"], _function_of, "name a function")
     return chosen_tools(tools, choice, name, values["parallel_tool_calls"])
 
 
 def tools_of(
-    values: Values, read: Callable[[object, str], Mapping[str, Any]]
+    values: Values,
+    body: BodyPlace,
+    read: Callable[[object, BodyPlace], Sequence[Mapping[str, Any]]],
 ) -> tuple[Mapping[str, Any], ...]:
-    """The tools of a body, each as templates know it; `read` gets a tool and its name in errors."""
+    """The functions of a body as templates know them; `read` gets a tool and its place, and gives
+    its functions."""
     tools = values["tools"]
     if len(tools) > MAX_TOOLS:
         raise InvalidRequest(f"at most {MAX_TOOLS} tools are taken", "tools")
-    return tuple(read(tool, f"tools[{i}]") for i, tool in enumerate(tools))
+    place = body.field("tools")
+    functions = [function for i, tool in enumerate(tools) for function in read(tool, place.item(i))]
+    if len(functions) > MAX_TOOLS:
+        raise InvalidRequest(f"at most {MAX_TOOLS} functions are taken", "tools")
+    return tuple(functions)
 
 
 def chosen_tools(
@@ -118,11 +137,15 @@ def chosen_tools(
     return ToolFields(tools, choice, name, is_parallel)
 
 
-def _tool(value: object, name: str) -> dict[str, Any]:
-    tool: dict[str, Any] = mapping(value, name)
-    check_type(tool, name, "function")
-    _TOOL.read(tool, name)
-    return tool
+def _tool(value: object, place: BodyPlace) -> list[dict[str, Any]]:
+    """A tool as it was sent, but for fields that are null or not known. They stay in the sender's
+    order, in which a template may write them."""
+    tool: dict[str, Any] = mapping(value, place)
+    check_type(tool, place, "function")
+    read = _TOOL.read(tool, place)["function"]
+    function = {name: read[name] for name in tool["function"] if read.get(name) is not None}
+    fields = {"type": "function", "function": function}
+    return [{name: fields[name] for name in tool if name in fields}]
 
 
 def check_type(tool: Any, name: str, wanted: str, *, default: str = "", why: str = "") -> None:
@@ -132,7 +155,7 @@ def check_type(tool: Any, name: str, wanted: str, *, default: str = "", why: str
         raise InvalidRequest(f"{name}.type must be {wanted}{why}", f"{name}.type")
 
 
-def _function_name(value: Any, name: str) -> str:
+def function_name(value: Any, name: str) -> str:
     if not _NAME.fullmatch(text(value, name)):
         message = f"{name} must be 1 to 128 letters, digits or any of _.:/-"
         raise InvalidRequest(message, name)
@@ -148,24 +171,30 @@ def _schema(value: Any, name: str) -> Any:
 
 SCHEMA = FieldKind(OBJECT.schema, _schema)
 FUNCTION: Mapping[str, FieldKind] = {
-    "name": FieldKind(TEXT.schema, _function_name, missing=""),
+    "name": FieldKind(TEXT.schema, function_name, missing=""),
     "description": replace(TEXT, default=None),
     "strict": replace(FLAG, default=None),
 }
-_FUNCTION = Record({**FUNCTION, "parameters": SCHEMA}, is_open=True)
-_TOOL = record(is_open=True, function=replace(_FUNCTION.kind, missing={}))
+# The schema of what a function returns is a field that templates of Hugging Face know.
+_FUNCTION = Record({**FUNCTION, "parameters": SCHEMA, "return": ANY})
+_TOOL = record("type cache_control", function=replace(_FUNCTION.kind, missing={}))
 
 
 def tool_choice(
-    value: object, function_of: Callable[[Mapping[str, Any]], object], otherwise: str
+    value: object,
+    function_of: Callable[[Mapping[str, Any]], object],
+    otherwise: str,
+    *,
+    types: Sequence[str] = ("function",),
 ) -> tuple[str, str]:
-    """The choice, and the name of the function if it is one: `function_of` gives the part of the
-    choice that has the name. `otherwise` ends the message of InvalidRequest."""
+    """The choice, and the name of the function if it is one, by a choice of these types:
+    `function_of` gives the part of the choice that has the name. `otherwise` ends the message of
+    InvalidRequest."""
     if value is None:
         return "auto", ""
     if isinstance(value, str) and value in CHOICES:
         return value, ""
-    if isinstance(value, dict) and value.get("type") == "function":
+    if isinstance(value, dict) and value.get("type") in types:
         function = function_of(value)
         name = function.get("name") if isinstance(function, dict) else None
         if isinstance(name, str) and name:

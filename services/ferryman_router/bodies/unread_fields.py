@@ -63,6 +63,7 @@ WITHOUT_EFFECT = (
     Unread("request_id", _BY_HEADER, BOTH),
     Unread("return_cached_tokens_details", "usage.ferryman has them always"),
     Unread("max_tool_calls", _CALLS, RESPONSES),
+    Unread("client_metadata", "nothing is stored of a request", RESPONSES),
     Unread("cache_control", _BY_TOKENS, ANTHROPIC),
 )
 
@@ -127,7 +128,7 @@ NOT_OFFERED = (
     Unread(_PREVIOUS, _STATELESS, RESPONSES),
     Unread("prompt", "prompts are not stored; send instructions and input", RESPONSES),
     Unread("container mcp_servers", _BY_CLIENT, ANTHROPIC),
-    Unread("context_management", "no item is left out; send those that fit", RESPONSES | ANTHROPIC),
+    Unread("context_management", "no item is left out; send those that fit", RESPONSES),
     Unread("moderation", "no model here judges texts", RESPONSES),
     Unread(
         "enable_response_messages",

@@ -29,6 +29,7 @@ from ferryman.text.tokenizer import NO_TOKENS
 from ferryman.text.tool_calls.formats import OutputSyntax
 from ferryman_router.answers.answer_formats import answer_format
 from ferryman_router.bodies.parsed_request import AnswerOptions, ParsedRequest
+from ferryman_router.bodies.place import IgnoredField
 from ferryman_router.bodies.tool_fields import check_offered
 from ferryman_router.bodies.unread_fields import Api
 from ferryman_router.doors.auth import Authenticator
@@ -48,11 +49,13 @@ from ferryman_router.routing.generate_request import (
 from ferryman_router.served_model import ServedModel
 
 MAX_BODY_BYTES = 8 << 20
+MAX_IGNORED_CHARS = 1024  # of a header; proxies take a few KiB of all headers together
 
 
 @dataclass(frozen=True, slots=True)
 class HttpDeps:
-    """The endpoints' parts. `readiness` gives the answer of `/ready`, and whether it is a yes."""
+    """The endpoints' parts. `readiness` gives the answer of `/ready`, and whether it is a yes. If
+    `is_strict`, a field that is not known is refused."""
 
     frontend: Frontend
     callers: Authenticator
@@ -62,6 +65,7 @@ class HttpDeps:
     readers: MetricsGuard
     max_body_bytes: int = MAX_BODY_BYTES
     cors: CorsPolicy = NO_ORIGINS
+    is_strict: bool = False
     wall_clock: Callable[[], float] = time.time
 
 
@@ -72,7 +76,8 @@ async def answer(deps: HttpDeps, api: Api, request: Request) -> Response:
         grow = reading.enter_context(deps.memory.holding())
         parts = await read_parts(request, deps.max_body_bytes, grow)
         arrived = frontend.ctx.clock()
-        reads = frontend.read_body(api, parts, within=caller.deadline_seconds)
+        within = caller.deadline_seconds
+        reads = frontend.read_body(api, parts, within=within, is_strict=deps.is_strict)
         body = await while_connected(request.receive, reads)
         first = _first_request(deps, body, caller, arrived)
         begins = partial(_begun, deps, body, request, tokenized=reading.close)
@@ -82,6 +87,7 @@ async def answer(deps: HttpDeps, api: Api, request: Request) -> Response:
             # Another router has a request of that name. No byte of the answer has been sent yet.
             group = await begins(first)
     headers = {"x-request-id": request.headers.get("x-request-id") or group.request_id}
+    headers |= ignored_headers(frontend, body.ignored)
     if api is Api.MESSAGES:
         headers["request-id"] = headers["x-request-id"]
     if body.is_stream:
@@ -89,6 +95,14 @@ async def answer(deps: HttpDeps, api: Api, request: Request) -> Response:
     # Off the event loop: with log probabilities an answer has megabytes.
     whole = await frontend.intake.run(group.num_bytes, group.body, within=caller.deadline_seconds)
     return Response(whole, 200, headers, "application/json")
+
+
+def ignored_headers(frontend: Frontend, ignored: Sequence[IgnoredField]) -> dict[str, str]:
+    """The header that names the fields without effect, none if there are none. Counts them."""
+    for field in ignored:
+        frontend.ctx.metrics.count_ignored(field.label)
+    names = ", ".join(field.header for field in ignored)
+    return {"x-ferryman-ignored": names[:MAX_IGNORED_CHARS]} if names else {}
 
 
 async def read_parts(request: Request, max_bytes: int, grow: Callable[[int], None]) -> list[bytes]:
@@ -122,7 +136,10 @@ def _first_request(
     text, answer = _text_options(deps, body), body.answer
     options = PromptOptions(answer.truncate, answer.cache_salt, answer.priority)
     prompt, sampling = body.prompts[0], body.sampling
-    return GenerateRequest(caller, body.model, prompt, sampling, arrived, text, options)
+    names = tuple(field.name for field in body.ignored)
+    return GenerateRequest(
+        caller, body.model, prompt, sampling, arrived, text, options, ignored=names
+    )
 
 
 def _text_options(deps: HttpDeps, body: ParsedRequest) -> TextOptions:
@@ -164,7 +181,7 @@ async def _begun(
         created=int(deps.wall_clock()),
         echoes=echoes,
     )
-    group = ResponseGroup(frontend, requests, form, caller.request_id, body.answer)
+    group = ResponseGroup(frontend, requests, form, caller.request_id, body.answer, body.ignored)
     # Before the first token of a stream, or the end of a whole answer, a failure has a status.
     await status_known(group, request.receive, until_over=not body.is_stream)
     if group.broken is not None and not (body.is_stream and group.has_begun):

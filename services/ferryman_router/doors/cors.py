@@ -18,7 +18,7 @@ _HEADERS = (
     "authorization, content-type, x-api-key, x-request-id, x-ferryman-deadline-ms, traceparent,"
     " anthropic-version, anthropic-beta"
 )
-_SHOWN = "x-request-id, request-id, retry-after"
+_SHOWN = "x-request-id, request-id, retry-after, x-ferryman-ignored"
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,9 +38,16 @@ from ferryman_router.bodies.field_readers import token_ids_of
 from ferryman_router.bodies.field_table import BODIES
 from ferryman_router.bodies.json_body import parse_object
 from ferryman_router.bodies.openai_requests import chat_prompt, text_prompt
+from ferryman_router.bodies.place import BodyPlace
 from ferryman_router.bodies.tool_fields import tool_fields
 from ferryman_router.bodies.unread_fields import Api
-from ferryman_router.doors.answer_endpoints import HttpDeps, answer, headers_of, read_parts
+from ferryman_router.doors.answer_endpoints import (
+    HttpDeps,
+    answer,
+    headers_of,
+    ignored_headers,
+    read_parts,
+)
 from ferryman_router.doors.auth import correlation_id
 from ferryman_router.doors.openapi import document
 from ferryman_router.intake.frontend import Frontend
@@ -49,6 +56,8 @@ ONE_MODEL = "/v1/models/"
 MESSAGES = "/v1/messages"
 
 Endpoint = Callable[[Request], Awaitable[Response]]
+# Takes a body and its place, answers within so many seconds.
+TextReply = Callable[[Frontend, dict[str, Any], BodyPlace, float], Awaitable[dict[str, Any]]]
 
 
 class HttpApp:
@@ -98,6 +107,8 @@ class HttpApp:
         path = request.scope["path"]  # decoded, and without the query
         if (preflight := self._deps.cors.preflight(request.method, request.headers)) is not None:
             return preflight
+        if (request.method, path) == ("HEAD", "/"):
+            return Response()  # Claude Code asks so whether there is a server
         endpoint: Endpoint
         if path.startswith(ONE_MODEL):
             method, endpoint = "GET", self._model
@@ -138,7 +149,7 @@ class HttpApp:
 
     async def _text(
         self,
-        reply: Callable[[Frontend, dict[str, Any], float], Awaitable[dict[str, Any]]],
+        reply: TextReply,
         request: Request,
     ) -> Response:
         frontend = self._deps.frontend
@@ -148,7 +159,10 @@ class HttpApp:
             raw = b"".join(parts)
             parse = partial(parse_object, raw)
             body = await frontend.intake.run(len(raw), parse, within=within)
-            return JSONResponse(await reply(frontend, body, within))
+            place = BodyPlace.of_body(is_strict=self._deps.is_strict)
+            answered = await reply(frontend, body, place, within)
+            headers = ignored_headers(frontend, place.ignored.listed)
+            return JSONResponse(answered, headers=headers)
 
     async def _openapi(self, request: Request) -> Response:
         return Response(self._document, media_type="application/json")
@@ -189,13 +203,15 @@ def _named(request: Request) -> dict[str, str]:
 # Tokens and their texts.
 
 
-async def _tokenized(frontend: Frontend, raw: dict[str, Any], within: float) -> dict[str, Any]:
+async def _tokenized(
+    frontend: Frontend, raw: dict[str, Any], body: BodyPlace, within: float
+) -> dict[str, Any]:
     """`prompt` or `messages` as the model would get them. Raises InvalidRequest."""
     is_chat, model = raw.get("messages") is not None, frontend.ctx.model
-    values = BODIES[Api.TOKENIZE_CHAT if is_chat else Api.TOKENIZE_TEXT].read(raw)
+    values = BODIES[Api.TOKENIZE_CHAT if is_chat else Api.TOKENIZE_TEXT].read(raw, body)
     model.check_name(values["model"])
     if is_chat:
-        prompt: Prompt = chat_prompt(values, tool_fields(values))
+        prompt: Prompt = chat_prompt(values, body, tool_fields(values, body))
     else:
         prompt = text_prompt(values["prompt"], values)
     token_ids = (await frontend.tokenize(prompt, within=within)).token_ids
@@ -211,9 +227,11 @@ async def _tokenized(frontend: Frontend, raw: dict[str, Any], within: float) -> 
     return response
 
 
-async def _detokenized(frontend: Frontend, raw: dict[str, Any], within: float) -> dict[str, Any]:
+async def _detokenized(
+    frontend: Frontend, raw: dict[str, Any], body: BodyPlace, within: float
+) -> dict[str, Any]:
     """The text of `tokens`, control tokens by their names. Raises InvalidRequest."""
-    values, model = BODIES[Api.DETOKENIZE].read(raw), frontend.ctx.model
+    values, model = BODIES[Api.DETOKENIZE].read(raw, body), frontend.ctx.model
     model.check_name(values["model"])
     ids = token_ids_of(values["tokens"], "tokens")
     if len(ids) and int(ids.max()) >= model.vocab:
@@ -225,10 +243,12 @@ async def _detokenized(frontend: Frontend, raw: dict[str, Any], within: float) -
     return {"prompt": await frontend.intake.run(4 * len(ids), decode, within=within)}
 
 
-async def _counted(frontend: Frontend, raw: dict[str, Any], within: float) -> dict[str, Any]:
+async def _counted(
+    frontend: Frontend, raw: dict[str, Any], body: BodyPlace, within: float
+) -> dict[str, Any]:
     """Anthropic's count of the tokens of a conversation. Raises InvalidRequest."""
-    values = BODIES[Api.COUNT].read(raw)
-    prompt = counted_prompt(values)
+    values = BODIES[Api.COUNT].read(raw, body)
+    prompt = counted_prompt(values, body)
     frontend.ctx.model.check_name(values["model"])
     tokenized = await frontend.tokenize(prompt, within=within)
     return {"input_tokens": len(tokenized.token_ids)}

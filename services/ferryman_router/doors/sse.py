@@ -18,6 +18,7 @@ from ferryman_router.answers.logprobs import best_answers
 from ferryman_router.answers.openai_responses import so_far, usage_object
 from ferryman_router.answers.response_format import AnsweredChoice, ResponseFormat, ScoredPrompt
 from ferryman_router.bodies.parsed_request import AnswerOptions
+from ferryman_router.bodies.place import IgnoredField
 from ferryman_router.intake.frontend import Frontend
 from ferryman_router.request.request_runner import RequestRunner
 from ferryman_router.request.response import OutputFailed
@@ -31,13 +32,15 @@ MAX_CHUNKS = 64
 @dataclass(frozen=True, slots=True)
 class ResponseGroup:
     """The requests that answer one call, one per choice, and how their answer looks.
-    `num_candidates` of them, one after the other, have one prompt."""
+    `num_candidates` of them, one after the other, have one prompt. The usage names the fields of
+    the body that were `ignored`."""
 
     frontend: Frontend
     requests: Sequence[RequestRunner]
     form: ResponseFormat
     request_id: str
     options: AnswerOptions
+    ignored: Sequence[IgnoredField] = ()
 
     def cancel(self, cause: str) -> None:
         for runner in self.requests:
@@ -73,7 +76,8 @@ class ResponseGroup:
         # Known now: a request may have come before the first worker.
         page_size = self.frontend.ctx.fleet.page_size()
         exactness = Exactness.least(end.exactness for end in self.finished)
-        return usage_object(self.request_id, usages, exactness, page_size)
+        ignored = [field.shown for field in self.ignored]
+        return usage_object(self.request_id, usages, exactness, page_size, ignored)
 
     def scored_prompt(self, index: int) -> ScoredPrompt | None:
         """The prompt of a request, if it is scored: the first of those that share it has asked."""

@@ -57,15 +57,17 @@ class Frontend:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self.is_draining = False
 
-    async def read_body(self, api: Api, parts: Sequence[bytes], *, within: float) -> ParsedRequest:
+    async def read_body(
+        self, api: Api, parts: Sequence[bytes], *, within: float, is_strict: bool
+    ) -> ParsedRequest:
         """The request in a body, in so many seconds. The prompts of a large one are token ids
-        already."""
+        already. If `is_strict`, a field that is not known is refused."""
         num_bytes = sum(map(len, parts))
         if num_bytes > LARGE_BYTES:
             self.check_room()
-            message = body_message(api, parts, self.max_prompt_len)
+            message = body_message(api, parts, self.max_prompt_len, is_strict=is_strict)
             return body_of(await self.intake.ask(message, within=within))
-        parse = partial(parse_body, self.ctx.model, api, b"".join(parts))
+        parse = partial(parse_body, self.ctx.model, api, b"".join(parts), is_strict=is_strict)
         return await self.intake.run(num_bytes, parse, within=within)
 
     async def open(self, ask: GenerateRequest) -> RequestRunner:

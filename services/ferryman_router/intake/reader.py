@@ -38,6 +38,7 @@ from ferryman_router.bodies.anthropic_requests import message_body
 from ferryman_router.bodies.json_body import parse_object
 from ferryman_router.bodies.openai_requests import chat_body, completion_body
 from ferryman_router.bodies.parsed_request import AnswerOptions, ParsedRequest
+from ferryman_router.bodies.place import BodyPlace, IgnoredField
 from ferryman_router.bodies.responses_requests import response_body
 from ferryman_router.bodies.tool_fields import ToolChoice
 from ferryman_router.bodies.unread_fields import Api
@@ -163,7 +164,7 @@ def _pieces(payload: bytes, lengths: Sequence[int]) -> list[bytes]:
 
 # Bodies, and what they ask for.
 
-BODY_KINDS: Mapping[Api, Callable[[dict[str, Any]], ParsedRequest]] = {
+BODY_KINDS: Mapping[Api, Callable[[dict[str, Any], BodyPlace], ParsedRequest]] = {
     Api.CHAT: chat_body,
     Api.COMPLETION: completion_body,
     Api.RESPONSES: response_body,
@@ -171,14 +172,19 @@ BODY_KINDS: Mapping[Api, Callable[[dict[str, Any]], ParsedRequest]] = {
 }
 
 
-def parse_body(model: ServedModel, api: Api, raw: bytes) -> ParsedRequest:
+def parse_body(model: ServedModel, api: Api, raw: bytes, *, is_strict: bool) -> ParsedRequest:
     """Parses and checks a body. Raises InvalidRequest, naming the field."""
-    return BODY_KINDS[api](model.with_defaults(parse_object(raw)))
+    body = BodyPlace.of_body(is_strict=is_strict)
+    parsed = BODY_KINDS[api](model.with_defaults(parse_object(raw)), body)
+    return replace(parsed, ignored=body.ignored.listed)
 
 
-def body_message(api: Api, parts: Sequence[bytes], max_tokens: int) -> ReaderMessage:
+def body_message(
+    api: Api, parts: Sequence[bytes], max_tokens: int, *, is_strict: bool
+) -> ReaderMessage:
     """Asks to read a body; `max_tokens` bounds each of its prompts."""
-    return ReaderMessage({"kind": api, "max_tokens": max_tokens}, parts)
+    head = {"kind": api, "max_tokens": max_tokens, "is_strict": is_strict}
+    return ReaderMessage(head, parts)
 
 
 def read_body(model: ServedModel, asked: ReaderMessage) -> ReaderMessage:
@@ -186,7 +192,8 @@ def read_body(model: ServedModel, asked: ReaderMessage) -> ReaderMessage:
 
     Raises InvalidRequest, in the order in which a small body would be refused.
     """
-    body = parse_body(model, Api(asked.head["kind"]), asked.joined())
+    api, is_strict = Api(asked.head["kind"]), asked.head["is_strict"]
+    body = parse_body(model, api, asked.joined(), is_strict=is_strict)
     model.check_name(body.model)
     most, truncate = asked.head["max_tokens"], body.answer.truncate
     prompts = [model.tokenized(prompt, most, truncate) for prompt in body.prompts]
@@ -223,6 +230,7 @@ def _from_json(values: Mapping[str, Any]) -> ParsedRequest:
         "prompts": (),
         "sampling": sampling,
         "answer": AnswerOptions(**{**values["answer"], "tools": tools}),
+        "ignored": tuple(IgnoredField(**ignored) for ignored in values["ignored"]),
     }
     return ParsedRequest(**{**values, **parts})
 

@@ -20,6 +20,7 @@ from ferryman_router.request.attempt_result import uncached_tokens
 
 FIRST_TOKEN_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 GAP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+MAX_IGNORED_NAMES, OTHER_NAMES = 64, "others"
 TICK_SECONDS, IDLE_TICK_SECONDS = 0.02, 0.64
 IDLE_SHARE = 0.1  # of the time between two ticks; below it the process is idle
 
@@ -92,11 +93,20 @@ class RouterMetrics(Metrics):
         self.refused_bus_logins = counter("refused_bus_logins", "Logins that NATS refused.")
         self.refused_handshakes = counter("refused_handshakes", "Failed TLS handshakes of HTTPS.")
         self.refused_tokens = counter("refused_token_frames", "Frames not taken.", ["why"])
+        self._ignored = counter("ignored_fields", "Fields of bodies without effect.", ["name"])
+        self._ignored_names: set[str] = set()
 
     def _buckets(self, name: str, documentation: str, bounds: tuple[float, ...]) -> Buckets:
         made = Buckets(f"ferryman_router_{name}", documentation, bounds)
         self.registry.register(made)
         return made
+
+    def count_ignored(self, name: str) -> None:
+        """A field of a body that had no effect. Callers choose the names, so the first ones are
+        counted by name, and all others together."""
+        if len(self._ignored_names) < MAX_IGNORED_NAMES:
+            self._ignored_names.add(name)
+        self._ignored.labels(name if name in self._ignored_names else OTHER_NAMES).inc()
 
     def count_usage(self, usage: Usage, page_size: int) -> None:
         """The tokens of one finished request, and where its prompt's came from."""

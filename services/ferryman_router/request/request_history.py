@@ -24,6 +24,7 @@ from ferryman_router.routing.routing_policy import Explanation, RouteChoice
 
 log = logging.getLogger(__name__)
 
+MAX_IGNORED_CHARS = 200  # an event has at most 1 KiB
 _COMMITTED = (RequestState.COMMITTED, RequestState.DECODING)
 
 
@@ -52,6 +53,8 @@ class RequestHistory:
         past, facts = asked.past, dict[str, Fact]()
         if past.router_id:
             facts = {"from": past.router_id, "offset": len(past.token_ids)}
+        if ignored := asked.request.ignored:
+            facts["ignored"] = ", ".join(ignored)[:MAX_IGNORED_CHARS]
         self._publish(
             "taken_over" if past.router_id else "received",
             **facts,

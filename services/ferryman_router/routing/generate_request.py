@@ -119,6 +119,7 @@ class GenerateRequest:
     """One prompt, ready to be tokenized. `model` may be empty: the one that is served.
 
     `arrived` is the monotonic time at which all of it was received: deadlines count from it.
+    `ignored` are fields of its body that had no effect, for its trace.
     """
 
     caller: Caller
@@ -130,6 +131,7 @@ class GenerateRequest:
     options: PromptOptions = WHOLE_PROMPT
     sharing: PromptSharing = ALONE
     past: PastLife = NO_PAST
+    ignored: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,8 @@ class DoorOptions(BaseModel):
     cors_origin: Annotated[str, Called(role="router")] = ""
     """Origins, separated by commas, whose pages may call the HTTP API from a browser; `*`: all;
     empty: none."""
+    strict_fields: Annotated[bool, Called(role="router")] = False
+    """Refuses a body with a field that is not known (400), instead of naming it with the answer."""
 
     @property
     def ports(self) -> tuple[DoorPorts, ...]:

@@ -87,6 +87,8 @@ class RouterSettings(BaseModel):
     cors_origin: str = ""
     """Origins, separated by commas, whose pages may call the HTTP API from a browser; `*`: all;
     empty: none."""
+    strict_fields: bool = False
+    """Refuses a body with a field that is not known (400), instead of naming it with the answer."""
     api_keys: SecretStr = SecretStr("")
     """Keys, separated by commas; with any, callers need one, and each is a tenant with a cache
     of its own."""

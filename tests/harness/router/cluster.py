@@ -152,6 +152,7 @@ async def cluster(
     redis_url: str = "redis://127.0.0.1:1/0",
     lookup_seconds: float = 10.0,
     lora: str = "",
+    strict_fields: bool = False,
 ) -> AsyncIterator[RouterCluster]:
     """Everything up, every worker known to the router; each cluster has subjects of its own."""
     subjects = Subjects(f"test{make_epoch() % 10**9}")
@@ -166,6 +167,7 @@ async def cluster(
         index=IndexSettings(url=redis_url, lookup_seconds=lookup_seconds),
         limits=limits,
         cors_origin=cors_origin,
+        strict_fields=strict_fields,
         api_keys=api_keys,  # type: ignore[arg-type]
         api_keys_file=api_keys_file,
     )

@@ -41,6 +41,7 @@ class FakeRouterWorker:
         self.is_ready = True
         self.is_silent = False
         self.state = STATE
+        self.max_len = MAX_LEN
         self.node = ""
         self.seconds_per_token = 0.0
         self.start_seconds = 0.05
@@ -56,7 +57,7 @@ class FakeRouterWorker:
             self.address,
             self.is_ready,
             self.state,
-            MAX_LEN,
+            self.max_len,
             max_running=self.max_running,
             node=self.node,
             seconds_per_token=self.seconds_per_token,

@@ -1,0 +1,196 @@
+"""The tools of `/v1/responses`: functions, groups of them, and tools whose input is free text.
+
+Templates know functions alone. A function of a namespace goes by a name made of both, and a custom
+tool by a function with one text. Calls go back to the client in its own words, so the answer needs
+to know which name came from what.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ferryman.errors import InvalidRequest
+from ferryman_router.bodies.field_kinds import (
+    ANY,
+    OBJECT,
+    TEXT,
+    Record,
+    Values,
+    list_of,
+    mapping,
+    record,
+    text,
+)
+from ferryman_router.bodies.place import BodyPlace
+from ferryman_router.bodies.tool_fields import (
+    BY_CLIENT,
+    FUNCTION,
+    MAX_TOOLS,
+    SCHEMA,
+    ToolFields,
+    ToolSource,
+    chosen_tools,
+    function_name,
+    tool_choice,
+    tools_of,
+)
+
+CUSTOM_INPUT = "input"  # the one parameter of a custom tool
+HOSTED = (
+    "web_search web_search_preview file_search code_interpreter computer computer_use_preview"
+    " image_generation local_shell shell apply_patch mcp tool_search"
+).split()
+_HOSTED = re.compile(rf"(?:{'|'.join(HOSTED)})(?:_20\d\d_\d\d_\d\d)?")
+_NOT_RUN = "tools are called by the client"
+_MORE: Mapping[str, Any] = {"type": ANY, "defer_loading": ANY}
+_AS_IN_CHATS = dict.fromkeys(("function", "custom"), "its fields stand beside its type here")
+_FUNCTION = Record({**FUNCTION, **_MORE, "parameters": SCHEMA}, _AS_IN_CHATS)
+_CUSTOM = Record({**FUNCTION, **_MORE, "format": replace(OBJECT, default=None)}, _AS_IN_CHATS)
+_FORMAT = record("syntax", type=replace(TEXT, default="text"), definition=TEXT)
+_NAMESPACE = Record(
+    {
+        "type": ANY,
+        "name": FUNCTION["name"],
+        "description": FUNCTION["description"],
+        "tools": list_of({"type": "object"}, MAX_TOOLS),
+    }
+)
+_TYPES = ("function", "custom", "namespace")
+_INPUT_SCHEMA = {
+    "type": "object",
+    "properties": {CUSTOM_INPUT: {"type": "string"}},
+    "required": [CUSTOM_INPUT],
+    "additionalProperties": False,
+}
+
+
+def flat_name(namespace: str | None, name: str) -> str:
+    """The name by which the model knows a function of a namespace: the one that Codex makes where
+    it has to."""
+    if not namespace:
+        return name
+    is_apart = namespace.endswith("_") or name.startswith("_")
+    return f"{namespace}{'' if is_apart else '__'}{name}"
+
+
+class ResponseTools:
+    """The tools of one body as they are read: `echo` has them as the client sent them, `sources`
+    where each function's name comes from, if it is not the client's own."""
+
+    def __init__(self) -> None:
+        self.echo: list[dict[str, Any]] = []
+        self.sources: dict[str, ToolSource] = {}
+
+    def fields(self, values: Values, body: BodyPlace) -> ToolFields:
+        """The tools and the choice. Raises InvalidRequest, naming the field."""
+        tools = tools_of(values, body, self._read)
+        otherwise = "of type function or custom with a name"
+        choice, name = tool_choice(
+            values["tool_choice"], _chosen, otherwise, types=("function", "custom")
+        )
+        fields = chosen_tools(tools, choice, name, values["parallel_tool_calls"])
+        return replace(fields, sources=self.sources)
+
+    def _read(self, value: object, place: BodyPlace) -> list[dict[str, Any]]:
+        """The functions of a tool, in the form of a chat."""
+        kind = _type_of(value, place)
+        if _HOSTED.fullmatch(kind):
+            place.leave_out(kind, _NOT_RUN)
+            return []
+        if kind != "namespace":
+            echo, function = _one(kind, value, place)
+            if kind == "custom":
+                self.sources[function["name"]] = {"type": kind}
+            self.echo.append(echo)
+            return [_as_in_a_chat(function)]
+        return self._of_namespace(_NAMESPACE.read(value, place), place)
+
+    def _of_namespace(self, group: Values, place: BodyPlace) -> list[dict[str, Any]]:
+        """The functions of a namespace. The first one's description begins with that of all."""
+        echoes, functions = [], []
+        for index, value in enumerate(group["tools"]):
+            inner = place.field("tools").item(index)
+            kind = _type_of(value, inner)
+            if kind not in ("function", "custom"):
+                message = f"{inner}.type must be function or custom"
+                raise InvalidRequest(message, f"{inner}.type")
+            echo, function = _one(kind, value, inner)
+            name = function_name(flat_name(group["name"], function["name"]), inner.field("name"))
+            self.sources[name] = {
+                "type": kind,
+                "namespace": group["name"],
+                "name": function["name"],
+            }
+            echoes.append(echo)
+            functions.append({**function, "name": name})
+        if functions and group["description"]:
+            texts = (group["description"], functions[0].get("description"))
+            functions[0]["description"] = "\n\n".join(filter(None, texts))
+        named = {name: group[name] for name in ("name", "description") if group[name] is not None}
+        self.echo.append({"type": "namespace", **named, "tools": echoes})
+        return [_as_in_a_chat(function) for function in functions]
+
+
+def echoed_choice(fields: ToolFields) -> dict[str, str]:
+    """The named tool of a choice in the client's words."""
+    source = fields.sources.get(fields.name, {})
+    return {"type": "function", "name": fields.name, **source}
+
+
+def _type_of(value: object, place: BodyPlace) -> str:
+    kind = mapping(value, place).get("type")
+    kind = str(text("" if kind is None else kind, f"{place}.type"))
+    if kind not in _TYPES and not _HOSTED.fullmatch(kind):
+        message = f"{place}.type must be {', '.join(_TYPES)}{BY_CLIENT}"
+        raise InvalidRequest(message, f"{place}.type")
+    return kind
+
+
+def _one(kind: str, value: object, place: BodyPlace) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A function or a custom tool: as the client sent it, and as the template gets it."""
+    tool = (_FUNCTION if kind == "function" else _CUSTOM).read(value, place)
+    names = ("name", "description", "parameters", "strict", "format")
+    fields = {name: tool[name] for name in names if tool.get(name) is not None}
+    echo = {"type": kind, **fields}
+    if kind == "function":
+        return echo, fields
+    texts = (tool["description"], _told_format(tool["format"], place.field("format")))
+    description = "\n\n".join(filter(None, texts))
+    more = {"description": description} if description else {}
+    return echo, {"name": tool["name"], **more, "parameters": _INPUT_SCHEMA}
+
+
+def _told_format(value: Any, place: BodyPlace) -> str:
+    """The words about the form of a custom tool's input, for its description."""
+    if value is None:
+        return ""
+    form = _FORMAT.read(value, place)
+    if form["type"] != "grammar":
+        return ""
+    return f"The input has this form ({form['syntax']}):\n{form['definition']}"
+
+
+def _as_in_a_chat(function: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": dict(function)}
+
+
+def _chosen(choice: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The choice with the name by which the model knows the function."""
+    namespace, name = choice.get("namespace"), choice.get("name")
+    if not isinstance(namespace, str) or not isinstance(name, str):
+        return choice
+    return {"name": flat_name(namespace, name)}
+
+
+def custom_input(arguments: str) -> str:
+    """The free text in a call's arguments; arguments that were cut off are shown as they are."""
+    try:
+        parsed = json.loads(arguments)
+    except ValueError:
+        return arguments
+    free_text = parsed.get(CUSTOM_INPUT) if isinstance(parsed, dict) else None
+    return free_text if isinstance(free_text, str) else arguments
