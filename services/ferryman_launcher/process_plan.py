@@ -168,7 +168,10 @@ class _Services:
             "host_memory": tiers.arena_bytes,
             "redis_url": self.redis_url,
         }
-        if tiers.has_storage:
+        settings = self.choices.told.get("hostcache", {})
+        # A folder given for host-caches alone, by FERRYMAN_HOSTCACHE_STORAGE_DIR, is theirs.
+        is_theirs = "storage_dir" in settings and not tiers.storage_dir
+        if tiers.has_storage and not is_theirs:
             fixed["storage_dir"] = tiers.storage_folder(self.folder.path, node.name)
             fixed["storage_bytes"] = tiers.node_storage_bytes
         return self._job(name, "hostcache", HOST_CACHE, self._policies(), fixed)

@@ -98,7 +98,9 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.param(
             f"up {ANY} --host-memory 1M --nodes 8 --prefill 8", "of a node", id="too many nodes"
         ),
-        pytest.param(f"up {ANY} --storage-bytes 0", "left out", id="no storage at all"),
+        pytest.param(
+            f"up {ANY} --storage-bytes 0 --storage-dir d", "no use", id="a folder of no storage"
+        ),
         pytest.param(f"up {ANY} --storage-bytes 5", "M at least", id="too little storage"),
         pytest.param(
             f"up {ANY} --storage-bytes 2M --page-size 2048 --chunk-tokens 2048",

@@ -463,7 +463,8 @@ def test_nodes_share_what_there_is(choices: UpOptions, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tiers", "folder", "num_bytes"),
     [
-        pytest.param(TierOptions(), "", 0, id="no storage without being asked"),
+        pytest.param(TierOptions(), "/s/storage", 1 << 30, id="nothing said"),
+        pytest.param(TierOptions(storage_bytes=0), "", 0, id="no storage"),
         pytest.param(TierOptions(storage_bytes=5 << 20), "/s/storage", 5 << 20, id="a size"),
         pytest.param(TierOptions(storage_dir="/d"), "/d", 1 << 30, id="a folder"),
         pytest.param(TierOptions(storage_dir="s3://b/p"), "s3://b/p", 1 << 30, id="a bucket"),

@@ -204,7 +204,9 @@ def _check_tiers(tiers: TierOptions, num_prefill: int, manifest: StateManifest) 
         _check_capacity(tiers, manifest)
     if tiers.has_storage_url:
         _check_storage_url(tiers.storage_dir)
-    elif tiers.storage_dir:
+    if tiers.storage_dir and not tiers.has_storage:
+        raise ConfigError(f"--storage-dir {tiers.storage_dir} has no use with --storage-bytes 0")
+    if tiers.storage_dir and not tiers.has_storage_url:
         _check_folder(Path(tiers.storage_dir))
 
 
@@ -230,7 +232,7 @@ def _check_capacity(tiers: TierOptions, manifest: StateManifest) -> None:
     if tiers.node_storage_bytes < least:
         raise ConfigError(
             f"--storage-bytes {size_text(tiers.storage_bytes)}: a node needs {size_text(least)} at "
-            f"least, to hold one {_units(manifest)}"
+            f"least, to hold one {_units(manifest)}; 0 is no storage"
         )
 
 

@@ -74,16 +74,15 @@ class DoorOptions(BaseModel):
 
 class TierOptions(TierPolicySettings):
     """Bytes are those of all nodes of this machine together, and of all pools; each node has an
-    equal share. `host_bytes` 0 is DEFAULT_HOST_BYTES, or less if shared memory is small.
-    `storage_bytes` 0 without a folder is no storage tier."""
+    equal share. `host_bytes` 0 is DEFAULT_HOST_BYTES, or less if shared memory is small."""
 
     host_bytes: Annotated[Size, MORE_THAN_NOTHING, Called("host_memory")] = 0
     """Host tier, all pools and nodes: `512M`, `2G`, bytes; 0: 256M, or less if shared memory is
     small."""
     storage_dir: str = ""
     """Folder of the storage tier; by default in the state folder."""
-    storage_bytes: Annotated[Size, MORE_THAN_NOTHING] = 0
-    """Storage tier, all nodes; without size or folder none."""
+    storage_bytes: Annotated[Size, Field(ge=0)] = DEFAULT_STORAGE_BYTES
+    """Storage tier, all nodes: conversations go on after a restart; 0: none."""
     num_nodes: Annotated[int, Field(ge=1, le=16), Called("nodes")] = 1
     """Nodes, each with its host-cache and its workers."""
 
@@ -95,7 +94,7 @@ class TierOptions(TierPolicySettings):
 
     @property
     def has_storage(self) -> bool:
-        return bool(self.storage_dir or self.storage_bytes)
+        return bool(self.storage_bytes)
 
     @property
     def has_storage_url(self) -> bool:
@@ -105,8 +104,7 @@ class TierOptions(TierPolicySettings):
     @property
     def node_storage_bytes(self) -> int:
         """The bytes of one node's storage; 0 without a storage tier."""
-        whole = self.storage_bytes or DEFAULT_STORAGE_BYTES
-        return whole // self.num_nodes if self.has_storage else 0
+        return self.storage_bytes // self.num_nodes
 
     def storage_folder(self, state_folder: Path, node: str) -> str:
         """The folder of one node's storage; empty without a storage tier."""
