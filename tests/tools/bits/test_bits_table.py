@@ -168,7 +168,7 @@ def cold_logits(name: str, record: StepRecord) -> tuple[bytes, ...]:
     with saved_model(name, 1) as model:
         case = MeasuredCase(model, "float32", 4, record)
         with case.engine() as engine:
-            return engine.answer(model.prompts[0], case.num_tokens).logits
+            return engine.answer(model.prompts[0], case.num_tokens).digests
 
 
 def test_a_form_that_a_model_cannot_be_served_in_is_no_breach() -> None:

@@ -15,6 +15,7 @@ from tools.bits.cluster.served_answer import ServedAnswer, Tried, served_answer
 from tools.bits.cluster.serving import ROUNDS, ServedCase
 from tools.bits.compared_answer import NotTried, have_equal_bits, have_equal_tokens
 from tools.bits.models import BitsModel, Prompt
+from tools.bits.served_forms import ServedForm
 
 from ferryman.cache.manifest import Exactness
 from ferryman.client import Client
@@ -112,7 +113,7 @@ def test_a_prompt_that_was_cut_shows_in_the_log() -> None:
 
 def served() -> ServedCase:
     """Of two prompts, without a cluster."""
-    model = BitsModel("none", Path(), (PROMPT, OTHER), (), has_own_layer=False)
+    model = BitsModel("none", ServedForm(Path()), (PROMPT, OTHER), (), has_own_layer=False)
     return ServedCase(model, 2, cast(Cluster, None), cast(Client, None))
 
 

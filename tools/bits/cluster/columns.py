@@ -20,7 +20,7 @@ from tools.bits.table import BitsCell
 
 from ferryman.cache.manifest import Exactness
 from ferryman.client import Client
-from ferryman.errors import FerrymanError
+from ferryman.errors import ConfigError, FerrymanError
 from ferryman.llm import LLM
 from ferryman.model.config import load_config
 
@@ -45,6 +45,9 @@ def served_cells(
 def _column(
     model: BitsModel, dtype: str, ways: Sequence[ServedWay], num_tokens: int
 ) -> Iterator[BitsCell]:
+    if model.served.options or model.served.adapter:
+        yield from (_not_served(BitsCell(way.name, model.name, dtype)) for way in ways)
+        return
     with LLM(model.folder, **{**COLD, **DTYPES[dtype]}) as llm:
         cold = ColdCompletions(llm, num_tokens)
         for prompt in model.prompts:
@@ -61,6 +64,11 @@ def _column(
                     for tried in asyncio.run(_taken(way, model, num_tokens, cluster)):
                         cell.count(tried, cold)
                     yield cell
+
+
+def _not_served(cell: BitsCell) -> BitsCell:
+    cell.refuse(ConfigError("a cluster has no form with options of its own here"))
+    return cell
 
 
 async def _taken(
