@@ -34,8 +34,8 @@ from ferryman_kernels.attention import (
     _latent_attention_triton,
     _paged_attention_triton,
     _sparse_index_triton,
-    _split_attention_triton,
 )
+from ferryman_kernels.attention.splits import _split_attention_triton
 from ferryman_kernels.products import _grouped_product_triton
 from ferryman_kernels.recurrence import _ssd_chunk_scan_triton
 

@@ -17,12 +17,12 @@ from ferryman_kernels.attention._paged_attention_triton import (
     paged_attention_prefill_triton,
 )
 from ferryman_kernels.attention._sparse_index_triton import index_scores_triton
-from ferryman_kernels.attention._split_attention_triton import (
+from ferryman_kernels.attention.latent_pages import write_latents_triton
+from ferryman_kernels.attention.pages import write_kv_triton
+from ferryman_kernels.attention.splits._split_attention_triton import (
     split_decode_triton,
     split_prefill_triton,
 )
-from ferryman_kernels.attention.latent_pages import write_latents_triton
-from ferryman_kernels.attention.pages import write_kv_triton
 from ferryman_kernels.elementwise.clamped_swiglu import clamped_swiglu_triton
 from ferryman_kernels.elementwise.gated_silu import gated_silu_triton
 from ferryman_kernels.elementwise.rms_norm import (

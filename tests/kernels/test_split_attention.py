@@ -15,12 +15,12 @@ from tests.kernels.test_one_order_of_attention import HeadSizes, Prompt
 from tests.kernels.test_windows_and_sinks import decode_case, prefill_case
 from torch import Tensor
 
-from ferryman_kernels.attention import _split_attention_triton as split_attention
 from ferryman_kernels.attention._paged_attention_triton import (
     paged_attention_decode_triton,
     paged_attention_prefill_triton,
 )
-from ferryman_kernels.attention._split_attention_triton import (
+from ferryman_kernels.attention.splits import _split_attention_triton as split_attention
+from ferryman_kernels.attention.splits._split_attention_triton import (
     split_decode_triton,
     split_prefill_triton,
 )

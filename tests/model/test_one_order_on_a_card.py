@@ -43,7 +43,7 @@ class FollowsRows(AssertionError):
     """A library may choose the order of this sum by the number of rows."""
 
 
-class _Refusing(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _RefusedSums(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self,
         func: Any,
@@ -67,7 +67,7 @@ def _is_long(args: Sequence[Any]) -> bool:
 
 @contextmanager
 def _in_one_order_only() -> Iterator[None]:
-    with _Refusing():  # type: ignore[no-untyped-call]
+    with _RefusedSums():  # type: ignore[no-untyped-call]
         yield
 
 

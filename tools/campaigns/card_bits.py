@@ -42,7 +42,7 @@ BATCHES = (1, 8, 32)
 PROMPT_LEN, NEW_TOKENS, LAPS = 512, 32, 3
 
 
-class Deadline:
+class GivenTime:
     """The end of the time, and what was not begun before it."""
 
     def __init__(self, seconds: float) -> None:
@@ -56,7 +56,7 @@ class Deadline:
         return True
 
 
-def ask_kernels(device: str, deadline: Deadline) -> bool:
+def ask_kernels(device: str, deadline: GivenTime) -> bool:
     """Whether no row differs. A question that a kernel refuses is told, and counts as a failure."""
     is_exact = True
     for name, question in ROW_QUESTIONS.items():
@@ -72,7 +72,7 @@ def ask_kernels(device: str, deadline: Deadline) -> bool:
 
 
 def ask_models(
-    device: str, models: Sequence[str], ways: Sequence[str], deadline: Deadline
+    device: str, models: Sequence[str], ways: Sequence[str], deadline: GivenTime
 ) -> list[BitsCell]:
     cells: list[BitsCell] = []
     with recorded_steps() as record:
@@ -96,7 +96,7 @@ def ask_models(
     return cells
 
 
-def show_prices(device: str, deadline: Deadline) -> None:
+def show_prices(device: str, deadline: GivenTime) -> None:
     for name in PRICED:
         if deadline.reached(f"price of {name}"):
             continue
@@ -146,7 +146,7 @@ def main(arguments: Sequence[str]) -> int:
     chosen = parser.parse_args(arguments)
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    deadline = Deadline(chosen.seconds)
+    deadline = GivenTime(chosen.seconds)
     is_exact = ask_kernels(chosen.device, deadline)
     cells = ask_models(chosen.device, chosen.models.split(","), chosen.ways.split(","), deadline)
     print(as_text(cells), flush=True)

@@ -19,7 +19,7 @@ from ferryman_kernels._triton import (
     tl,
 )
 from ferryman_kernels.attention._paged_attention_triton import MAX_SPLITS, _decode_join_kernel
-from ferryman_kernels.attention._split_attention_triton import fold_splits_triton
+from ferryman_kernels.attention.splits._split_attention_triton import fold_splits_triton
 
 BLOCK_HEADS = 16
 BLOCK_KEYS = {torch.bfloat16: 32}
@@ -116,7 +116,7 @@ def latent_attention_triton(
 def split_latent_attention_triton(
     q: Tensor, pages: Tensor, places: Tensor, latent_dim: int, scale: float
 ) -> Tensor:
-    """As `latent_attention_triton` in one order of sums: a split has SPLIT_KEYS places, however
+    """`latent_attention_triton` in one order of sums: a split has SPLIT_KEYS places, however
     many there are."""
     splits = max(1, cdiv(places.shape[1], SPLIT_KEYS))
     tokens_at_once = max(1, FOLDED // (q.shape[1] * splits * latent_dim))

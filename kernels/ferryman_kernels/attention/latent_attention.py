@@ -136,7 +136,7 @@ def latent_attention_decode(
 def latent_attention_by_splits(
     q: Tensor, pages: Tensor, places: Tensor, latent_dim: int, scale: float
 ) -> Tensor:
-    """As `latent_attention`, on a card in one order of sums for any number of places."""
+    """`latent_attention`, on a card in one order of sums for any number of places."""
     if not q.is_cuda or q.dtype == torch.float64:
         return latent_attention(q, pages, places, latent_dim, scale)
     _check(q, pages, latent_dim)
@@ -152,7 +152,7 @@ def latent_prefill_by_splits(
     latent_dim: int,
     scale: float,
 ) -> Tensor:
-    """As `latent_attention_prefill`; on a card each token names the places it sees, as decode
+    """`latent_attention_prefill`; on a card each token names the places it sees, as decode
     does."""
     if not q.is_cuda or q.dtype == torch.float64:
         return latent_attention_prefill(q, pages, page_table, spans, latent_dim, scale)
@@ -178,7 +178,7 @@ def latent_decode_by_splits(
     latent_dim: int,
     scale: float,
 ) -> Tensor:
-    """As `latent_attention_decode`."""
+    """`latent_attention_decode`, over those splits."""
     places = _all_places(q, pages, page_table, positions)
     return latent_attention_by_splits(q, pages, places, latent_dim, scale)
 

@@ -30,11 +30,11 @@ from ferryman_kernels.attention._paged_attention_triton import (
     paged_attention_decode_triton,
     paged_attention_prefill_triton,
 )
-from ferryman_kernels.attention._split_attention_triton import (
+from ferryman_kernels.attention.page_layout import PageScales
+from ferryman_kernels.attention.splits._split_attention_triton import (
     split_decode_triton,
     split_prefill_triton,
 )
-from ferryman_kernels.attention.page_layout import PageScales
 from ferryman_kernels.cpu._compiled import serves
 from ferryman_kernels.ragged import Span
 
@@ -199,7 +199,7 @@ def paged_decode_by_splits(
     score_cap: float = 0.0,
     scales: PageScales | None = None,
 ) -> Tensor:
-    """As `paged_attention_decode`, on a card in the order of sums of `paged_prefill_by_splits`."""
+    """`paged_attention_decode`, on a card in the order of sums of `paged_prefill_by_splits`."""
     given = (q, key_pages, value_pages, page_table, positions, scale, window_len, sinks, score_cap)
     if not q.is_cuda or q.dtype == torch.float64:
         return paged_attention_decode(*given, scales)
@@ -221,7 +221,7 @@ def paged_prefill_by_splits(
     score_cap: float = 0.0,
     scales: PageScales | None = None,
 ) -> Tensor:
-    """As `paged_attention_prefill`, on a card in one order of sums: a query's bits do not depend on
+    """`paged_attention_prefill`, on a card in one order of sums: a query's bits do not depend on
     its chunk, its neighbours or the table's width."""
     given = (q, key_pages, value_pages, page_table, spans, scale, window_len, sinks, score_cap)
     if not q.is_cuda or q.dtype == torch.float64:

@@ -67,8 +67,7 @@ def best_positions(scores: Tensor, count: int) -> Tensor:
 
 
 Scorer = Callable[[slice, int, int], Tensor]
-"""Of some tokens of a request and of their positions, first and end: their scores [tokens,
-positions], of the end at least."""
+"""The scores [tokens, positions] of some tokens of a request, by their positions, first and end."""
 
 
 def choose_prefill(
@@ -99,7 +98,7 @@ def choose_prefill_by_token(
     spans: Sequence[Span],
     count: int,
 ) -> Tensor:
-    """As `choose_prefill`, on a card by the kernel that scores single tokens: a token chooses by
+    """`choose_prefill`, on a card by the kernel that scores single tokens: a token chooses by
     the scores that it has in decode."""
     if not q.is_cuda or q.dtype == torch.float64:
         return choose_prefill(q, weights, index_pages, page_table, spans, count)

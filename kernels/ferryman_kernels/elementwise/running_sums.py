@@ -34,6 +34,6 @@ def running_sums_triton(x: Tensor) -> Tensor:
 
 
 def running_sums_(x: Tensor) -> Tensor:
-    """Of each row of x [rows, length], which is overwritten and returned."""
+    """The sums of each row of x [rows, length], which is overwritten and returned."""
     assert x.ndim == 2, x.shape
     return running_sums_triton(x) if x.is_cuda else x.cumsum_(dim=-1)

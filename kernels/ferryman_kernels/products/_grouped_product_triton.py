@@ -227,7 +227,7 @@ def grouped_floats_triton(
     starts: Tensor,
     tiles: Tiles | None = None,
 ) -> Tensor:
-    """With `tiles` of None as large ones as the number of pairs suggests."""
+    """Tiles are as large as the number of pairs suggests, unless `tiles` says which."""
     num_experts, out_dim, in_dim = weight.shape
     assert weight.is_contiguous(), weight.stride()
     assert x.stride(1) == 1, x.stride()

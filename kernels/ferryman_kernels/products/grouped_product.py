@@ -139,7 +139,7 @@ def grouped_product(
 def grouped_product_in_one_order(
     x: Tensor, stack: FloatStack | CodeStack, order: Tensor, starts: Tensor
 ) -> Tensor:
-    """As `grouped_product`, with the same tiles for any number of pairs: a row's bits depend on its
+    """`grouped_product` with the same tiles for any number of pairs: a row's bits depend on its
     numbers and its expert alone."""
     _check(x, stack, order, starts)
     if not x.is_cuda:

@@ -38,7 +38,7 @@ from ferryman_kernels.attention.page_layout import PageScales
 from ferryman_kernels.ragged import Span, on_device
 
 SPLIT_KEYS = 512
-"""As on a CPU."""
+"""The keys of a split, as on a CPU."""
 
 EVERY_SPLIT = 1 << 30
 """The splits of a program that folds all of its tile's."""
