@@ -23,6 +23,7 @@ from ferryman_kernels.attention.paged_attention import (
     paged_decode_by_splits,
     paged_prefill_by_splits,
 )
+from ferryman_kernels.elementwise.activations import gelu, sigmoid, silu, softplus
 from ferryman_kernels.elementwise.rms_norm import rms_norm
 from ferryman_kernels.products.grouped_product import (
     FloatStack,
@@ -173,12 +174,12 @@ def _delta(device: torch.device) -> Any:
 
 
 def _single_numbers(device: torch.device) -> Any:
-    """torch's functions between the kernels."""
+    """What is between the kernels: on a card torch's functions."""
     for name, run in (
-        ("softplus", F.softplus),
-        ("sigmoid", torch.sigmoid),
-        ("silu", F.silu),
-        ("gelu", F.gelu),
+        ("softplus", softplus),
+        ("sigmoid", sigmoid),
+        ("silu", silu),
+        ("gelu", gelu),
         ("exp", torch.exp),
         ("softmax", partial(torch.softmax, dim=-1)),
         ("layer_norm", lambda x: F.layer_norm(x, x.shape[1:])),
