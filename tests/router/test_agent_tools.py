@@ -226,3 +226,19 @@ async def test_a_client_may_ask_whether_there_is_a_server(calling: RouterCluster
     response = await calling.http.head("/")
     assert response.status_code == 200
     assert response.content == b""
+
+
+async def test_the_client_of_openai_reads_calls_of_both_kinds(calling: RouterCluster) -> None:
+    openai = pytest.importorskip("openai", reason="the extra `clients` has it")
+    says(calling, IN_GROUP + FREE)
+    base_url = f"{calling.http.base_url}/v1"
+    async with openai.AsyncOpenAI(base_url=base_url, api_key="none") as client:
+        asked = {"model": "tiny", "input": "hi", "tools": [NAMESPACE, CUSTOM]}
+        async with client.responses.stream(**asked, max_output_tokens=300) as stream:
+            names = {event.type async for event in stream}
+            found = await stream.get_final_response()
+    first, second = found.output
+    assert (first.type, first.namespace, first.name) == ("function_call", "agents", "spawn")
+    assert (second.type, second.input) == ("custom_tool_call", '*** "Begin"\n')
+    assert {type(tool).__name__ for tool in found.tools} == {"NamespaceTool", "CustomTool"}
+    assert "response.custom_tool_call_input.delta" in names

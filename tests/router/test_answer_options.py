@@ -288,7 +288,7 @@ async def test_prompts_are_tokenized_as_they_would_be_served(thinking: RouterClu
     back = await thinking.post("/detokenize", tokens=chat.json()["tokens"])
     assert back.json()["prompt"] == prompt_text(thinking)
     for path, body, param in (
-        ("/tokenize", {"prompt": "a", "x": 1}, "x"),
+        ("/tokenize", {"prompt": "a", "model": 7}, "model"),
         ("/tokenize", {"prompt": ""}, "prompt"),
         ("/detokenize", {"tokens": [400]}, "tokens"),
         ("/detokenize", {"tokens": "a"}, "tokens"),

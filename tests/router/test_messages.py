@@ -131,7 +131,7 @@ async def test_blocks_are_turns_for_the_template(calling: RouterCluster) -> None
     assert "<|system|>Be short.</s><|user|>weather?</s>" in prompt
     called = 'get_weather([["city", "Paris"]])'
     assert f"<|assistant|>Well.<tool_call>{called}</s><|tool|>sun[c1]</s>" in prompt
-    assert prompt.endswith("<|user|>And now?</s><|assistant|>")
+    assert prompt.endswith("<|user|>And \nnow?</s><|assistant|>")
     assert json.dumps(FUNCTION["parameters"]) in prompt
 
 

@@ -80,6 +80,12 @@ def test_a_conversation_without_them_stays_as_it_is() -> None:
     assert rules.fitted(messages) == messages
 
 
+def test_of_a_template_that_writes_no_words_nothing_is_known() -> None:
+    made = ChatTemplate("{% for m in messages %}{{ m.role }}.{% endfor %}", {})
+    messages = [{"role": role, "content": "A"} for role in ("developer", "user", "system")]
+    assert SystemMessages.of(made).fitted(messages) == messages
+
+
 def test_a_tokenizer_fits_them(tmp_path: Path) -> None:
     write_folder(tmp_path)
     (tmp_path / "chat_template.jinja").write_text(HEAD_ALONE)

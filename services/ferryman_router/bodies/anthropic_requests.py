@@ -13,8 +13,6 @@ from ferryman.wire.public import ChatPrompt, ChatTurn
 from ferryman_router.bodies.anthropic_tools import TOOL_REFERENCE, message_tools
 from ferryman_router.bodies.chat_messages import (
     AssistantTurn,
-    TextPart,
-    joined_text,
     template_variables,
     tool_turn,
     whether_to_think,
@@ -29,6 +27,7 @@ from ferryman_router.bodies.field_kinds import (
     record,
     required,
 )
+from ferryman_router.bodies.field_readers import TextPart, in_lines, joined_text
 from ferryman_router.bodies.field_table import BODIES
 from ferryman_router.bodies.openai_requests import parses_special
 from ferryman_router.bodies.parsed_request import ParsedRequest, answer_options, sampling_params
@@ -81,18 +80,17 @@ def goes_on(turns: Sequence[ChatTurn]) -> bool:
 
 def _others(role: str, content: Any, name: BodyPlace) -> list[ChatTurn]:
     """Results of calls are turns of their own; the texts between them belong together."""
-    turns: list[ChatTurn] = []
-    text, has_text = "", False
+    turns, texts = list[ChatTurn](), list[str]()
     for block, place in _blocks(content, name, _OF_USER if role == "user" else ("text",)):
         if block["type"] == "text":
-            text, has_text = text + block["text"], True
+            texts.append(block["text"])
             continue
-        if has_text:
-            turns.append(ChatTurn(role, text))
-        text, has_text = "", False
+        if texts:
+            turns.append(ChatTurn(role, in_lines(texts)))
+        texts = []
         output = joined_text(block["content"], place.field("content"), _RESULT)
         turns.append(tool_turn(required(block, "tool_use_id", place), output))
-    return [*turns, ChatTurn(role, text)] if has_text else turns
+    return [*turns, ChatTurn(role, in_lines(texts))] if texts else turns
 
 
 def _assistant(role: str, content: Any, name: BodyPlace) -> list[ChatTurn]:
@@ -100,9 +98,9 @@ def _assistant(role: str, content: Any, name: BodyPlace) -> list[ChatTurn]:
     for block, place in _blocks(content, name, _OF_ASSISTANT):
         match block["type"]:
             case "text":
-                turn.text += block["text"]
+                turn.text = in_lines((turn.text, block["text"]))
             case "thinking":
-                turn.thought += block["thinking"]
+                turn.thought = in_lines((turn.thought, block["thinking"]))
             case "tool_use":
                 called = required(block, "name", place)
                 call_id = required(block, "id", place)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ferryman.errors import InvalidRequest
@@ -20,11 +20,10 @@ from ferryman_router.bodies.field_kinds import (
     Record,
     Values,
     choice,
-    mapping,
     record,
     required,
-    text,
 )
+from ferryman_router.bodies.field_readers import TextPart, joined_text
 from ferryman_router.bodies.place import BodyPlace
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -48,6 +47,9 @@ MESSAGE = Record(
 _FUNCTION = record(name=TEXT, arguments=FieldKind({}, default="{}"))
 # Clients send a call back as it was put together from a stream, with its index.
 _CALL = record("index", id=TEXT, type=replace(TEXT, default="function"), function=_FUNCTION.kind)
+
+
+_PARTS = {"text": TextPart.of("text", "cache_control"), "refusal": TextPart.of("refusal")}
 
 
 def chat_turns(values: Values, body: BodyPlace) -> tuple[ChatTurn, ...]:
@@ -121,43 +123,6 @@ def _content(value: Any, more: dict[str, Any], message: BodyPlace) -> str:
     if value is None and ("tool_calls" in more or "reasoning_content" in more):
         return ""
     return joined_text(value, message.field("content"), _PARTS)
-
-
-@dataclass(frozen=True, slots=True)
-class TextPart:
-    """A type of part whose `field` is its text."""
-
-    record: Record
-    field: str = "text"
-
-    @classmethod
-    def of(cls, field: str, without_effect: str = "") -> TextPart:
-        return cls(record(f"type {without_effect}", **{field: TEXT}), field)
-
-    def read(self, part: object, place: BodyPlace) -> str:
-        return str(self.record.read(part, place)[self.field])
-
-
-_PARTS = {"text": TextPart.of("text", "cache_control"), "refusal": TextPart.of("refusal")}
-
-
-def joined_text(value: object, place: BodyPlace, parts: Mapping[str, TextPart]) -> str:
-    """A string, or the texts of a list of parts. InvalidRequest names the part whose type is none
-    of `parts`."""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise InvalidRequest(f"{place} must be a string or a list of parts", place)
-    return "".join(_part(part, place.item(i), parts) for i, part in enumerate(value))
-
-
-def _part(value: object, place: BodyPlace, parts: Mapping[str, TextPart]) -> str:
-    kind = mapping(value, place).get("type")
-    kind = "" if kind is None else text(kind, f"{place}.type")
-    if kind not in parts:
-        allowed = " or ".join(parts)
-        raise InvalidRequest(f"{place} must be a part of type {allowed}: models read text", place)
-    return parts[kind].read(value, place)
 
 
 class AssistantTurn:

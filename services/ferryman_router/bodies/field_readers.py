@@ -3,7 +3,8 @@ for. InvalidRequest names the field that cannot be."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from ferryman.schedule.token_rules import MAX_BAD_WORDS
 from ferryman_router.bodies.field_kinds import (
     LIST,
     MAX_INT,
+    TEXT,
+    Record,
     choice,
     flag,
     items,
@@ -162,3 +165,47 @@ def token_ids_of(values: Sequence[object], name: str) -> TokenIds:
         if type(value) is not int or not 0 <= value < 2**32:
             raise InvalidRequest(f"{name} must hold token ids: whole numbers from 0 on", name)
     return as_token_ids(np.array(values, dtype="<u4"))
+
+
+# Texts in parts.
+
+
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    """A type of part whose `field` is its text."""
+
+    record: Record
+    field: str = "text"
+
+    @classmethod
+    def of(cls, field: str, without_effect: str = "") -> TextPart:
+        return cls(record(f"type {without_effect}", **{field: TEXT}), field)
+
+    def read(self, part: object, place: BodyPlace) -> str:
+        return str(self.record.read(part, place)[self.field])
+
+
+def joined_text(value: object, place: BodyPlace, parts: Mapping[str, TextPart]) -> str:
+    """A string, or the texts of a list of parts. InvalidRequest names the part whose type is none
+    of `parts`."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise InvalidRequest(f"{place} must be a string or a list of parts", place)
+    return in_lines(_part(part, place.item(i), parts) for i, part in enumerate(value))
+
+
+def in_lines(texts: Iterable[str]) -> str:
+    """Texts that belong together, each on a line of its own, as vLLM and llama.cpp join the parts
+    of a content for templates that know texts alone. A client that cuts its text into parts does
+    not end them with a break: without one their words would run together."""
+    return "\n".join(filter(None, texts))
+
+
+def _part(value: object, place: BodyPlace, parts: Mapping[str, TextPart]) -> str:
+    kind = mapping(value, place).get("type")
+    kind = "" if kind is None else text(kind, f"{place}.type")
+    if kind not in parts:
+        allowed = " or ".join(parts)
+        raise InvalidRequest(f"{place} must be a part of type {allowed}: models read text", place)
+    return parts[kind].read(value, place)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from ferryman.errors import InvalidRequest
 from ferryman.wire.public import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from ferryman_router.bodies.chat_messages import chat_turns, template_variables
-from ferryman_router.bodies.field_kinds import Values
+from ferryman_router.bodies.field_kinds import ANY, Record, Values, mapping, record
 from ferryman_router.bodies.field_readers import token_ids_of
 from ferryman_router.bodies.field_table import BODIES, MAX_CHOICES
 from ferryman_router.bodies.parsed_request import (
@@ -18,7 +19,16 @@ from ferryman_router.bodies.parsed_request import (
     sampling_params,
 )
 from ferryman_router.bodies.place import BodyPlace
-from ferryman_router.bodies.tool_fields import NO_TOOLS, ToolFields, tool_fields
+from ferryman_router.bodies.tool_fields import (
+    FUNCTION,
+    NO_TOOLS,
+    SCHEMA,
+    ToolFields,
+    check_type,
+    chosen_tools,
+    tool_choice,
+    tools_of,
+)
 from ferryman_router.bodies.unread_fields import Api
 from ferryman_router.routing.generate_request import RequestedSampling
 
@@ -60,6 +70,38 @@ def chat_body(raw: dict[str, Any], body: BodyPlace) -> ParsedRequest:
     answer = answer_options(api, values, num_logprobs, tools)
     sampling = RequestedSampling(params, limit is None, values["bad_words"])
     return _body(api, values, (prompt,), sampling, answer)
+
+
+# The tools of a chat.
+
+# The schema of what a function returns is a field that templates of Hugging Face know.
+_FUNCTION = Record({**FUNCTION, "parameters": SCHEMA, "return": ANY})
+_TOOL = record("type cache_control", function=replace(_FUNCTION.kind, missing={}))
+
+
+def tool_fields(values: Values, body: BodyPlace) -> ToolFields:
+    """`tools`, `tool_choice` and `parallel_tool_calls`; InvalidRequest names what is wrong."""
+    tools = tools_of(values, body, _tool)
+    choice, name = tool_choice(values["tool_choice"], _function_of, "name a function")
+    return chosen_tools(tools, choice, name, values["parallel_tool_calls"])
+
+
+def _tool(value: object, place: BodyPlace) -> list[dict[str, Any]]:
+    """A tool as it was sent, but for fields that are null or not known. They stay in the sender's
+    order, in which a template may write them."""
+    tool: dict[str, Any] = mapping(value, place)
+    check_type(tool, place, "function")
+    read = _TOOL.read(tool, place)["function"]
+    function = {name: read[name] for name in tool["function"] if read.get(name) is not None}
+    fields = {"type": "function", "function": function}
+    return [{name: fields[name] for name in tool if name in fields}]
+
+
+def _function_of(choice: Mapping[str, Any]) -> object:
+    return choice.get("function")
+
+
+# Prompts.
 
 
 def chat_prompt(values: Values, body: BodyPlace, tools: ToolFields) -> ChatPrompt:

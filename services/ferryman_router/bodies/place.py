@@ -33,8 +33,8 @@ class IgnoredField:
         return f"{self.name} ({self.remark})" if self.remark else self.name
 
     @property
-    def header(self) -> str:
-        """The name as a header may have it."""
+    def plain(self) -> str:
+        """The name in printable ASCII, for headers and terminals."""
         return _UNSHOWN.sub("?", self.name)
 
     @property
@@ -94,7 +94,8 @@ class BodyPlace(str):
     def pass_over(self, name: str, names: Iterable[str]) -> None:
         """Notes a field of this object that is none of those `names`. Raises InvalidRequest
         where bodies are read strictly."""
-        short = name[:MAX_SHOWN_CHARS]
+        # Half a character is no text, and would fail where the answer is encoded.
+        short = name[:MAX_SHOWN_CHARS].encode(errors="replace").decode()
         full_name = str(self.field(short))
         if self.ignored.is_strict:
             near = suggestion(short, names)

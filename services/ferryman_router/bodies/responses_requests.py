@@ -14,9 +14,7 @@ from ferryman.schedule.request import SamplingParams
 from ferryman.wire.public import ChatPrompt, ChatTurn
 from ferryman_router.bodies.chat_messages import (
     AssistantTurn,
-    TextPart,
     call_arguments,
-    joined_text,
     template_variables,
     tool_turn,
 )
@@ -32,7 +30,7 @@ from ferryman_router.bodies.field_kinds import (
     required,
     text,
 )
-from ferryman_router.bodies.field_readers import LOGPROBS
+from ferryman_router.bodies.field_readers import LOGPROBS, TextPart, joined_text
 from ferryman_router.bodies.field_table import BODIES
 from ferryman_router.bodies.openai_requests import parses_special
 from ferryman_router.bodies.parsed_request import ParsedRequest, answer_options, sampling_params

@@ -19,15 +19,12 @@ from ferryman.text.tool_calls.formats import (
     ToolUse,
 )
 from ferryman_router.bodies.field_kinds import (
-    ANY,
     FLAG,
     OBJECT,
     TEXT,
     FieldKind,
-    Record,
     Values,
     mapping,
-    record,
     text,
 )
 from ferryman_router.bodies.place import BodyPlace
@@ -94,13 +91,6 @@ class ToolChoice:
 NO_TOOLS = ToolFields()
 
 
-def tool_fields(values: Values, body: BodyPlace) -> ToolFields:
-    """`tools`, `tool_choice` and `parallel_tool_calls`; InvalidRequest names what is wrong."""
-    tools = tools_of(values, body, _tool)
-    choice, name = tool_choice(values["tool_choice"], _function_of, "name a function")
-    return chosen_tools(tools, choice, name, values["parallel_tool_calls"])
-
-
 def tools_of(
     values: Values,
     body: BodyPlace,
@@ -137,17 +127,6 @@ def chosen_tools(
     return ToolFields(tools, choice, name, is_parallel)
 
 
-def _tool(value: object, place: BodyPlace) -> list[dict[str, Any]]:
-    """A tool as it was sent, but for fields that are null or not known. They stay in the sender's
-    order, in which a template may write them."""
-    tool: dict[str, Any] = mapping(value, place)
-    check_type(tool, place, "function")
-    read = _TOOL.read(tool, place)["function"]
-    function = {name: read[name] for name in tool["function"] if read.get(name) is not None}
-    fields = {"type": "function", "function": function}
-    return [{name: fields[name] for name in tool if name in fields}]
-
-
 def check_type(tool: Any, name: str, wanted: str, *, default: str = "", why: str = "") -> None:
     """Refuses a tool of another type, before its other fields are looked at."""
     kind = mapping(tool, name).get("type")
@@ -175,9 +154,6 @@ FUNCTION: Mapping[str, FieldKind] = {
     "description": replace(TEXT, default=None),
     "strict": replace(FLAG, default=None),
 }
-# The schema of what a function returns is a field that templates of Hugging Face know.
-_FUNCTION = Record({**FUNCTION, "parameters": SCHEMA, "return": ANY})
-_TOOL = record("type cache_control", function=replace(_FUNCTION.kind, missing={}))
 
 
 def tool_choice(
@@ -201,10 +177,6 @@ def tool_choice(
             return NAMED, name
     message = f"tool_choice must be none, auto, required, or {otherwise}"
     raise InvalidRequest(message, "tool_choice")
-
-
-def _function_of(choice: Mapping[str, Any]) -> object:
-    return choice.get("function")
 
 
 def _types(function: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ferryman.cache.manifest import Kind
-from ferryman.errors import FerrymanError, RequestIdInUse, TooLarge
+from ferryman.errors import ContextLengthExceeded, FerrymanError, RequestIdInUse, TooLarge
 from ferryman.runtime.access import MetricsGuard
 from ferryman.text.tokenizer import NO_TOKENS
 from ferryman.text.tool_calls.formats import OutputSyntax
@@ -52,6 +52,15 @@ MAX_BODY_BYTES = 8 << 20
 MAX_IGNORED_CHARS = 1024  # of a header; proxies take a few KiB of all headers together
 
 
+# By endpoint: its own name of the field that is too long.
+_OWN_NAMES: Mapping[Api, Mapping[str, str]] = {
+    Api.COMPLETION: {},
+    Api.CHAT: {"prompt": "messages"},
+    Api.RESPONSES: {"prompt": "input", "messages": "input", "max_tokens": "max_output_tokens"},
+    Api.MESSAGES: {"prompt": "messages"},
+}
+
+
 @dataclass(frozen=True, slots=True)
 class HttpDeps:
     """The endpoints' parts. `readiness` gives the answer of `/ready`, and whether it is a yes. If
@@ -71,6 +80,14 @@ class HttpDeps:
 
 async def answer(deps: HttpDeps, api: Api, request: Request) -> Response:
     """Reads, checks, starts, and answers when there is something to send."""
+    try:
+        return await _answer(deps, api, request)
+    except ContextLengthExceeded as error:
+        error.param = _OWN_NAMES[api].get(error.param, error.param)
+        raise
+
+
+async def _answer(deps: HttpDeps, api: Api, request: Request) -> Response:
     frontend, caller = deps.frontend, deps.callers.authenticate(headers_of(request))
     with ExitStack() as reading:
         grow = reading.enter_context(deps.memory.holding())
@@ -101,7 +118,7 @@ def ignored_headers(frontend: Frontend, ignored: Sequence[IgnoredField]) -> dict
     """The header that names the fields without effect, none if there are none. Counts them."""
     for field in ignored:
         frontend.ctx.metrics.count_ignored(field.label)
-    names = ", ".join(field.header for field in ignored)
+    names = ", ".join(field.plain for field in ignored)
     return {"x-ferryman-ignored": names[:MAX_IGNORED_CHARS]} if names else {}
 
 
@@ -136,7 +153,7 @@ def _first_request(
     text, answer = _text_options(deps, body), body.answer
     options = PromptOptions(answer.truncate, answer.cache_salt, answer.priority)
     prompt, sampling = body.prompts[0], body.sampling
-    names = tuple(field.name for field in body.ignored)
+    names = tuple(field.plain for field in body.ignored)
     return GenerateRequest(
         caller, body.model, prompt, sampling, arrived, text, options, ignored=names
     )

@@ -37,9 +37,8 @@ from ferryman_router.bodies.anthropic_requests import counted_prompt
 from ferryman_router.bodies.field_readers import token_ids_of
 from ferryman_router.bodies.field_table import BODIES
 from ferryman_router.bodies.json_body import parse_object
-from ferryman_router.bodies.openai_requests import chat_prompt, text_prompt
+from ferryman_router.bodies.openai_requests import chat_prompt, text_prompt, tool_fields
 from ferryman_router.bodies.place import BodyPlace
-from ferryman_router.bodies.tool_fields import tool_fields
 from ferryman_router.bodies.unread_fields import Api
 from ferryman_router.doors.answer_endpoints import (
     HttpDeps,

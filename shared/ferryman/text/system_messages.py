@@ -33,7 +33,9 @@ class SystemMessages:
 
     @classmethod
     def of(cls, template: ChatTemplate) -> SystemMessages:
-        """Tries a template."""
+        """Tries a template. One that does not even write what a user says tells nothing."""
+        if not _writes(template, "user"):
+            return cls(takes_one=True, takes_several=True, takes_later=True)
         takes_one = _writes(template, "system", "user")
         return cls(
             takes_one,

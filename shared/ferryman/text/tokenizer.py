@@ -15,6 +15,7 @@ from ferryman.text.chat import NO_VARIABLES, ChatTemplate, Message
 from ferryman.text.chat_beginnings import ChatBeginnings
 from ferryman.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from ferryman.text.pieces import PieceTable, ShownPieces, piece_table
+from ferryman.text.system_messages import SystemMessages
 from ferryman.text.text_encoder import TextEncoder
 from ferryman.text.vocabulary.vocabulary_files import read_vocabulary
 
@@ -61,6 +62,13 @@ class Tokenizer:
         return self.text_encoder.honouring
 
     @cached_property
+    def system_messages(self) -> SystemMessages:
+        """The places where the chat template takes system messages; all without a template."""
+        if self.chat_template is None:
+            return SystemMessages(takes_one=True, takes_several=True, takes_later=True)
+        return SystemMessages.of(self.chat_template)
+
+    @cached_property
     def vocab_size(self) -> int:
         """One more than the largest token id of the vocabulary."""
         return max(self.encoder.get_vocab(with_added_tokens=True).values(), default=-1) + 1
@@ -100,11 +108,13 @@ class Tokenizer:
         parse_special: bool = False,
         max_tokens: int | None = None,
     ) -> TokenIds:
-        """Token ids of a conversation, [tokens]. The template's own control tokens are honoured.
+        """Token ids of a conversation, [tokens], whose system messages stand where the template
+        takes them. The template's own control tokens are honoured.
         Those in the messages and variables are text unless `parse_special` is set. Raises as
         `encode` does."""
         if self.chat_template is None:
             raise InvalidRequest("this model has no chat template", "messages")
+        messages = self.system_messages.fitted(messages)
         words = list(_words([messages, variables]))
         marks = None if parse_special else self.text_encoder.marks_for(words)
         if marks is None:
