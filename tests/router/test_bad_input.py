@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -162,11 +163,46 @@ async def test_what_does_not_fit_says_so_by_its_code_and_in_words_that_clients_k
         assert (response.status_code, error["code"]) == (400, "context_length_exceeded"), error
         assert any(phrase in error["message"] for phrase in OVERFLOWS), error
         assert error["message"].startswith("prompt is too long") == ("prompt" == error["param"])
-    response = await one_pair.http.post(
-        CHAT, json={"messages": [{**HELLO[0], "content": "a" * 600}]}
-    )
-    error = response.json()["error"]
-    assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
+
+
+# What Claude Code reads of an overflow.
+NUMBERS = (
+    r"prompt is too long[^0-9]*(\d+)\s*tokens?\s*>\s*(\d+)",
+    r"input length and `max_tokens` exceed context limit: (\d+) \+ (\d+) > (\d+)",
+)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "params"),
+    [
+        (TEXT, {"prompt": None}, ("prompt", "max_tokens")),
+        (CHAT, {"messages": None}, ("messages", "max_tokens")),
+        ("/v1/responses", {"input": None}, ("input", "max_output_tokens")),
+        ("/v1/messages", {"messages": None}, ("messages", "max_tokens")),
+    ],
+)
+async def test_an_overflow_is_told_in_the_words_of_each_protocol(
+    one_pair: RouterCluster, path: str, body: dict[str, Any], params: tuple[str, str]
+) -> None:
+    (field,), limit = body, params[1]
+
+    def asked(num_chars: int, num_tokens: int) -> dict[str, Any]:
+        text = "a" * num_chars
+        prompt = [{"role": "user", "content": text}] if field == "messages" else text
+        return {field: prompt, limit: num_tokens}
+
+    for num_chars in (600, 60_000, 300_000):
+        response = await one_pair.post(path, **asked(num_chars, 1))
+        error = response.json()["error"]
+        assert (response.status_code, error["code"]) == (400, "context_length_exceeded"), error
+        assert error["param"] == params[0]
+        (numbers,) = re.findall(NUMBERS[0], error["message"])
+        assert int(numbers[0]) > int(numbers[1]) == 511
+        assert any(phrase in error["message"] for phrase in OVERFLOWS)
+    error = (await one_pair.post(path, **asked(10, 510))).json()["error"]
+    assert error["param"] == limit
+    ((prompt_len, max_tokens, context),) = re.findall(NUMBERS[1], error["message"])
+    assert int(prompt_len) + int(max_tokens) > int(context) == 512
 
 
 async def test_an_oversized_body_is_refused_whether_announced_or_not(

@@ -173,15 +173,16 @@ class Frontend:
 
     def _params(self, sampling: RequestedSampling, prompt_len: int) -> SamplingParams:
         """Checks that prompt and output fit the model, and some pair of workers."""
-        # Clients know an overflow by the words that OpenAI and others have for it.
+        # Clients know an overflow by the words that OpenAI has for it; Anthropic's read the
+        # numbers in `tokens > maximum` and in `exceed context limit`.
         params, limit = sampling.params, self._max_len()
         if params.prompt_logprobs is not None:
             check_num_entries(params.prompt_logprobs, prompt_len)
         room = limit - prompt_len
         if room < 1:
             message = (
-                f"prompt is too long: this model's maximum context length is {limit} tokens, and"
-                f" the prompt alone has {prompt_len}"
+                f"prompt is too long: {prompt_len} tokens > {limit - 1} maximum;"
+                f" this model's maximum context length is {limit} tokens, with the answer"
             )
             raise ContextLengthExceeded(message, "prompt")
         if sampling.is_open_ended:
@@ -191,8 +192,9 @@ class Frontend:
             raise InvalidRequest(message, "min_tokens")
         if params.max_tokens > room:
             message = (
-                f"this model's maximum context length is {limit} tokens; prompt and max_tokens"
-                f" ask for {prompt_len} + {params.max_tokens}"
+                f"this model's maximum context length is {limit} tokens; input length and"
+                f" `max_tokens` exceed context limit: {prompt_len} + {params.max_tokens} > {limit},"
+                " decrease input length or `max_tokens` and try again"
             )
             raise ContextLengthExceeded(message, "max_tokens")
         return params

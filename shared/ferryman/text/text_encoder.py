@@ -117,7 +117,7 @@ class TextEncoder:
         if max_tokens is None or self.max_token_bytes is None:
             return
         if num_bytes > max_tokens * self.max_token_bytes:
-            raise _too_long(f"{num_bytes} bytes", max_tokens, param)
+            raise _too_long(-(-num_bytes // self.max_token_bytes), max_tokens, param)
 
     def _num_control(self, token_ids: TokenIds) -> int:
         return int(np.isin(token_ids, self._control_ids).sum())
@@ -158,14 +158,15 @@ def _token_ids(encodings: Sequence[Any], max_tokens: int | None, param: str) -> 
 
 def _check_count(num_tokens: int, max_tokens: int | None, param: str) -> None:
     if max_tokens is not None and num_tokens > max_tokens:
-        raise _too_long(f"{num_tokens} tokens", max_tokens, param)
+        raise _too_long(num_tokens, max_tokens, param)
 
 
-def _too_long(length: str, max_tokens: int, param: str) -> ContextLengthExceeded:
-    # Clients know an overflow by the first words, or by those before the semicolon.
+def _too_long(num_tokens: int, max_tokens: int, param: str) -> ContextLengthExceeded:
+    """The refusal of a text of at least so many tokens."""
+    # Anthropic's clients read the numbers, others know an overflow by the words behind them.
     message = (
-        f"prompt is too long: a text of {length} is longer than the model's context length;"
-        f" more than {max_tokens} tokens do not fit"
+        f"prompt is too long: {num_tokens} tokens > {max_tokens} maximum;"
+        f" it is longer than the model's context length"
     )
     return ContextLengthExceeded(message, param)
 
