@@ -74,7 +74,8 @@ def half_at(typing: Any, array: Any, at: Any) -> Any:
     """half_at(array, at): array[at : at + 32] of a flat float32 array."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _floats_at(context, builder, signature.args[0], *args, lanes=LANES // 2)
+        floats, first = args
+        return _floats_at(context, builder, signature.args[0], floats, first, LANES // 2)
 
     return Vector(numba.types.float32, LANES // 2)(array, numba.types.intp), generate
 
