@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
 
-from tests.harness.cluster import Cluster, running_cluster, save_words
+from tests.harness.cluster import Cluster, ClusterShape, running_cluster, save_words
 from tools.bits.cluster.served_answer import ColdCompletions, ServedAnswer, Tried
 from tools.bits.cluster.serving import ServedCase
 from tools.bits.cluster.shapes import cluster_shape
@@ -53,12 +54,7 @@ def _column(
         for prompt in model.prompts:
             cold.answer(prompt)  # loops are compiled here, once, before workers would
         for shape, group in groupby(ways, key=lambda way: way.shape):
-            with (
-                tempfile.TemporaryDirectory(prefix="ferryman-bits-") as folder,
-                running_cluster(
-                    model.folder, Path(folder), cluster_shape(shape, model, dtype)
-                ) as cluster,
-            ):
+            with _running(model, cluster_shape(shape, model, dtype)) as cluster:
                 for way in group:
                     cell = BitsCell(way.name, model.name, dtype)
                     for tried in asyncio.run(_taken(way, model, num_tokens, cluster)):
@@ -69,6 +65,15 @@ def _column(
 def _not_served(cell: BitsCell) -> BitsCell:
     cell.refuse(ConfigError("a cluster has no form with options of its own here"))
     return cell
+
+
+@contextmanager
+def _running(model: BitsModel, shape: ClusterShape) -> Iterator[Cluster]:
+    with (
+        tempfile.TemporaryDirectory(prefix="ferryman-bits-") as folder,
+        running_cluster(model.folder, Path(folder), shape) as cluster,
+    ):
+        yield cluster
 
 
 async def _taken(

@@ -38,14 +38,6 @@ class ServingShape(Enum):
     BOTH = "a worker that does both"
 
 
-_WORKERS: Mapping[ServingShape, Mapping[str, Any]] = {
-    ServingShape.PAIR: {"num_prefill": 1, "num_decode": 1},
-    ServingShape.PAIR_BY_GRPC: {"num_prefill": 1, "num_decode": 1},
-    ServingShape.SCARCE: {"num_prefill": 1, "num_decode": 1},
-    ServingShape.BOTH: {"num_prefill": 0, "num_decode": 0, "num_both": 1},
-}
-
-
 def cluster_shape(shape: ServingShape, model: BitsModel, dtype: str) -> ClusterShape:
     """The cluster whose workers serve a model in one of DTYPES."""
     roomy = _roomy(shape, dtype)
@@ -75,8 +67,11 @@ def _roomy(shape: ServingShape, dtype: str) -> ClusterShape:
     plane = GRPC if shape is ServingShape.PAIR_BY_GRPC else FAST_PLANE
     worker = {**PATIENT, "quantize": DTYPES[dtype].get("quantize", "none")}
     pair = {**worker, "planes": CHOICES[plane]}
+    has_both = shape is ServingShape.BOTH
     return ClusterShape(
-        **_WORKERS[shape],
+        num_prefill=0 if has_both else 1,
+        num_decode=0 if has_both else 1,
+        num_both=1 if has_both else 0,
         num_nodes=2 if shape is ServingShape.PAIR else 1,
         has_storage=True,
         dtype=DTYPES[dtype]["dtype"],
