@@ -14,10 +14,14 @@ from tools.bits.models import PAGE_SIZE, BitsModel
 from tools.bits.ways import companions
 
 from ferryman.cache.capacity import Concurrency, bytes_for, tracking_slots
+from ferryman.cache.manifest import StateManifest
 from ferryman.wire.plane_values import GRPC
 
 MAX_RUNNING = 32
 MEMORY_BYTES = 1 << 30
+HOST_PAGES = 2_048
+"""A host has room for so many pages and states. An arena of a size for all models would have a
+million of a tiny one's, and take half a minute to lay out."""
 SCARCE_RESERVED = 8
 NUM_COMPANIONS = 6
 AHEAD_TOKENS = 128
@@ -41,25 +45,26 @@ class ServingShape(Enum):
 def cluster_shape(shape: ServingShape, model: BitsModel, dtype: str) -> ClusterShape:
     """The cluster whose workers serve a model in one of DTYPES."""
     roomy = _roomy(shape, dtype)
-    if shape is not ServingShape.SCARCE:
-        return roomy
-    scarce = {
-        **roomy.settings["decode"],
-        "max_running": NUM_COMPANIONS + len(model.prompts),
-        "max_reserved": SCARCE_RESERVED,
-        "memory_bytes": scarce_bytes(roomy, model),
-    }
-    return replace(roomy, settings={**roomy.settings, "decode": scarce})
+    manifest = roomy.manifest_of(model.folder)
+    host_memory = HOST_PAGES * sum(layout.slot_bytes for layout in manifest.layouts)
+    changes = {"hostcache": {**roomy.settings["hostcache"], "host_memory": host_memory}}
+    if shape is ServingShape.SCARCE:
+        changes["decode"] = {
+            **roomy.settings["decode"],
+            "max_running": NUM_COMPANIONS + len(model.prompts),
+            "max_reserved": SCARCE_RESERVED,
+            "memory_bytes": scarce_bytes(roomy, manifest, model),
+        }
+    return replace(roomy, settings={**roomy.settings, **changes})
 
 
-def scarce_bytes(shape: ClusterShape, model: BitsModel) -> int:
+def scarce_bytes(shape: ClusterShape, manifest: StateManifest, model: BitsModel) -> int:
     """Memory of a decode worker for AHEAD_TOKENS of each companion, and for the prompts."""
     others = companions(model.prompts, NUM_COMPANIONS)
     asked = sum(map(len, [*others, *model.prompts]))
     context = asked + NUM_COMPANIONS * AHEAD_TOKENS
     tracking = tracking_slots(prefix_cache=True, overlap=shape.overlap)
     rows = Concurrency(NUM_COMPANIONS + len(model.prompts), SCARCE_RESERVED, tracking)
-    manifest = shape.manifest_of(model.folder)
     return bytes_for(manifest, rows, shape.chunk_tokens, num_full=1, context=context)
 
 
@@ -81,7 +86,7 @@ def _roomy(shape: ServingShape, dtype: str) -> ClusterShape:
             "prefill": pair,
             "decode": {**pair, "max_reserved": MAX_RUNNING},
             "both": worker,
-            "hostcache": {"host_memory": MEMORY_BYTES, "prefetch_share": 1.0},
+            "hostcache": {"prefetch_share": 1.0},
             # A worker that was killed is awaited until the next one has come.
             "router": {"no_worker_seconds": 240.0},
         },
