@@ -21,7 +21,7 @@ CompiledFor = tuple[object, ...]
 
 @contextmanager
 def noted_kernels() -> Iterator[set[CompiledFor]]:
-    """What has been compiled, by name, at the end of the block; launches are run."""
+    """The kernels that a card would have compiled by the end of the block; launches are run."""
     seen: set[CompiledFor] = set()
     launched = Kernel.__getitem__
 

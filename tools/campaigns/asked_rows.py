@@ -174,7 +174,7 @@ def _delta(device: torch.device) -> Any:
 
 
 def _single_numbers(device: torch.device) -> Any:
-    """What is between the kernels: on a card torch's functions."""
+    """The functions between the kernels, which are torch's on a card."""
     for name, run in (
         ("softplus", softplus),
         ("sigmoid", sigmoid),

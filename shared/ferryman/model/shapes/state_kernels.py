@@ -52,8 +52,8 @@ Launcher = Callable[..., Tensor]
 class StateKernels:
     """Launchers by what they do; each has the arguments of the first one that `fastest` names.
 
-    What is not here has one order everywhere: convolutions, and the scans of Mamba-1 and of Kimi
-    Delta, are one kernel for prompts and single tokens, or two with the same bits.
+    Convolutions and the scans of Mamba-1 and Kimi Delta are not here: they have one order
+    everywhere, by one kernel for prompts and single tokens or by two with the same bits.
     """
 
     paged_prefill: Launcher
