@@ -17,7 +17,7 @@ from typing import Any
 from ferryman_kernels.cpu._compiled import numba
 from ferryman_kernels.cpu._lanes import STEP_BYTES, words_at
 from ferryman_kernels.cpu._tiles import ROWS, add_tiles, load_tile
-from ferryman_kernels.cpu._vectors import LANES, generated
+from ferryman_kernels.cpu._vectors import LANES, generated, prefetch_at
 
 LINE_BYTES = 64
 """The bytes of a tile's row."""
@@ -74,6 +74,19 @@ def copy_weights(typing: Any, panel: Any, near: Any) -> Any:
 
     size = numba.types.intp
     return numba.types.void(size, size), generate
+
+
+@generated
+def ask_for_row(typing: Any, panel: Any) -> Any:
+    """ask_for_row(panel): asks for a row of a block that `copy_weights` copies, for the second
+    cache."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        for line in range(0, 2 * LINE_BYTES, LINE_BYTES):
+            prefetch_at(builder, builder.add(args[0], args[0].type(line)), 2)
+        return context.get_dummy_value()
+
+    return numba.types.void(numba.types.intp), generate
 
 
 @generated

@@ -21,6 +21,7 @@ from ferryman_kernels.cpu._near_tiles import (
     LINE_BYTES,
     add_near_half,
     add_near_tokens,
+    ask_for_row,
     copy_line,
     copy_weights,
     load_sums,
@@ -37,7 +38,7 @@ from ferryman_kernels.cpu._tiles import (
 )
 from ferryman_kernels.cpu._vectors import row_at
 
-_MANY_TOKENS, _MANY_OUTPUTS = 128, 256
+_MANY_TOKENS, _MANY_OUTPUTS = 192, 256
 _PAIR, _HALF = 2 * ROWS, LANES // 2
 _SUMS = _PAIR * _HALF
 _SUM_BYTES = 4 * _HALF  # of a token
@@ -86,13 +87,25 @@ def _room(run: Any, is_one_run: Any) -> Any:
 
 
 @part
-def _add_run(x: Any, weights: Any, blocks: Any, tokens: Any) -> None:
-    if tokens > ROWS:
-        for block in range(blocks):
+def _add_run(
+    x: Any, weights: Any, blocks: Any, tokens: Any, asked: Any, row: Any, rows: Any
+) -> None:
+    """Adds the products of a pair. Meanwhile it asks for each `rows`-th row of the blocks that are
+    copied next, from `row` on: all at once they would hold up the inputs."""
+    for block in range(blocks):
+        for each in range(row, ROWS, rows):
+            ask_for_row(asked + block * _PANEL_BLOCK_BYTES + each * STEP_BYTES)
+        if tokens > ROWS:
             add_near_tokens(x + block * BLOCK_BYTES, weights + block * BLOCK_BYTES)
-    else:
-        for block in range(blocks):
+        else:
             add_near_half(x + block * BLOCK_BYTES, weights + block * BLOCK_BYTES)
+
+
+@part
+def _half_at(address: Any, panel_bytes: Any, half: Any, block: Any) -> Any:
+    """Where a half of a panel has its rows of a block."""
+    side = half % 2 * _SUM_BYTES
+    return address + half // 2 * panel_bytes + side + block * _PANEL_BLOCK_BYTES
 
 
 @part
@@ -117,15 +130,17 @@ def _multiply_group(
     """The products of the halves of panels from halves[0] to halves[1] with such pairs. Memory of
     `_room` is addresses, or has no owner: to count the users of an array takes a tenth of the time.
     """
-    blocks, run, tokens, all_pairs, out_dim = sizes
+    (blocks, run, tokens, all_pairs, out_dim), count = sizes, pairs[1] - pairs[0]
     for start in range(0, blocks, run):
         length, kept = min(run, blocks - start), waiting
         inputs = copied + (start * all_pairs + pairs[0] * length) * BLOCK_BYTES
         for half in range(halves[0], halves[1]):
-            panel = address + half // 2 * panel_bytes + half % 2 * _SUM_BYTES
+            panel = _half_at(address, panel_bytes, half, start)
             for block in range(length):
-                place = panel + (start + block) * _PANEL_BLOCK_BYTES
-                copy_weights(place, near + block * BLOCK_BYTES)
+                copy_weights(panel + block * _PANEL_BLOCK_BYTES, near + block * BLOCK_BYTES)
+            asked = _half_at(address, panel_bytes, half + 1, start)
+            if half + 1 == halves[1] and start + length < blocks:
+                asked = _half_at(address, panel_bytes, halves[0], start + length)
             first, width = half * _HALF, min(_HALF, out_dim - half * _HALF)
             for lane in range(_HALF):
                 sums[_SUMS + lane] = wide(added[first + lane]) if first + lane < len(added) else 0
@@ -134,8 +149,8 @@ def _multiply_group(
                     load_sums(kept)
                 else:
                     clear_sums()
-                real = min(_PAIR, tokens - pair * _PAIR)
-                _add_run(inputs + (pair - pairs[0]) * length * BLOCK_BYTES, near, length, real)
+                real, row = min(_PAIR, tokens - pair * _PAIR), pair - pairs[0]
+                _add_run(inputs + row * length * BLOCK_BYTES, near, length, real, asked, row, count)
                 if start + length < blocks:
                     store_sums(kept, _SUM_BYTES)
                 else:
