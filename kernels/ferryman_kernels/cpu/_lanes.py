@@ -74,8 +74,7 @@ def half_at(typing: Any, array: Any, at: Any) -> Any:
     """half_at(array, at): array[at : at + 32] of a flat float32 array."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        floats, first = args
-        return _floats_at(context, builder, signature.args[0], floats, first, LANES // 2)
+        return _floats_at(context, builder, signature.args[0], args[0], args[1], LANES // 2)
 
     return Vector(numba.types.float32, LANES // 2)(array, numba.types.intp), generate
 
