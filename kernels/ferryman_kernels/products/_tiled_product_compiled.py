@@ -64,8 +64,8 @@ def _cut(count: Any, most: Any) -> Any:
 def _copy_pair(
     x: Any, stride: Any, tokens: Any, blocks: Any, run: Any, pairs: Any, pair: Any, copied: Any
 ) -> None:
-    """Copies the inputs of a pair: copied[run][pair][block], of as many blocks as a run has. What
-    lies behind the last token is multiplied too, and written nowhere."""
+    """Copies the inputs of a pair: copied[run][pair][block], of as many blocks as a run has.
+    Memory behind the last token is multiplied too, and written nowhere."""
     for row in range(min(_PAIR, tokens - pair * _PAIR)):
         source = x + (pair * _PAIR + row) * stride
         for first in range(0, blocks, run):
