@@ -105,7 +105,7 @@ class ForkServerOfTests:
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 cwd=ROOT,
-                # What it imports would start threads, and then it may not fork.
+                # Its imports would start threads, and then it may not fork.
                 env={**without_settings(os.environ), "OMP_NUM_THREADS": "1"},
             )
 

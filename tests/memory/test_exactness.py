@@ -20,8 +20,7 @@ from ferryman.llm import LLM
 from ferryman.settings.engine import EngineOptions
 from ferryman.sizing.exactness import arithmetic_of, check_audit
 from ferryman.sizing.memory_plan import MemoryPlan
-from ferryman_kernels.card_arithmetic import card_revision
-from ferryman_kernels.cpu.arithmetic import has_one_order, kernel_revision
+from ferryman_kernels.cpu.arithmetic import card_revision, has_one_order, kernel_revision
 from ferryman_launcher.checks.option_checks import _check_arithmetics
 
 compiled = pytest.mark.skipif(

@@ -42,7 +42,7 @@ async def test_a_user_alone_has_no_fork(one_pair: RouterCluster) -> None:
 
 
 async def test_a_truncated_chat_has_no_fork(one_pair: RouterCluster) -> None:
-    """What is left of it begins in the middle, where no other conversation does."""
+    """The rest begins in the middle, where no other conversation does."""
     asked = await ordered(
         one_pair, SYSTEM, {"role": "user", "content": "hi"}, truncate_prompt_tokens=8
     )

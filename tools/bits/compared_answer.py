@@ -1,4 +1,4 @@
-"""What is compared with the cold run: an answer with its bits, or the reason why there is none."""
+"""An answer with its bits, to be compared with the cold run, or the reason why there is none."""
 
 from __future__ import annotations
 

@@ -1,13 +1,19 @@
-"""The names of what decides the bits of the kernels' results: the loops that a processor takes, and
-the revision of their sources.
+"""The names of what decides the bits of the kernels' results: the loops that a processor takes, or
+the card, and the revision of their sources.
 
 On one processor a loop gives the same bits for equal numbers. On another one it may not: tiles add
 in an order of their own, and LLVM cuts a sum that it may reorder by the width of vectors that it
 prefers for the processor at hand. So the class of a processor is the loops and LLVM's name of it.
+
+A card's class is its compute capability and its name: from them follow the matrix instructions that
+Triton chooses, and the tables of tiles. A driver only loads what was compiled.
 """
 
 from __future__ import annotations
 
+import os
+import re
+from collections.abc import Iterable
 from functools import cache
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
@@ -24,6 +30,10 @@ TORCH = "torch"
 """The class of a processor whose products are torch's: nobody promises an order of their sums."""
 
 _COMPUTING = ("torch", "numba", "llvmlite", "numpy")
+# torch's functions of single numbers are between the kernels of a card.
+_COMPUTING_ON_CARDS = ("torch", "triton")
+_FUSION = "TRITON_DEFAULT_FP_FUSION"
+"""Triton's setting of whether a product and a sum are rounded together where nobody said so."""
 # Of all features of a processor these are the ones that its arithmetic is made of.
 _ARITHMETIC_FEATURES = ("avx", "amx", "fma")
 
@@ -58,11 +68,33 @@ def kernel_revision(*others: Path) -> str:
 
     No person decides about it: a change that kept all bits has another revision too.
     """
-    sources = [digest_of_sources(folder) for folder in (Path(__file__).parents[1], *others)]
-    packages = [f"{package} {_version(package)}" for package in _COMPUTING]
     features = compiled_for()[1].split(",") if numba is not None else []
     decisive = sorted(name for name in features if name[1:].startswith(_ARITHMETIC_FEATURES))
-    return sha256("\n".join([*sources, *packages, *decisive]).encode()).hexdigest()[:8]
+    return _revision(others, _COMPUTING, decisive)
+
+
+def card_class(device: str) -> str:
+    """The class of a card such as `cuda:1`: `9.0-nvidia-h200`; empty if it is not here."""
+    index = torch.device(device).index or 0
+    if index >= torch.cuda.device_count():
+        return ""
+    major, minor = torch.cuda.get_device_capability(index)
+    name = re.sub("[^a-z0-9]+", "-", torch.cuda.get_device_name(index).lower()).strip("-")
+    return f"{major}.{minor}-{name}"
+
+
+@cache
+def card_revision(*others: Path) -> str:
+    """8 hex digits that change with the sources of the kernels, or in a folder of `others`, and
+    with what compiles or computes for them on a card."""
+    settings = [f"CUDA {torch.version.cuda}", f"{_FUSION}={os.environ.get(_FUSION, '')}"]
+    return _revision(others, _COMPUTING_ON_CARDS, settings)
+
+
+def _revision(folders: Iterable[Path], packages: Iterable[str], more: Iterable[str]) -> str:
+    sources = [digest_of_sources(folder) for folder in (Path(__file__).parents[1], *folders)]
+    versions = [f"{package} {_version(package)}" for package in packages]
+    return sha256("\n".join([*sources, *versions, *more]).encode()).hexdigest()[:8]
 
 
 def _version(package: str) -> str:

@@ -10,8 +10,13 @@ from ferryman.model.config import family_of, load_format
 from ferryman.model.weights.named_weights import FLOATS, torch_dtype
 from ferryman.model.weights.weight_formats import Int8AtLoad
 from ferryman.settings.engine import EngineOptions
-from ferryman_kernels.card_arithmetic import card_class, card_revision
-from ferryman_kernels.cpu.arithmetic import has_one_order, kernel_revision, processor_class
+from ferryman_kernels.cpu.arithmetic import (
+    card_class,
+    card_revision,
+    has_one_order,
+    kernel_revision,
+    processor_class,
+)
 
 # torch adds up the rows of their layers: means of thousands of numbers.
 _FAMILIES_WITH_MEANS = ("gemma3n",)

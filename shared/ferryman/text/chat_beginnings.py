@@ -1,4 +1,4 @@
-"""What conversations begin with: tools and system messages, up to the first words of a user.
+"""The beginnings of conversations: tools and system messages, up to the first words of a user.
 
 The next conversation of the same application begins alike, so its state is worth a snapshot before
 any second conversation has come (others call this a cache breakpoint). Positions are hints: what is

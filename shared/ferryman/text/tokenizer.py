@@ -133,7 +133,7 @@ class Tokenizer:
 
     @cached_property
     def chat_beginnings(self) -> ChatBeginnings:
-        """What conversations begin with, as far as it was asked for."""
+        """The beginnings of conversations that were asked for so far."""
         return ChatBeginnings(self.encode_chat)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from tests.tiny_models import VOCAB_SIZE, save_tiny_model
 from ferryman.cache.manifest import StateManifest
 from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_drafted, load_model
+from ferryman.model.shapes.manifest import state_manifest
 from ferryman.model.weights.weight_formats import AS_STORED
 from ferryman.settings.engine import engine_options
 from ferryman.sizing.exactness import arithmetic_of
@@ -88,11 +89,16 @@ class ClusterShape:
         engine = engine_options(
             model=model, dtype=self.dtype, **{name: chosen[name] for name in names}
         )
-        if draft == "ngram":
-            manifest = load_model(model, options).manifest
-        else:
-            manifest = load_drafted(model, draft, options).manifest
-        return replace(manifest, arithmetic=arithmetic_of(engine))
+        is_alone = draft == "ngram"
+        served = load_model(model, options) if is_alone else load_drafted(model, draft, options)
+        return state_manifest(
+            served.config,
+            self.dtype,
+            PAGE_SIZE,
+            served.manifest.fingerprint,
+            kv_dtype=kv_dtype,
+            arithmetic=arithmetic_of(engine),
+        )
 
 
 def on_plane(plane: str) -> dict[str, dict[str, Any]]:

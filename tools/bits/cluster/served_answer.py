@@ -1,7 +1,7 @@
 """An answer as a client sees it, and the cold run that it is compared with.
 
-What a client sees of the numbers are log probabilities: of the token that was drawn and of the
-likeliest ones, as many as may be asked for. They travel as they are, in float64.
+A client sees log probabilities: of the token that was drawn and of the likeliest ones, as many as
+may be asked for. They travel as they are, in float64.
 """
 
 from __future__ import annotations
