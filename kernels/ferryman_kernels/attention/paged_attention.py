@@ -137,7 +137,7 @@ def paged_attention_decode(
     """
     _check_pages(q, key_pages, value_pages, scales)
     _check_sinks(q, sinks)
-    assert page_table.shape[0] == positions.shape[0] == q.shape[0], (page_table.shape, q.shape)
+    _check_tokens(q, page_table, positions)
     if q.is_cuda and q.dtype != torch.float64:
         given = (q, key_pages, value_pages, page_table, positions, scale, window_len, sinks)
         return paged_attention_decode_triton(*given, score_cap, scales)
@@ -177,8 +177,7 @@ def paged_attention_prefill(
     """
     _check_pages(q, key_pages, value_pages, scales)
     _check_sinks(q, sinks)
-    assert page_table.shape[0] == len(spans), (page_table.shape, spans)
-    assert sum(end - start for start, end in spans) == q.shape[0], (spans, q.shape)
+    _check_spans(q, page_table, spans)
     given = (q, key_pages, value_pages, page_table, spans, scale, window_len, sinks, score_cap)
     if q.is_cuda and q.dtype != torch.float64:
         return paged_attention_prefill_triton(*given, scales)
@@ -205,7 +204,7 @@ def paged_decode_by_splits(
         return paged_attention_decode(*given, scales)
     _check_pages(q, key_pages, value_pages, scales)
     _check_sinks(q, sinks)
-    assert page_table.shape[0] == positions.shape[0] == q.shape[0], (page_table.shape, q.shape)
+    _check_tokens(q, page_table, positions)
     return split_decode_triton(*given, scales)
 
 
@@ -228,8 +227,7 @@ def paged_prefill_by_splits(
         return paged_attention_prefill(*given, scales)
     _check_pages(q, key_pages, value_pages, scales)
     _check_sinks(q, sinks)
-    assert page_table.shape[0] == len(spans), (page_table.shape, spans)
-    assert sum(end - start for start, end in spans) == q.shape[0], (spans, q.shape)
+    _check_spans(q, page_table, spans)
     return split_prefill_triton(*given, scales)
 
 
@@ -237,6 +235,15 @@ def reads_codes(table: Tensor, dtype: torch.dtype) -> bool:
     """Whether attention of queries in `dtype` reads pages of codes as they are: a card's kernels in
     bfloat16 do. In float32, whose tiles fill the registers, opening them spilled 300 B and more."""
     return table.is_cuda and dtype == torch.bfloat16
+
+
+def _check_tokens(q: Tensor, page_table: Tensor, positions: Tensor) -> None:
+    assert page_table.shape[0] == positions.shape[0] == q.shape[0], (page_table.shape, q.shape)
+
+
+def _check_spans(q: Tensor, page_table: Tensor, spans: Sequence[Span]) -> None:
+    assert page_table.shape[0] == len(spans), (page_table.shape, spans)
+    assert sum(end - start for start, end in spans) == q.shape[0], (spans, q.shape)
 
 
 def _check_pages(

@@ -14,7 +14,6 @@ from tests.tiny_models import VOCAB_SIZE, save_tiny_model
 from ferryman.cache.manifest import StateManifest
 from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_drafted, load_model
-from ferryman.model.shapes.manifest import state_manifest
 from ferryman.model.weights.weight_formats import AS_STORED
 from ferryman.settings.engine import engine_options
 from ferryman.sizing.exactness import arithmetic_of
@@ -84,21 +83,20 @@ class ClusterShape:
         chosen = self.settings.get("decode" if self.num_decode else "both", {})
         draft, kv_dtype = chosen.get("draft", "ngram"), chosen.get("kv_dtype", "auto")
         quantize = chosen.get("quantize", AS_STORED)
-        options = LoadOptions(self.dtype, page_size=PAGE_SIZE, quantize=quantize, kv_dtype=kv_dtype)
         names = {"exactness", "kv_dtype", "quantize", "tp_size"} & set(chosen)
         engine = engine_options(
             model=model, dtype=self.dtype, **{name: chosen[name] for name in names}
         )
-        is_alone = draft == "ngram"
-        served = load_model(model, options) if is_alone else load_drafted(model, draft, options)
-        return state_manifest(
-            served.config,
+        options = LoadOptions(
             self.dtype,
-            PAGE_SIZE,
-            served.manifest.fingerprint,
+            page_size=PAGE_SIZE,
+            quantize=quantize,
             kv_dtype=kv_dtype,
             arithmetic=arithmetic_of(engine),
         )
+        if draft == "ngram":
+            return load_model(model, options).manifest
+        return load_drafted(model, draft, options).manifest
 
 
 def on_plane(plane: str) -> dict[str, dict[str, Any]]:

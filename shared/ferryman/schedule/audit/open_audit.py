@@ -74,11 +74,11 @@ class OpenAudit:
         """Looks for a token that is another one than the answer has."""
         if self.sampling is None or self.wrong_token is not None:
             return
-        served = self.token_ids.tolist()
+        served = self.token_ids
         wrong = (
             draw.position
             for draw, token in zip(draws, tokens, strict=True)
-            if draw.position < len(served) and token != served[draw.position]
+            if draw.position < len(served) and token != int(served[draw.position])
         )
         self.wrong_token = next(wrong, None)
 
