@@ -193,6 +193,7 @@ class _Services:
             "host": doors.host,
             "cors_origin": doors.cors_origin,
             "strict_fields": doors.strict_fields,
+            "default_max_tokens": doors.default_max_tokens,
             "http_port": ports.http,
             "grpc_port": ports.grpc,
             "redis_url": self.redis_url,

@@ -9,16 +9,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.harness.router import SENTENCE, FaultStage, Pause, RouterCluster, cluster, frames
+from tests.harness.router import (
+    QUICK,
+    SENTENCE,
+    FaultStage,
+    Pause,
+    RouterCluster,
+    cluster,
+    frames,
+)
 from tests.router.tool_folders import prompt_text, says, tool_cluster, tool_folder
 
 from ferryman.errors import ConfigError
 from ferryman.schedule.token_rules import TokenRules
+from ferryman.wire.v1 import inference_pb2 as pb
 from ferryman_router.intake.body_intake import LARGE_BYTES
 from ferryman_router.routing.queue import Ticket, WaitQueue
 from ferryman_router.served_model import generation_defaults
 
-CHAT = "/v1/chat/completions"
+CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 LONG = SENTENCE * 2
 USER = {"role": "user", "content": "hi"}
 
@@ -328,3 +337,25 @@ def test_a_lower_priority_number_is_served_first_within_a_line() -> None:
         served.append(head.request_id)
         queue.take(head)
     assert served == ["c", "a", "b", "e", "d"]
+
+
+async def test_an_operator_bounds_answers_to_requests_without_a_limit(
+    nats_url: str, folder: Path
+) -> None:
+    """What a client asks for counts, be it more; and a bound leaves room for the fewest tokens."""
+    chat = {"messages": [{"role": "user", "content": "hi"}]}
+    bodies: list[tuple[str, dict[str, Any], int]] = [
+        (CHAT, chat, 9),
+        (CHAT, {**chat, "max_tokens": 12}, 12),
+        (CHAT, {**chat, "max_completion_tokens": 3}, 3),
+        (CHAT, {**chat, "min_tokens": 11}, 11),
+        (RESPONSES, {"input": "hi"}, 9),
+    ]
+    limits = QUICK.model_copy(update={"default_max_tokens": 9})
+    async with cluster(nats_url, folder, limits=limits) as made:
+        for path, body, _ in bodies:
+            assert (await made.http.post(path, json=body)).status_code == 200
+        async for _ in made.stub.Generate(pb.GenerateRequest(prompt=pb.Prompt(text="hi"))):
+            pass
+        found = [order.request.sampling.max_tokens for order in made.prefills[0].orders]
+    assert found == [*(most for *_, most in bodies), 9]

@@ -186,7 +186,7 @@ class Frontend:
             )
             raise ContextLengthExceeded(message, "prompt")
         if sampling.is_open_ended:
-            params = replace(params, max_tokens=room)
+            params = replace(params, max_tokens=self._open_end(params.rules.min_tokens, room))
         if params.rules.min_tokens > params.max_tokens:
             message = f"min_tokens is more than the {params.max_tokens} tokens there may be"
             raise InvalidRequest(message, "min_tokens")
@@ -198,6 +198,11 @@ class Frontend:
             )
             raise ContextLengthExceeded(message, "max_tokens")
         return params
+
+    def _open_end(self, min_tokens: int, room: int) -> int:
+        """The most tokens of an answer whose caller named no limit."""
+        usual = self._limits.default_max_tokens or room
+        return min(room, max(usual, min_tokens))
 
     @property
     def max_prompt_len(self) -> int:

@@ -63,6 +63,9 @@ class DoorOptions(BaseModel):
     strict_fields: Annotated[bool, Called(role="router")] = False
     """Refuses a body with a field that is not known (400), instead of naming it with the answer."""
 
+    default_max_tokens: Annotated[int, Field(ge=0), Called(role="router")] = 0
+    """Tokens of an answer to a request that names no limit; 0: as many as there is room for."""
+
     @property
     def ports(self) -> tuple[DoorPorts, ...]:
         """The ports of each router, the first one's first; they may be above the highest port."""
