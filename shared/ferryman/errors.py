@@ -3,6 +3,7 @@
     FerrymanError
     ├── InvalidRequest     change the request                         INVALID_ARGUMENT     400
     │   ├── TooLarge       send less                                  INVALID_ARGUMENT     413
+    │   ├── UnsupportedMedia  send JSON, in a coding that is read     INVALID_ARGUMENT     415
     │   ├── ContextLengthExceeded  shorten the prompt                 INVALID_ARGUMENT     400
     │   ├── GrammarDeadEnd  the output's grammar leaves no token      INVALID_ARGUMENT     400
     │   └── UnknownModel   name a model that is served                NOT_FOUND            404
@@ -68,6 +69,12 @@ class TooLarge(InvalidRequest):
     """A size limit is exceeded."""
 
     http_status = 413
+
+
+class UnsupportedMedia(InvalidRequest):
+    """The body is of a type, or in a coding, that is not read; `param` names the header."""
+
+    http_status = 415
 
 
 class ContextLengthExceeded(InvalidRequest):
@@ -188,7 +195,10 @@ class NoWorker(Unavailable):
 
 
 class Stopping(Unavailable):
-    """This process is ending: it cannot serve the call, or cannot finish it."""
+    """This process is ending: it cannot serve the call, or cannot finish it. Another one, or its
+    successor, may in a moment."""
+
+    retry_after_seconds = 1.0
 
 
 class RequestDetached(Unavailable):

@@ -41,6 +41,45 @@ async def test_a_page_of_a_named_origin_may_ask_call_and_read(nats_url: str, fol
         assert (ALLOWED in other.headers, other.headers["vary"]) == (False, "origin")
 
 
+# As browsers ask for the clients of OpenAI and Anthropic in JavaScript.
+CLIENTS = {
+    "openai": "authorization,content-type,openai-beta,x-stainless-arch,x-stainless-helper-method,"
+    "x-stainless-lang,x-stainless-os,x-stainless-package-version,x-stainless-retry-count,"
+    "x-stainless-runtime,x-stainless-runtime-version,x-stainless-timeout",
+    "anthropic": "anthropic-beta,anthropic-dangerous-direct-browser-access,anthropic-version,"
+    "content-type,x-api-key,x-stainless-arch,x-stainless-lang,x-stainless-retry-count",
+}
+
+
+@pytest.mark.parametrize("origins", [PAGE, "*"])
+async def test_a_page_of_a_named_origin_may_send_the_headers_that_it_asks_for(
+    nats_url: str, folder: Path, origins: str
+) -> None:
+    async with cluster(nats_url, folder, cors_origin=origins) as made:
+        for names in CLIENTS.values():
+            asks = {**ASKS, "access-control-request-headers": names}
+            for path in ("/v1/chat/completions", "/v1/responses", "/v1/messages"):
+                asked = await made.http.options(path, headers=asks)
+                assert asked.status_code == 204
+                assert asked.headers["access-control-allow-headers"] == names
+                assert "access-control-request-headers" in asked.headers["vary"]
+
+
+async def test_a_page_of_no_named_origin_may_send_nothing(nats_url: str, folder: Path) -> None:
+    async with cluster(nats_url, folder, cors_origin="https://other.example") as made:
+        asks = {**ASKS, "access-control-request-headers": "x-api-key"}
+        asked = await made.http.options("/v1/messages", headers=asks)
+        assert [name for name in asked.headers if name.startswith("access-control")] == []
+
+
+@pytest.mark.parametrize("names", ["a\xa0b", "x" * 5000, "a:b", ""])
+def test_what_is_no_list_of_headers_is_not_given_back(names: str) -> None:
+    headers = {**ASKS, "access-control-request-headers": names}
+    response = CorsPolicy(frozenset({PAGE})).preflight("OPTIONS", headers)
+    assert response is not None
+    assert response.headers["access-control-allow-headers"].startswith("authorization")
+
+
 @pytest.mark.parametrize(
     ("origins", "origin", "allowed"),
     [

@@ -35,7 +35,7 @@ from ferryman_router.bodies.json_body import parse_object
 from ferryman_router.bodies.parsed_request import ParsedRequest
 from ferryman_router.bodies.place import BodyPlace
 from ferryman_router.bodies.unread_fields import Api
-from ferryman_router.doors import server
+from ferryman_router.doors import text_endpoints
 from ferryman_router.intake.body_intake import LARGE_BYTES, Intake, ReaderProcess
 from ferryman_router.intake.reader import (
     BODY_KINDS,
@@ -196,7 +196,7 @@ async def test_large_bodies_are_answered_and_not_read_here(
     def refuse(*given: object) -> NoReturn:
         raise AssertionError("it is read in the router's own process")
 
-    monkeypatch.setattr(server, "parse_object", refuse)
+    monkeypatch.setattr(text_endpoints, "parse_object", refuse)
     monkeypatch.setattr(ServedModel, "tokenized", lambda *given: given[1])
     body = b'{"prompt": "the ferry", "max_tokens": 4}' + PADDING
     large = await one_pair.http.post("/v1/completions", content=body)

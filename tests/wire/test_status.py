@@ -14,6 +14,7 @@ from ferryman.wire.grpc.status import WITHHELD, error_of, failure_of, status_of,
 ALL = [
     errors.InvalidRequest("temperature must be finite", "temperature"),
     errors.TooLarge("the body is too large", "body"),
+    errors.UnsupportedMedia("content-type text/plain is not read here", "content-type"),
     errors.ContextLengthExceeded("too long", "prompt"),
     errors.GrammarDeadEnd("the grammar leaves no token at position 7", "grammar"),
     errors.UnknownModel("no model x", "model"),

@@ -24,8 +24,8 @@ _TYPES = {
     504: "timeout_error",
 }
 _ANTHROPIC_TYPES = {
-    400: "invalid_request_error",
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     413: "request_too_large",
     429: "rate_limit_error",
@@ -58,7 +58,8 @@ def openai_error(error: FerrymanError) -> dict[str, Any]:
 
 def anthropic_error(error: FerrymanError) -> dict[str, Any]:
     """The body of a refusal in Anthropic's form; its types follow from the status."""
-    kind = _ANTHROPIC_TYPES.get(error.http_status, "api_error")
+    by_status = "invalid_request_error" if error.http_status < 500 else "api_error"
+    kind = _ANTHROPIC_TYPES.get(error.http_status, by_status)
     return {"type": "error", "error": problem(error) | {"type": kind}}
 
 

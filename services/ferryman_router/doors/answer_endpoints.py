@@ -23,7 +23,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ferryman.cache.manifest import Kind
-from ferryman.errors import ContextLengthExceeded, FerrymanError, RequestIdInUse, TooLarge
+from ferryman.errors import ContextLengthExceeded, FerrymanError, RequestIdInUse
 from ferryman.runtime.access import MetricsGuard
 from ferryman.text.tokenizer import NO_TOKENS
 from ferryman.text.tool_calls.formats import OutputSyntax
@@ -34,6 +34,7 @@ from ferryman_router.bodies.tool_fields import check_offered
 from ferryman_router.bodies.unread_fields import Api
 from ferryman_router.doors.auth import Authenticator
 from ferryman_router.doors.cors import NO_ORIGINS, CorsPolicy
+from ferryman_router.doors.request_body import body_parts
 from ferryman_router.doors.sse import FrameStream, ResponseGroup, status_known, while_connected
 from ferryman_router.intake.body_intake import BodyMemory
 from ferryman_router.intake.frontend import Frontend
@@ -77,6 +78,19 @@ class HttpDeps:
     is_strict: bool = False
     wall_clock: Callable[[], float] = time.time
 
+    async def body_parts(
+        self, request: Request, grow: Callable[[int], None], within: float
+    ) -> list[bytes]:
+        """The body of a call; raises as `request_body.body_parts` does."""
+        return await body_parts(
+            request,
+            self.cors,
+            self.frontend.intake,
+            max_bytes=self.max_body_bytes,
+            grow=grow,
+            within=within,
+        )
+
 
 async def answer(deps: HttpDeps, api: Api, request: Request) -> Response:
     """Reads, checks, starts, and answers when there is something to send."""
@@ -91,9 +105,9 @@ async def _answer(deps: HttpDeps, api: Api, request: Request) -> Response:
     frontend, caller = deps.frontend, deps.callers.authenticate(headers_of(request))
     with ExitStack() as reading:
         grow = reading.enter_context(deps.memory.holding())
-        parts = await read_parts(request, deps.max_body_bytes, grow)
-        arrived = frontend.ctx.clock()
         within = caller.deadline_seconds
+        parts = await deps.body_parts(request, grow, within)
+        arrived = frontend.ctx.clock()
         reads = frontend.read_body(api, parts, within=within, is_strict=deps.is_strict)
         body = await while_connected(request.receive, reads)
         first = _first_request(deps, body, caller, arrived)
@@ -120,25 +134,6 @@ def ignored_headers(frontend: Frontend, ignored: Sequence[IgnoredField]) -> dict
         frontend.ctx.metrics.count_ignored(field.label)
     names = ", ".join(field.plain for field in ignored)
     return {"x-ferryman-ignored": names[:MAX_IGNORED_CHARS]} if names else {}
-
-
-async def read_parts(request: Request, max_bytes: int, grow: Callable[[int], None]) -> list[bytes]:
-    """The whole body in parts; raises TooLarge as soon as that is known, also if a smaller length
-    was announced.
-
-    They are not joined here: copying megabytes, for many callers in turn, holds up the loop.
-    """
-    announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and int(announced) > max_bytes:
-        raise TooLarge(f"the body has {announced} bytes; at most {max_bytes} are taken")
-    parts, num_bytes = [], 0
-    async for part in request.stream():
-        num_bytes += len(part)
-        if num_bytes > max_bytes:
-            raise TooLarge(f"the body has more than {max_bytes} bytes")
-        grow(len(part))
-        parts.append(part)
-    return parts
 
 
 def headers_of(request: Request) -> dict[str, str]:

@@ -3,8 +3,8 @@
 trailer                  meaning
 ferryman-reason          the name of the error's class, such as OutOfSlots
 ferryman-param           INVALID_ARGUMENT: the field to change
-ferryman-retry-after-ms  RESOURCE_EXHAUSTED, NoWorker: an estimate of the time until there is room,
-                         or a worker
+ferryman-retry-after-ms  RESOURCE_EXHAUSTED, NoWorker, Stopping: an estimate of the time until there
+                         is room, a worker, or another process
 grpc-status-details-bin  the same as google.rpc.RetryInfo, for other clients
 ferryman-stage           an answer that broke off: the stage that the request had reached
 ferryman-offset          the same: the number of tokens that it had
