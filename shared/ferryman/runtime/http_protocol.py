@@ -4,8 +4,11 @@ A connection is in one of four states. Three of them are waits that a client cou
 
     head   no request has begun, or its head is not complete   408 after `header_seconds`
     body   a request waits for the rest of its body            408 after `body_seconds`
-    drop   it was answered before its body was complete        closed after `drain_seconds`
+    drop   it was answered before it was complete              closed after `drain_seconds`
     busy   the whole request is here; the server must answer
+
+A request to go on in another protocol (`Upgrade: h2c`, which Java's client sends by default, or
+`websocket`) is answered as if it asked for none, in HTTP/1.1.
 """
 
 from __future__ import annotations
@@ -15,10 +18,12 @@ import json
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from email.utils import formatdate
 from enum import StrEnum
 from typing import Any
 
+import httptools
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
@@ -28,6 +33,10 @@ from ferryman.runtime.connections import ConnectionTable
 _TOO_MANY = (503, "Service Unavailable", "there are too many connections; try again later")
 _TOO_SLOW = (408, "Request Timeout", "the request did not come in time")
 _TOO_LONG_HEAD = (431, "Request Header Fields Too Large", "the head of the request is too long")
+_UNREADABLE = (400, "Bad Request", "this is no request of HTTP/1.1")
+_NO_PROXY = (400, "Bad Request", "this is no proxy: CONNECT opens nothing here")
+_TRY_AGAIN = (408, 503)
+_WHILE_SENDING = (_TOO_LONG_HEAD, _UNREADABLE)
 
 
 class _Waits(StrEnum):
@@ -61,6 +70,7 @@ class BoundedProtocol(HttpToolsProtocol):
         # Clients decide how often uvicorn warns about their input, so warnings are rate-limited.
         self.logger = _RareWarnings(self.logger, table)  # type: ignore[assignment]
         self._is_counted = False
+        self._is_refused = False  # and nothing more is read
         self._is_whole = True  # the last request has arrived with its body
         self._num_requests = 0
         self._num_bytes = 0  # since the state below began
@@ -94,7 +104,8 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         self._num_bytes += len(data)
-        super().data_received(data)
+        if not self._is_refused:
+            self._parse(data)
         if self.transport.is_closing():
             return
         waits, _ = self._watch()
@@ -103,11 +114,48 @@ class BoundedProtocol(HttpToolsProtocol):
         if waits is _Waits.DROP and self._num_bytes > self._limits.drain_bytes:
             self.transport.close()
 
+    def _parse(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        rest = memoryview(data)
+        try:
+            while rest:
+                rest = self._parse_to_upgrade(rest)
+        except httptools.HttpParserError:
+            self._refuse(_UNREADABLE)
+
+    def _parse_to_upgrade(self, data: memoryview) -> memoryview:
+        """Parses up to the end of the first head that asks for another protocol, and says no to
+        it. Returns the bytes behind that head."""
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            if self.parser.get_method() != b"CONNECT":
+                self._decline_upgrade()
+                return data[upgrade.args[0] :]
+            self._refuse(_NO_PROXY)
+        return data[:0]
+
+    def _decline_upgrade(self) -> None:
+        """Reads the head again without the header that asks. Its parser has no more use: it takes
+        all that follows for the other protocol, the body too."""
+        version = self.parser.get_http_version().encode()
+        head = [b"%b %b HTTP/%b\r\n" % (self.parser.get_method(), self.url, version)]
+        head += [b"%b: %b\r\n" % pair for pair in self.headers if pair[0] != b"upgrade"]
+        self.parser = _parser_for(self)
+        self.parser.feed_data(b"".join(head) + b"\r\n")
+
+    @property
+    def _is_upgrade(self) -> bool:
+        """Whether the head that is complete is about to be read again."""
+        return self.parser.should_upgrade()
+
     def on_message_begin(self) -> None:
         self._date.renew(self.server_state, self.config)
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
+        if self._is_upgrade:
+            return
         self._is_whole = False
         self._num_requests += 1
         super().on_headers_complete()
@@ -116,6 +164,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self.cycle.transport = _ClosesWhenWhole(self)  # type: ignore[assignment]
 
     def on_message_complete(self) -> None:
+        if self._is_upgrade:
+            return
         self._is_whole = True
         super().on_message_complete()
         if self.cycle.response_complete and not self.cycle.keep_alive:
@@ -150,6 +200,8 @@ class BoundedProtocol(HttpToolsProtocol):
         return state
 
     def _waits(self) -> _Waits:
+        if self._is_refused:
+            return _Waits.DROP
         is_answered = self.cycle is None or self.cycle.response_complete
         if self._is_whole:
             return _Waits.HEAD if is_answered and not self.pipeline else _Waits.BUSY
@@ -168,7 +220,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._table.refuse(f"{answer[2]}, from {self._address}")
         cycle = self.cycle
         is_free = cycle is None or cycle.response_complete or not cycle.response_started
-        if is_free and not self.pipeline:
+        if is_free and not self.pipeline and answer in _WHILE_SENDING:
+            self._answer_and_drop(*answer)
+        elif is_free and not self.pipeline:
             self._answer_and_close(*answer)
         else:
             self.transport.close()  # another answer is already being sent
@@ -178,20 +232,41 @@ class BoundedProtocol(HttpToolsProtocol):
             cycle.message_event.set()
 
     def _answer_and_close(self, status: int, phrase: str, message: str) -> None:
+        self._answer(status, phrase, message)
+        self.transport.close()
+
+    def _answer_and_drop(self, status: int, phrase: str, message: str) -> None:
+        """Answers a client that may still send: closed at once, the connection would be reset, and
+        the client might lose the answer."""
+        self._answer(status, phrase, message)
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._is_refused = True
+        self._watch()
+
+    def _answer(self, status: int, phrase: str, message: str) -> None:
         code = phrase.lower().replace(" ", "_")
         error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
         body = json.dumps({"error": error}).encode()
+        again = "retry-after: 1\r\n" if status in _TRY_AGAIN else ""
         head = (
             f"HTTP/1.1 {status} {phrase}\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(body)}\r\nconnection: close\r\nretry-after: 1\r\n\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n{again}\r\n"
         )
         self.transport.write(head.encode() + body)
-        self.transport.close()
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _parser_for(protocol: HttpToolsProtocol) -> httptools.HttpRequestParser:
+    """A parser as uvicorn makes it: what follows a request that closes is passed over."""
+    parser = httptools.HttpRequestParser(protocol)
+    with suppress(AttributeError):  # httptools before 0.6.3 does so by itself
+        parser.set_dangerous_leniencies(lenient_data_after_close=True)
+    return parser
 
 
 class _ClosesWhenWhole:
