@@ -28,6 +28,7 @@ from ferryman_router.answers.response_format import (
     ResponseFormat,
     ScoredPrompt,
     as_json,
+    in_one_line,
 )
 from ferryman_router.answers.response_header import NULL, ResponseHeader, json_list
 from ferryman_router.request.attempt_result import uncached_tokens
@@ -277,5 +278,4 @@ def _whole_text(answer: AnsweredChoice) -> str:
 
 
 def _text(text: str) -> bytes:
-    encoded: bytes = encode_basestring(text).encode()
-    return encoded
+    return in_one_line(encode_basestring(text)).encode()

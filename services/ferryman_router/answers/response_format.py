@@ -14,6 +14,8 @@ from ferryman.wire.public import GenerateFinished, TokenChunk
 from ferryman_router.request.response import OutputFailed
 
 BYTES_PER_ENTRY = 80
+# Beyond ASCII; the control characters among them are escaped by JSON itself.
+_LINE_ENDS = (("\x85", "\\u0085"), ("\u2028", "\\u2028"), ("\u2029", "\\u2029"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +87,17 @@ class ResponseFormat(ABC):
 
 
 def as_json(value: object) -> bytes:
-    """JSON without spaces."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    """JSON without spaces, in one line."""
+    return in_one_line(json.dumps(value, ensure_ascii=False, separators=(",", ":"))).encode()
+
+
+def in_one_line(text: str) -> str:
+    """JSON with escapes for what Unicode counts as the end of a line and JSON does not: clients
+    that split a stream of events by Unicode's lines would cut an event there."""
+    if not text.isascii():
+        for character, escape in _LINE_ENDS:
+            text = text.replace(character, escape)
+    return text
 
 
 def named_event(name: str, fields: Mapping[str, Any]) -> bytes:
