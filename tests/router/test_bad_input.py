@@ -121,6 +121,10 @@ BODIES: list[tuple[str, bytes, str]] = [
     ("a lone surrogate", b'{"prompt": "\\ud800"}', "Unicode"),
     ("deeply nested", b'{"prompt": ' + b"[" * 100_000, ""),
     ("empty", b"", "JSON"),
+    ("a mark of UTF-8", b'\xef\xbb\xbf{"prompt": "a"}', "(BOM) of UTF-8"),
+    ("UTF-16", '{"prompt": "a"}'.encode("utf-16"), "(BOM) of UTF-16"),
+    ("UTF-16 the other way", b"\xfe\xff\x00{\x00}", "(BOM) of UTF-16"),
+    ("UTF-32", '{"prompt": "a"}'.encode("utf-32"), "(BOM) of UTF-32"),
 ]
 
 
@@ -129,6 +133,45 @@ async def test_bad_bodies_say_what_is_wrong(one_pair: RouterCluster) -> None:
         response = await one_pair.http.post(TEXT, content=body)
         assert response.status_code == 400, (name, response.text)
         assert word in response.json()["error"]["message"], name
+
+
+HALF = "cut \ud83d"
+TOOL = {"type": "function", "function": {"name": "a", "description": HALF}}
+HALVES: list[tuple[str, dict[str, Any], str]] = [
+    (TEXT, _text(user=HALF), "user"),
+    (TEXT, _text(prompt=["a", HALF]), "prompt[1]"),
+    (TEXT, _text(unknown=[{"a": [1, HALF]}]), "unknown[0].a[1]"),
+    (TEXT, _text(logit_bias={HALF: 1}), "logit_bias.(key)"),
+    (CHAT, _chat(messages=[*HELLO, {"role": "user", "content": HALF}]), "messages[1].content"),
+    (CHAT, _chat(tools=[TOOL]), "tools[0].function.description"),
+    (CHAT, _chat(metadata={"a": HALF}), "metadata.a"),
+    ("/v1/responses", {"input": "a", "metadata": {"a": HALF}}, "metadata.a"),
+    ("/v1/responses", {"input": "a", "instructions": HALF}, "instructions"),
+    ("/v1/messages", {"messages": HELLO, "max_tokens": 2, "system": HALF}, "system"),
+    ("/v1/messages/count_tokens", {"messages": HELLO, "system": HALF}, "system"),
+    ("/tokenize", {"prompt": HALF}, "prompt"),
+]
+
+
+@pytest.mark.parametrize("padding", [0, 100_000], ids=["small", "large"])
+async def test_half_a_character_is_named_wherever_it_is(
+    one_pair: RouterCluster, padding: int
+) -> None:
+    for path, body, param in HALVES:
+        sent = json.dumps({**body, "padding": "\U0001f600" * padding})
+        response = await one_pair.http.post(path, content=sent)
+        error = response.json()["error"]
+        assert (response.status_code, error["param"]) == (400, param), (path, error)
+        assert "Unicode" in error["message"]
+    body = {"prompt": "\U0001f600 \\ud83d", "max_tokens": 2}  # a whole one, and a text about one
+    whole = await one_pair.http.post(TEXT, content=json.dumps(body))
+    assert whole.status_code == 200, whole.text
+
+
+async def test_of_a_field_that_is_there_twice_the_last_one_counts(one_pair: RouterCluster) -> None:
+    body = b'{"prompt": "hi", "max_tokens": 1, "max_tokens": 3, "prompt": "the ferry"}'
+    answer = (await one_pair.http.post(TEXT, content=body)).json()
+    assert answer["usage"]["completion_tokens"] == 3
 
 
 @pytest.mark.parametrize(

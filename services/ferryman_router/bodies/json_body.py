@@ -8,13 +8,16 @@ thread: it is twenty times slower, and gives the lock back every few millisecond
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
+import re
 from collections.abc import Callable
 from json.scanner import py_make_scanner  # type: ignore[attr-defined]
 from typing import Any, NoReturn
 
 from ferryman.errors import InvalidRequest, TooLarge
+from ferryman.text.tool_calls.json_text import is_text
 
 # The parser in C takes a few milliseconds for so many, even on a busy machine.
 MAX_AT_ONCE = 8192
@@ -24,15 +27,30 @@ MAX_VALUES, MAX_FIELDS = 1 << 19, 1 << 16
 # Each value but the first comes after one of these; those inside texts are counted too.
 _BEFORE_VALUES = (b",", b":", b"[", b"{")
 
+# The longer one first: that of UTF-16 begins that of UTF-32.
+_BYTE_ORDER_MARKS = (
+    (codecs.BOM_UTF8, "UTF-8"),
+    (codecs.BOM_UTF32_LE, "UTF-32"),
+    (codecs.BOM_UTF32_BE, "UTF-32"),
+    (codecs.BOM_UTF16_LE, "UTF-16"),
+    (codecs.BOM_UTF16_BE, "UTF-16"),
+)
+_HALF_CHARACTER = re.compile(rb"\\u[dD][89a-fA-F]")
+
 Parse = Callable[..., Any]
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
-    """The JSON object in `body`. NaN and Infinity are not JSON; neither are half characters.
+    """The JSON object in `body`. NaN and Infinity are not JSON; neither are half characters. Of a
+    field that is there twice the last one counts.
 
     Raises InvalidRequest saying what is wrong, TooLarge for too many values or fields. Call it off
     the event loop when the body is not small.
     """
+    for mark, encoding in _BYTE_ORDER_MARKS:
+        if body.startswith(mark):
+            message = f"the body begins with a byte order mark (BOM) of {encoding}"
+            raise InvalidRequest(f"{message}; send UTF-8 without one")
     try:
         text = body.decode("utf-8")
         value = _decoder(body).decode(text)
@@ -46,7 +64,39 @@ def parse_object(body: bytes) -> dict[str, Any]:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise InvalidRequest("the body must be a JSON object")
+    if _HALF_CHARACTER.search(body):  # or a whole one: escapes stand in pairs then
+        _check_texts(value)
     return value
+
+
+# A place in a body: the place that it is in, and the key or the index there.
+_Place = tuple["_Place", str | int] | None
+
+
+def _check_texts(body: dict[str, Any]) -> None:
+    """Raises InvalidRequest that names a text with half a character in it, of all keys and
+    values. Clients make such texts where they cut one between the halves of an escape."""
+    waiting: list[tuple[_Place, Any]] = [(None, body)]
+    while waiting:
+        place, value = waiting.pop()
+        if isinstance(value, dict):
+            waiting += [((place, key), entry) for key, entry in value.items()]
+            waiting += [((place, "(key)"), key) for key in value]
+        elif isinstance(value, list):
+            waiting += [((place, at), entry) for at, entry in enumerate(value)]
+        elif isinstance(value, str) and not is_text(value):
+            name = _name(place)
+            raise InvalidRequest(f"{name} is not valid Unicode: it has half a character", name)
+
+
+def _name(place: _Place) -> str:
+    """A place as errors name it."""
+    steps: list[str] = []
+    while place is not None:
+        place, step = place
+        steps.append(f"[{step}]" if isinstance(step, int) else f".{step}")
+    name = "".join(reversed(steps)).removeprefix(".")
+    return name.encode(errors="replace").decode()
 
 
 def _decoder(body: bytes) -> json.JSONDecoder:
