@@ -2,6 +2,10 @@
 #
 #   docker build -t ferryman .
 #
+# or of a wheel that lies in dist/:
+#
+#   docker build -t ferryman --build-arg FERRYMAN=./dist/ferryman-0.1.0-py3-none-any.whl .
+#
 # BASE is any image with python3 (3.11 or newer, with venv) on its PATH. pip's indices can be given
 # as build arguments, such as one that has torch without CUDA. Wheels that lie in wheels/ are looked
 # at as well; with all of them there and PIP_NO_INDEX=1 the build needs no network.
@@ -25,7 +29,9 @@ project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
 print(*project['dependencies'], *project['optional-dependencies']['s3'], sep='\n')" > requirements.txt \
     && /opt/ferryman/bin/pip install --quiet --no-compile --requirement requirements.txt
 COPY . .
-RUN /opt/ferryman/bin/pip install --quiet --no-compile '.[s3]' \
+# This tree, or a wheel in it.
+ARG FERRYMAN=.
+RUN /opt/ferryman/bin/pip install --quiet --no-compile "${FERRYMAN}[s3]" \
     && mkdir /models \
     && ln -s /opt/ferryman/lib/python3*/site-packages/ferryman_cli/demo_model /models/demo
 # tools/left_out.toml says what stays behind, and why. Bytecode is kept of the modules that services

@@ -106,9 +106,9 @@ class HttpApp:
         elif path in self._endpoints:
             method, endpoint = self._endpoints[path]
         else:
-            shown = path[:MAX_SHOWN_CHARS]
-            near = suggestion(shown, self._endpoints)
-            raise NotFound(f"{asked} {shown}: Not Found{near}")
+            start = path[:MAX_SHOWN_CHARS]
+            near = suggestion(start, self._endpoints)
+            raise NotFound(f"{asked} {start}: Not Found{near}")
         # The server sends no body in answer to HEAD.
         if asked != method and (asked, method) != ("HEAD", "GET"):
             wrong = InvalidRequest(f"{asked} {path}: Method Not Allowed")
