@@ -36,3 +36,14 @@ def walk(
         closing = [i for i in found if tokenizer.token_bytes(i)[:1] in (b'"', b"}", b"]", b",")]
         token_ids.append(rng.choice(closing if closing and rng.random() < 0.3 else found))
     raise AssertionError(f"no end after {most} tokens: {tokenizer.decode(token_ids)[:200]}")
+
+
+def may_write(matcher: GrammarMatcher, tokenizer: Tokenizer, text: str) -> bool:
+    """Whether the masks let an output be this text, and end after it."""
+    token_ids = tokenizer.encode(text, add_special_tokens=False, parse_special=True).tolist()
+    for place, token_id in enumerate(token_ids):
+        matcher.move_to(token_ids[:place])
+        if token_id not in allowed(matcher):
+            return False
+    matcher.move_to(token_ids)
+    return bool(tokenizer.eos_token_ids & allowed(matcher))

@@ -24,6 +24,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from ferryman.errors import ConfigError, DeadlineExceeded, InvalidRequest, QueueFull
 from ferryman.grammar.matcher import GrammarMatcher
 from ferryman.grammar.vocabulary import GrammarVocabulary
+from ferryman.json_schema import JSON_STYLE, fitted
 from ferryman.schedule.output_grammar import GrammarKind, OutputGrammar
 from ferryman.text.tokenizer import Tokenizer
 
@@ -48,15 +49,6 @@ LIMITS = LLParserLimits(
     max_grammar_size=100_000,
     verbose_errors=False,
 )
-# As `json.dumps` writes: a model that may write any number of spaces writes them for ever.
-JSON_STYLE: Any = {
-    "whitespace_flexible": False,
-    "whitespace_pattern": None,
-    "item_separator": ", ",
-    "key_separator": ": ",
-    "coerce_one_of": False,
-    "lenient": False,
-}
 
 
 class CompiledGrammar:
@@ -175,18 +167,30 @@ def _source(grammar: OutputGrammar) -> str:
 
 
 def _translated(grammar: OutputGrammar) -> str:
+    parts = [_part(alternative) for alternative in grammar.alternatives]
+    if len(parts) == 1:
+        return json.dumps({"grammars": parts})
+    named = [{"name": f"part_{index}", **part} for index, part in enumerate(parts)]
+    start = "start: " + " | ".join(f"@{part['name']}" for part in named)
+    return json.dumps({"grammars": [{"lark_grammar": start}, *named]})
+
+
+def _part(grammar: OutputGrammar) -> dict[str, Any]:
     """The grammar in the library's form: each kind is named, so that nothing is guessed."""
     match grammar.kind:
         case GrammarKind.JSON_SCHEMA:
-            return LLMatcher.grammar_from_json_schema(grammar.text, overrides=JSON_STYLE)
+            schema = fitted(json.loads(grammar.text))
+            return {"json_schema": {**schema, "x-guidance": dict(JSON_STYLE)}}
         case GrammarKind.REGEX:
             # In ASCII: by a digit a caller does not mean the digits of all scripts.
-            return LLMatcher.grammar_from_regex(regex_to_lark(grammar.text, "dws"))
+            source = LLMatcher.grammar_from_regex(regex_to_lark(grammar.text, "dws"))
+            (part,) = json.loads(source)["grammars"]
+            return dict(part)
         case GrammarKind.CHOICE:
-            schema = {"lark_grammar": _choice(json.loads(grammar.text))}
+            return {"lark_grammar": _choice(json.loads(grammar.text))}
         case GrammarKind.GRAMMAR:
-            schema = {"lark_grammar": _lark(grammar.text)}
-    return json.dumps({"grammars": [schema]})
+            return {"lark_grammar": _lark(grammar.text)}
+    raise AssertionError("alternatives are of the kinds above")
 
 
 def _choice(options: list[str]) -> str:

@@ -13,10 +13,13 @@ from enum import StrEnum
 from typing import Any
 
 from ferryman.errors import InvalidRequest
+from ferryman.json_schema import check_numbers, schemas_in_lark
 
 MAX_GRAMMAR_BYTES = 64 << 10
+MAX_EITHER_BYTES = 256 << 10
 MAX_SCHEMA_DEPTH = 64
 MAX_CHOICES = 1024
+MAX_ALTERNATIVES = 8
 
 
 class GrammarKind(StrEnum):
@@ -26,6 +29,7 @@ class GrammarKind(StrEnum):
     REGEX = "regex"
     CHOICE = "choice"
     GRAMMAR = "grammar"
+    EITHER = "either"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +37,9 @@ class OutputGrammar:
     """An output ends exactly where the grammar may end; only max_tokens and stop strings cut it.
 
     `text` is a JSON Schema (an object, as JSON), a regex that the whole output matches, a JSON list
-    of strings, or a context-free grammar: Lark as llguidance reads it, or GBNF. Raises
-    InvalidRequest, with the kind as `param`, for a text that is too long or no text of its kind.
+    of strings, a context-free grammar (Lark as llguidance reads it, or GBNF), or a JSON list of
+    other grammars, of which an output has one. Raises InvalidRequest, with the kind as `param`, for
+    a text that is too long or no text of its kind.
     """
 
     kind: GrammarKind
@@ -47,14 +52,20 @@ class OutputGrammar:
                 _check_schema(_parsed(self.text, self.kind))
             case GrammarKind.CHOICE:
                 _check_choices(_parsed(self.text, self.kind))
+            case GrammarKind.GRAMMAR:
+                for schema in schemas_in_lark(self.text):
+                    _check_values(schema, self.kind)
+            case GrammarKind.EITHER:
+                _check_alternatives(_parsed(self.text, self.kind))
 
     def _check_size(self) -> None:
         try:
             num_bytes = len(self.text.encode())
         except (AttributeError, UnicodeEncodeError):
             raise InvalidRequest(f"the {self.kind} is no valid Unicode text", self.kind) from None
-        if not 0 < num_bytes <= MAX_GRAMMAR_BYTES:
-            message = f"the {self.kind} has 1 to {MAX_GRAMMAR_BYTES} bytes"
+        most = MAX_EITHER_BYTES if self.kind is GrammarKind.EITHER else MAX_GRAMMAR_BYTES
+        if not 0 < num_bytes <= most:
+            message = f"the {self.kind} has 1 to {most} bytes"
             raise InvalidRequest(message, self.kind)
 
     @classmethod
@@ -83,6 +94,20 @@ class OutputGrammar:
         """A text of the language that `grammar` describes, in Lark or GBNF."""
         return cls(GrammarKind.GRAMMAR, grammar)
 
+    @classmethod
+    def either(cls, alternatives: Sequence[OutputGrammar]) -> OutputGrammar:
+        """A text of any of these grammars, none of which is itself such a choice."""
+        texts = [{"kind": grammar.kind, "text": grammar.text} for grammar in alternatives]
+        return cls(GrammarKind.EITHER, _dumped(texts, GrammarKind.EITHER))
+
+    @property
+    def alternatives(self) -> tuple[OutputGrammar, ...]:
+        """The grammars of which an output has one."""
+        if self.kind is not GrammarKind.EITHER:
+            return (self,)
+        texts = json.loads(self.text)
+        return tuple(OutputGrammar(GrammarKind(text["kind"]), text["text"]) for text in texts)
+
 
 def _dumped(value: object, kind: GrammarKind) -> str:
     """The value as JSON, in its own order: properties are written in the order of the schema."""
@@ -103,6 +128,16 @@ def _check_schema(schema: object) -> None:
     kind = GrammarKind.JSON_SCHEMA
     if not isinstance(schema, dict):
         raise InvalidRequest(f"the {kind} must be an object", kind)
+    _check_values(schema, kind)
+
+
+def _check_values(schema: object, kind: GrammarKind) -> None:
+    check_depth(schema, kind)
+    check_numbers(schema, kind)
+
+
+def check_depth(schema: object, kind: GrammarKind) -> None:
+    """Raises InvalidRequest for a schema that is too deep to walk through."""
     level: list[object] = [schema]
     for _ in range(MAX_SCHEMA_DEPTH):
         level = [child for value in level for child in _children(value)]
@@ -123,3 +158,18 @@ def _check_choices(options: object) -> None:
         raise InvalidRequest(f"a {kind} is a list of 1 to {MAX_CHOICES} strings", kind)
     if not all(isinstance(option, str) and option for option in options):
         raise InvalidRequest(f"every option of a {kind} is a string that is not empty", kind)
+
+
+def _check_alternatives(texts: object) -> None:
+    """Each of them is a grammar, and raises for what it is not."""
+    kind, fields = GrammarKind.EITHER, {"kind", "text"}
+    if not isinstance(texts, list) or not 2 <= len(texts) <= MAX_ALTERNATIVES:
+        raise InvalidRequest(f"{kind} is a list of 2 to {MAX_ALTERNATIVES} grammars", kind)
+    for text in texts:
+        if not isinstance(text, dict) or text.keys() != fields or text["kind"] not in _SIMPLE:
+            message = f"{kind} has objects of kind and text, the kind one of {', '.join(_SIMPLE)}"
+            raise InvalidRequest(message, kind)
+        OutputGrammar(GrammarKind(text["kind"]), text["text"])
+
+
+_SIMPLE = tuple(kind.value for kind in GrammarKind if kind is not GrammarKind.EITHER)
