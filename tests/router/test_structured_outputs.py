@@ -37,6 +37,34 @@ SPELLINGS: list[tuple[dict[str, Any], OutputGrammar | None]] = [
         OutputGrammar.json_schema(AS_TEXT),
     ),
     (
+        {"response_format": {"type": "json_object", "json_schema": {"schema": SCHEMA}}},
+        OutputGrammar.json_schema(AS_TEXT),
+    ),
+    (
+        {
+            "response_format": {
+                "type": "json_schema",
+                "schema": SCHEMA,
+                "json_schema": {"name": None, "strict": None, "description": None, "schema": None},
+            }
+        },
+        OutputGrammar.json_schema(AS_TEXT),
+    ),
+    (
+        {"response_format": {"type": "json_object", "schema": None, "json_schema": None}},
+        OutputGrammar.json_object(),
+    ),
+    (
+        {
+            "response_format": {
+                "type": "json_object",
+                "schema": SCHEMA,
+                "json_schema": {"schema": dict(SCHEMA)},
+            }
+        },
+        OutputGrammar.json_schema(AS_TEXT),
+    ),
+    (
         {"response_format": {"type": "json_schema", "schema": SCHEMA, "json_schema": None}},
         OutputGrammar.json_schema(AS_TEXT),
     ),
@@ -72,6 +100,21 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"response_format": {"type": "json_schema", "json_schema": []}},
         "response_format.json_schema",
     ),
+    (
+        {
+            "response_format": {
+                "type": "json_schema",
+                "schema": {"type": "array"},
+                "json_schema": {"schema": SCHEMA},
+            }
+        },
+        "response_format.schema",
+    ),
+    (
+        {"guided_json": {"properties": {"id": {"type": "integer", "maximum": 2**63 - 1}}}},
+        "guided_json",
+    ),
+    ({"ebnf": 'start: %json {"const": -9223372036854775808}'}, "ebnf"),
     ({"structured_outputs": {"whitespace_pattern": "x"}}, "structured_outputs.whitespace_pattern"),
     ({"structured_outputs": {"json_object": 1}}, "structured_outputs.json_object"),
     ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs.regex"),
@@ -134,5 +177,6 @@ async def test_a_large_body_brings_its_grammar_too(one_pair: RouterCluster) -> N
 
 
 def test_two_at_once_are_named() -> None:
+    body = {"prompt": "a", "guided_json": {}, "guided_regex": "a"}
     with pytest.raises(InvalidRequest, match="guided_json and guided_regex exclude"):
-        output_grammar({"guided_json": {}, "guided_regex": "a"})
+        output_grammar(BODIES[Api.COMPLETION].read(body, BodyPlace.of_body()))

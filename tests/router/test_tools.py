@@ -184,14 +184,23 @@ async def test_a_demanded_call_has_other_arguments_only_where_its_schema_says_so
     calling: RouterCluster,
 ) -> None:
     bare, told = {"type": "object"}, {"type": "object", "properties": {"a": {"type": "null"}}}
-    for parameters, closed in ((bare, None), (told, False), ({**told, "allOf": []}, None)):
+    cases: tuple[tuple[Any, Any], ...] = (
+        (bare, False),
+        (None, False),
+        ({}, False),
+        ({"properties": None, "additionalProperties": None}, False),
+        (told, False),
+        ({**told, "allOf": []}, None),
+        ({**bare, "additionalProperties": True}, True),
+    )
+    for parameters, closed in cases:
         tool = {"type": "function", "function": {"name": "draw", "parameters": parameters}}
         says(calling, "{}")
         await _chat(calling, tools=[tool], tool_choice="required", max_tokens=60)
         grammar = calling.prefills[0].orders[-1].request.sampling.grammar
         assert grammar is not None
-        (call,) = json.loads(grammar.text)["items"]["anyOf"]
-        assert call["properties"]["parameters"].get("additionalProperties") == closed
+        schema = json.loads(grammar.text)["$defs"]["0"]
+        assert (schema["type"], schema.get("additionalProperties")) == ("object", closed)
 
 
 @pytest.mark.parametrize("is_parallel", [True, False], ids=["several", "one"])
@@ -208,7 +217,9 @@ async def test_a_demanded_call_is_a_list_under_a_grammar(
     schema = json.loads(grammar.text)
     names = [one["properties"]["name"]["enum"] for one in schema["items"]["anyOf"]]
     assert names == [["get_weather"], ["draw"]]
-    assert schema["$defs"] == {"Shape": {"enum": ["dot"]}}
+    draw = schema["$defs"]["1"]
+    assert draw["properties"] == {"shape": {"$ref": "#/$defs/1/$defs/Shape"}}
+    assert draw["$defs"] == {"Shape": {"enum": ["dot"]}}
     assert (schema["minItems"], schema.get("maxItems")) == (1, None if is_parallel else 1)
 
 
@@ -244,20 +255,6 @@ BAD_TOOLS: dict[str, tuple[dict[str, Any], str]] = {
         "tool_choice",
     ),
     "a demand without tools": ({"tools": [], "tool_choice": "required"}, "tool_choice"),
-    "a demand and another form": (
-        {"tool_choice": "required", "response_format": {"type": "json_object"}},
-        "tool_choice",
-    ),
-    "two definitions of one name": (
-        {
-            "tool_choice": "required",
-            "tools": [
-                DRAW_TOOL,
-                json.loads(json.dumps(DRAW_TOOL).replace("draw", "paint").replace("dot", "x")),
-            ],
-        },
-        "tools",
-    ),
     "a wish that is no wish": ({"parallel_tool_calls": 1}, "parallel_tool_calls"),
     "calls of a user": (
         {"messages": [{**USER, "tool_calls": [{}]}]},

@@ -53,8 +53,10 @@ def message_tools(values: Values, body: BodyPlace) -> ToolFields:
     tools, choice = tools_of(values, body, read), values["tool_choice"]
     is_named = choice["type"] == "tool"
     name = required(choice, "name", "tool_choice") if is_named else ""
+    if choice["name"] is not None and not is_named:
+        body.field("tool_choice").field("name").note(f"the type is {choice['type']}")
     is_parallel = not choice["disable_parallel_tool_use"]
-    return chosen_tools(tools, TOOL_CHOICES[choice["type"]], name, is_parallel)
+    return chosen_tools(tools, TOOL_CHOICES[choice["type"]], name, body, is_parallel=is_parallel)
 
 
 def _functions(value: object, place: BodyPlace, loaded: frozenset[str]) -> list[dict[str, Any]]:

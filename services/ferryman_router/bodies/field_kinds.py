@@ -101,11 +101,18 @@ def _instance(of: type, what: str) -> Callable[[Any, str], Any]:
 flag, text = _instance(bool, "true or false"), _instance(str, "a string")
 items, mapping = _instance(list, "a list"), _instance(dict, "an object")
 
+
+def present(value: Any, name: str) -> Values:
+    """The fields of an object that are not null."""
+    return {field: part for field, part in mapping(value, name).items() if part is not None}
+
+
 ANY = FieldKind({})
 FLAG = FieldKind({"type": "boolean"}, flag, False, False)
 YES = replace(FLAG, default=True)
 TEXT = FieldKind({"type": "string"}, text, "", "a")
 OBJECT = FieldKind({"type": "object"}, mapping, {})
+SOME_OBJECT = FieldKind({"type": "object"}, present)
 LIST = FieldKind({"type": "array"}, items, ())
 
 

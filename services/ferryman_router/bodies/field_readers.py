@@ -37,6 +37,7 @@ TOP_K, OUTPUT_LIMIT = whole(-1, MAX_INT, 0), whole(0, MAX_INT)
 TRUNCATION = choice("auto", "disabled")
 CLEAR_THINKING = "clear_thinking_20251015"
 _CONTEXT_MANAGEMENT = record(edits=LIST)
+_EDIT = record("type keep")
 
 
 def top_k(value: Any, name: BodyPlace) -> int:
@@ -156,6 +157,7 @@ def context_edits(value: Any, name: BodyPlace) -> dict[str, list[Any]]:
                 f" that fit, or {CLEAR_THINKING} that keeps all"
             )
             raise InvalidRequest(message, place)
+        _EDIT.read(edit, place)
     return {"applied_edits": []}
 
 

@@ -20,6 +20,7 @@ from ferryman_router.bodies.field_kinds import (
     FLAG,
     MAX_INT,
     OBJECT,
+    SOME_OBJECT,
     TEXT,
     YES,
     FieldKind,
@@ -36,7 +37,7 @@ from ferryman_router.bodies.field_kinds import (
     text,
     whole,
 )
-from ferryman_router.bodies.structured_outputs import RESPONSE_FORMAT, STRUCTURED_OUTPUTS
+from ferryman_router.bodies.structured_outputs import RESPONSE_FORMAT, STRUCTURED_OUTPUTS, form_of
 from ferryman_router.bodies.tool_fields import MAX_TOOLS, NAMED
 from ferryman_router.bodies.unread_fields import (
     ALL,
@@ -87,7 +88,7 @@ TOOL_CHOICES = {"auto": "auto", "any": "required", "tool": NAMED, "none": "none"
 
 # Fields with fields of their own.
 STREAM_OPTIONS = record("include_obfuscation", include_usage=FLAG, continuous_usage_stats=FLAG)
-TEXT_OPTIONS = record("verbosity", format=replace(OBJECT, default=None))
+TEXT_OPTIONS = record("verbosity", format=SOME_OBJECT)
 REASONING = record("summary generate_summary", effort=choice(*EFFORTS))
 THINKING = record(
     "display",
@@ -115,6 +116,10 @@ _STOP = replace(_EITHER.at_most(MAX_STOP_STRINGS), check=readers.stop_strings, d
 _STOP_IDS = replace(_TOKEN_IDS.at_most(MAX_STOP_TOKEN_IDS), check=readers.listed)
 _ALLOWED = replace(_TOKEN_IDS.at_most(8192), check=readers.allowed_token_ids)
 _SCHEMA, _GRAMMAR = either("object", "string"), FieldKind(TEXT.schema, example='root ::= "a"')
+
+_JSON, _REGEX = (replace(_SCHEMA, check=form_of("json")), replace(_GRAMMAR, check=form_of("regex")))
+_OPTIONS = replace(_STRINGS, check=form_of("choice"), default=None)
+_RULES = replace(_GRAMMAR, check=form_of("grammar"))
 _SALT = {"type": "string", "minLength": 1, "maxLength": readers.MAX_SALT_CHARS}
 _NOT_STORED = FieldKind({"const": False}, readers.not_stored, False, False)
 _NO_ADDED = only(False, {"const": False}, "the chat template adds those tokens")
@@ -180,13 +185,13 @@ FIELDS = (
     Field("structured_outputs", STRUCTURED_OUTPUTS.kind, ALL, example={"choice": ["a", "b"]}),
     Field("text", TEXT_OPTIONS.kind, RESPONSES, example={"format": {"type": "text"}}),
     Field("output_config", OUTPUT_CONFIG.kind, ANTHROPIC, example={"effort": "low"}),
-    Field("guided_json", _SCHEMA, OPENAI, example=_A_SCHEMA),
-    Field("guided_regex", _GRAMMAR, OPENAI, example="a"),
-    Field("guided_choice", replace(_STRINGS.unchecked(), default=None), OPENAI, example=["a", "b"]),
-    Field("guided_grammar", _GRAMMAR, OPENAI),
-    Field("json_schema", _SCHEMA, OPENAI, example=_A_SCHEMA),
-    Field("regex", _GRAMMAR, OPENAI, example="a"),
-    Field("ebnf", _GRAMMAR, OPENAI),
+    Field("guided_json", _JSON, OPENAI, example=_A_SCHEMA),
+    Field("guided_regex", _REGEX, OPENAI, example="a"),
+    Field("guided_choice", _OPTIONS, OPENAI, example=["a", "b"]),
+    Field("guided_grammar", _RULES, OPENAI),
+    Field("json_schema", _JSON, OPENAI, example=_A_SCHEMA),
+    Field("regex", _REGEX, OPENAI, example="a"),
+    Field("ebnf", _RULES, OPENAI),
     # How often it is given, and what is shown of it.
     Field("stream", FLAG, ALL),
     Field("stream_options", replace(STREAM_OPTIONS.kind, default=None), BOTH, "", {}),

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from ferryman.errors import InvalidRequest
 from ferryman.wire.public import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from ferryman_router.bodies.chat_messages import chat_turns, template_variables
-from ferryman_router.bodies.field_kinds import ANY, Record, Values, mapping, record
+from ferryman_router.bodies.field_kinds import ANY, TEXT, Record, Values, mapping, record
 from ferryman_router.bodies.field_readers import token_ids_of
 from ferryman_router.bodies.field_table import BODIES, MAX_CHOICES
 from ferryman_router.bodies.parsed_request import (
@@ -77,13 +76,15 @@ def chat_body(raw: dict[str, Any], body: BodyPlace) -> ParsedRequest:
 # The schema of what a function returns is a field that templates of Hugging Face know.
 _FUNCTION = Record({**FUNCTION, "parameters": SCHEMA, "return": ANY})
 _TOOL = record("type cache_control", function=replace(_FUNCTION.kind, missing={}))
+_CHOICES = {"function": record("type", function=record(name=TEXT).kind)}
 
 
 def tool_fields(values: Values, body: BodyPlace) -> ToolFields:
     """`tools`, `tool_choice` and `parallel_tool_calls`; InvalidRequest names what is wrong."""
     tools = tools_of(values, body, _tool)
-    choice, name = tool_choice(values["tool_choice"], _function_of, "name a function")
-    return chosen_tools(tools, choice, name, values["parallel_tool_calls"])
+    place = body.field("tool_choice")
+    choice, name = tool_choice(values["tool_choice"], place, _CHOICES, _called, "name a function")
+    return chosen_tools(tools, choice, name, body, is_parallel=values["parallel_tool_calls"])
 
 
 def _tool(value: object, place: BodyPlace) -> list[dict[str, Any]]:
@@ -97,8 +98,8 @@ def _tool(value: object, place: BodyPlace) -> list[dict[str, Any]]:
     return [{name: fields[name] for name in tool if name in fields}]
 
 
-def _function_of(choice: Mapping[str, Any]) -> object:
-    return choice.get("function")
+def _called(choice: Values) -> str | None:
+    return str(choice["function"]["name"])
 
 
 # Prompts.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ferryman.errors import InvalidRequest
@@ -116,16 +116,12 @@ def sampling_params(
     sampling = attributes(api, "sampling", values)
     if sampling["seed"] == ANY_SEED:  # another spelling of "any", as with vLLM and llama.cpp
         sampling["seed"] = secrets.randbits(63)
-    params = SamplingParams(
+    # A call that is demanded is the form of this answer; another form is that of a later one.
+    forced = forced_grammar(tools)
+    return SamplingParams(
         max_tokens=max_tokens,
         logprobs=0 if num_logprobs is None else max(1, num_logprobs),
-        grammar=output_grammar(values, prescribed),
+        grammar=output_grammar(values, prescribed) if forced is None else forced,
         rules=TokenRules(**attributes(api, "rules", values)),
         **sampling,
     )
-    if (forced := forced_grammar(tools)) is None:
-        return params
-    if params.grammar is not None:
-        message = "tool_choice demands a call, so the answer has no other form"
-        raise InvalidRequest(message, "tool_choice")
-    return replace(params, grammar=forced)

@@ -14,6 +14,7 @@ from ferryman.errors import InvalidRequest
 from ferryman.settings.declaration import nearest, suggestion
 
 MAX_SHOWN_CHARS = 80
+MAX_PLACE_CHARS = 200
 # Different names of one body that are noted. A conversation may have thousands of unknown fields,
 # and the nearest known name takes a millisecond to find.
 MAX_IGNORED = 16
@@ -104,6 +105,13 @@ class BodyPlace(str):
             near = nearest(short, names)
             remark = f"did you mean {near}?" if near else ""
             self.ignored.add(IgnoredField(full_name, remark))
+
+    def note(self, why: str) -> None:
+        """Notes that the value here has no effect. It may be there, also where bodies are read
+        strictly: no name in it is unknown."""
+        short = self[:MAX_PLACE_CHARS].encode(errors="replace").decode()
+        if self.ignored.is_new(short):
+            self.ignored.add(IgnoredField(short, why))
 
     def leave_out(self, kind: str, why: str) -> None:
         """Notes that the object here, of this type, has no effect. Raises InvalidRequest where

@@ -16,7 +16,7 @@ from typing import Any
 from ferryman.errors import InvalidRequest
 from ferryman_router.bodies.field_kinds import (
     ANY,
-    OBJECT,
+    SOME_OBJECT,
     TEXT,
     Record,
     Values,
@@ -49,7 +49,7 @@ _NOT_RUN = "tools are called by the client"
 _MORE: Mapping[str, Any] = {"type": ANY, "defer_loading": ANY}
 _AS_IN_CHATS = dict.fromkeys(("function", "custom"), "its fields stand beside its type here")
 _FUNCTION = Record({**FUNCTION, **_MORE, "parameters": SCHEMA}, _AS_IN_CHATS)
-_CUSTOM = Record({**FUNCTION, **_MORE, "format": replace(OBJECT, default=None)}, _AS_IN_CHATS)
+_CUSTOM = Record({**FUNCTION, **_MORE, "format": SOME_OBJECT}, _AS_IN_CHATS)
 _FORMAT = record("syntax", type=replace(TEXT, default="text"), definition=TEXT)
 _NAMESPACE = Record(
     {
@@ -60,6 +60,7 @@ _NAMESPACE = Record(
     }
 )
 _TYPES = ("function", "custom", "namespace")
+_CHOICES = dict.fromkeys(("function", "custom"), record("type", name=TEXT, namespace=TEXT))
 _INPUT_SCHEMA = {
     "type": "object",
     "properties": {CUSTOM_INPUT: {"type": "string"}},
@@ -89,10 +90,10 @@ class ResponseTools:
         """The tools and the choice. Raises InvalidRequest, naming the field."""
         tools = tools_of(values, body, self._read)
         otherwise = "of type function or custom with a name"
-        choice, name = tool_choice(
-            values["tool_choice"], _chosen, otherwise, types=("function", "custom")
-        )
-        fields = chosen_tools(tools, choice, name, values["parallel_tool_calls"])
+        place = body.field("tool_choice")
+        choice, name = tool_choice(values["tool_choice"], place, _CHOICES, _chosen, otherwise)
+        is_parallel = values["parallel_tool_calls"]
+        fields = chosen_tools(tools, choice, name, body, is_parallel=is_parallel)
         return replace(fields, sources=self.sources)
 
     def _read(self, value: object, place: BodyPlace) -> list[dict[str, Any]]:
@@ -178,12 +179,9 @@ def _as_in_a_chat(function: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": dict(function)}
 
 
-def _chosen(choice: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The choice with the name by which the model knows the function."""
-    namespace, name = choice.get("namespace"), choice.get("name")
-    if not isinstance(namespace, str) or not isinstance(name, str):
-        return choice
-    return {"name": flat_name(namespace, name)}
+def _chosen(choice: Values) -> str | None:
+    """The name by which the model knows the function of a choice."""
+    return flat_name(choice["namespace"], choice["name"]) if choice["name"] else None
 
 
 def custom_input(arguments: str) -> str:

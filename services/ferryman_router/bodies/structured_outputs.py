@@ -9,23 +9,26 @@ json_schema, regex, ebnf                                      the same, as SGLan
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ferryman.errors import InvalidRequest
+from ferryman.json_schema import unknown_formats
 from ferryman.schedule.output_grammar import OutputGrammar
-from ferryman_router.bodies.field_kinds import ANY, FieldKind, Record, Values, choice, record
+from ferryman_router.bodies.field_kinds import FieldKind, Record, Values, choice, record
 from ferryman_router.bodies.place import BodyPlace
 
-Body = Mapping[str, Any]
+MAX_FORMAT_CHARS = 40
 MADE: Mapping[str, Callable[[Any, str], OutputGrammar]]
 
 
-def output_grammar(body: Body, prescribed: Sequence[GrammarField] = ()) -> OutputGrammar | None:
+def output_grammar(values: Values, prescribed: Sequence[GrammarField] = ()) -> OutputGrammar | None:
     """None for a free output; `prescribed` forms have fields of their own. Raises InvalidRequest,
     naming the field, for one that cannot be and for two at once."""
-    forms = [*prescribed, *_response_format(body), *_structured_outputs(body), *_by_one_name(body)]
+    named = [values[name] for name in NAMES if values.get(name) is not None]
+    forms = [*prescribed, *(values.get("response_format") or ()), *_structured(values), *named]
     if len(forms) > 1:
         names = " and ".join(form.field for form in forms)
         raise InvalidRequest(f"{names} exclude each other", forms[1].field)
@@ -36,69 +39,75 @@ def output_grammar(body: Body, prescribed: Sequence[GrammarField] = ()) -> Outpu
 class GrammarField:
     """A grammar by the name of the field that asks for it."""
 
-    field: str
+    field: BodyPlace
     kind: str
     value: Any
 
     def grammar(self) -> OutputGrammar:
+        """The grammar. What a schema says without effect is noted at its place."""
         try:
-            return MADE[self.kind](self.value, self.field)
+            grammar = MADE[self.kind](self.value, self.field)
         except InvalidRequest as error:
             raise InvalidRequest(f"{self.field}: {error}", self.field) from None
+        if self.kind == "json":
+            note_formats(json.loads(grammar.text), self.field)
+        return grammar
+
+
+def form_of(kind: str) -> Callable[[Any, BodyPlace], GrammarField]:
+    """The reader of a field whose value is a grammar of this kind."""
+    return lambda value, place: GrammarField(place, kind, value)
+
+
+def note_formats(schema: Any, place: BodyPlace) -> None:
+    """Notes the formats in a schema that hold nothing."""
+    for path, name in unknown_formats(schema):
+        place.field(path).note(f"format {name[:MAX_FORMAT_CHARS]} is not known")
 
 
 def flat_format(wanted: Any, place: BodyPlace) -> list[GrammarField]:
     """A form whose schema stands next to its type; empty for a free output."""
     form = _FLAT_FORMAT.read({} if wanted is None else wanted, place)
-    match form["type"]:
-        case "json_object" if form["schema"] is None:
-            return [GrammarField(f"{place}.type", "json_object", True)]
-        case "json_object" | "json_schema":
-            return [GrammarField(f"{place}.schema", "json", form["schema"])]
-    return []
+    return _form(form["type"], [(place.field("schema"), form["schema"])], place)
 
 
-def _read_response_format(value: Any, place: BodyPlace) -> Values:
-    """The fields of OpenAI's form. One without any type is a free output only if it says nothing
-    else."""
+def _read_response_format(value: Any, place: BodyPlace) -> list[GrammarField]:
+    """The form in OpenAI's field, as a list of at most one. One without any type is a free output
+    only if it says nothing else."""
     form = _RESPONSE_FORMAT.read(value, place)
     if form["type"] is None and any(item is not None for item in value.values()):
         message = f"{place}.type must be text, json_object or json_schema"
         raise InvalidRequest(message, f"{place}.type")
-    return form
-
-
-def _response_format(body: Body) -> list[GrammarField]:
-    form = body.get("response_format") or {"type": None}
-    match form["type"]:
-        case "json_object" if form["schema"] is None:
-            return [GrammarField("response_format", "json_object", True)]
-        case "json_object":
-            return [GrammarField("response_format.schema", "json", form["schema"])]
-        case "json_schema":
-            schema, field = form["json_schema"]["schema"], "response_format.json_schema.schema"
-            if schema is None and form["schema"] is not None:
-                schema, field = form["schema"], "response_format.schema"
-            return [GrammarField(field, "json", schema)]
-    return []
-
-
-def _structured_outputs(body: Body) -> list[GrammarField]:
-    wanted = body.get("structured_outputs") or {}
-    grammars = []
-    for name in MADE:
-        field, value = f"structured_outputs.{name}", wanted.get(name)
-        if value is not None and (name, value) != ("json_object", False):
-            grammars.append(GrammarField(field, name, value))
-    return grammars
-
-
-def _by_one_name(body: Body) -> list[GrammarField]:
-    return [
-        GrammarField(name, kind, body[name])
-        for name, kind in NAMES.items()
-        if body.get(name) is not None
+    nested = place.field("json_schema")
+    schemas = [
+        (nested.field("schema"), form["json_schema"]["schema"]),
+        (place.field("schema"), form["schema"]),
     ]
+    return _form(form["type"], schemas, place)
+
+
+def _form(
+    kind: str | None, schemas: Sequence[tuple[BodyPlace, Any]], place: BodyPlace
+) -> list[GrammarField]:
+    """The form of a type with the schemas that stand where one may: none is lost, whatever its
+    type."""
+    given = [(field, schema) for field, schema in schemas if schema is not None]
+    if kind not in ("json_object", "json_schema"):
+        for field, _ in given:
+            field.note(f"{place}.type is text")
+        return []
+    if len(given) > 1 and given[0][1] != given[1][1]:
+        raise InvalidRequest(f"{given[0][0]} and {given[1][0]} exclude each other", given[1][0])
+    if not given and kind == "json_object":
+        return [GrammarField(place, "json_object", True)]
+    field, schema = given[0] if given else schemas[0]
+    return [GrammarField(field, "json", schema)]
+
+
+def _structured(values: Values) -> list[GrammarField]:
+    wanted: Values = values.get("structured_outputs") or {}
+    forms = [form for form in wanted.values() if form is not None]
+    return [form for form in forms if (form.kind, form.value) != ("json_object", False)]
 
 
 def _json(value: Any, field: str) -> OutputGrammar:
@@ -137,7 +146,7 @@ _TYPES = ("text", "json_object", "json_schema")
 _FLAT_FORMAT = record("schema name description strict", type=choice(*_TYPES, default="text"))
 _SCHEMA_FORMAT = record("schema name description strict")
 _RESPONSE_FORMAT = record("schema", type=choice(*_TYPES), json_schema=_SCHEMA_FORMAT.kind)
-RESPONSE_FORMAT = FieldKind({"type": "object"}, _read_response_format)
+RESPONSE_FORMAT = FieldKind({"type": "object"}, _read_response_format, ())
 
 
 MADE = {
@@ -147,15 +156,7 @@ MADE = {
     "choice": _choice,
     "grammar": _grammar,
 }
-NAMES = {
-    "guided_json": "json",
-    "guided_regex": "regex",
-    "guided_choice": "choice",
-    "guided_grammar": "grammar",
-    "json_schema": "json",
-    "regex": "regex",
-    "ebnf": "grammar",
-}
+NAMES = "guided_json guided_regex guided_choice guided_grammar json_schema regex ebnf".split()
 # vLLM's options of a form that would change the answer.
 NOT_IN_STRUCTURED_OUTPUTS = {
     "structural_tag": "send grammar",
@@ -163,4 +164,6 @@ NOT_IN_STRUCTURED_OUTPUTS = {
     "disable_any_whitespace": "white space is one space behind a comma and a colon",
     "disable_additional_properties": "send additionalProperties in the schema",
 }
-STRUCTURED_OUTPUTS = Record(dict.fromkeys(MADE, ANY), NOT_IN_STRUCTURED_OUTPUTS)
+STRUCTURED_OUTPUTS = Record(
+    {kind: FieldKind({}, form_of(kind)) for kind in MADE}, NOT_IN_STRUCTURED_OUTPUTS
+)

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ferryman.errors import InvalidRequest
-from ferryman.schedule.output_grammar import OutputGrammar
+from ferryman.json_schema import with_references_under, without_nulls
+from ferryman.schedule.output_grammar import GrammarKind, OutputGrammar, check_depth
 from ferryman.text.tool_calls.formats import (
     FreeTools,
     NamedTool,
@@ -23,17 +24,20 @@ from ferryman_router.bodies.field_kinds import (
     OBJECT,
     TEXT,
     FieldKind,
+    Record,
     Values,
     mapping,
     text,
 )
 from ferryman_router.bodies.place import BodyPlace
+from ferryman_router.bodies.structured_outputs import note_formats
 
 MAX_TOOLS = 128
 MAX_TOOLS_CHARS = 256 << 10
 BY_CLIENT = ": the client calls its tools itself"
 CHOICES = ("none", "auto", "required")
 NAMED = "named"
+_DEMANDS = (NAMED, "required")
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 _PARAMETER_FIELDS = frozenset({"type", "anyOf", "oneOf"})
 # If a schema has one of these, `properties` are not all that it allows.
@@ -41,6 +45,8 @@ _OPEN_FIELDS = frozenset(
     "additionalProperties patternProperties unevaluatedProperties allOf anyOf oneOf if $ref".split()
 )
 
+# A reference within a schema of its own name would not be one into the whole.
+_NAMES = frozenset({"$id", "$schema"})
 
 # The `type`, `namespace` and `name` by which a client calls a tool, as far as they are not a
 # function's.
@@ -109,7 +115,12 @@ def tools_of(
 
 
 def chosen_tools(
-    tools: tuple[Mapping[str, Any], ...], choice: str, name: str, is_parallel: bool
+    tools: tuple[Mapping[str, Any], ...],
+    choice: str,
+    name: str,
+    body: BodyPlace,
+    *,
+    is_parallel: bool,
 ) -> ToolFields:
     """The tools and the choice, checked together; InvalidRequest names what is wrong."""
     if len(json.dumps(tools)) > MAX_TOOLS_CHARS:
@@ -124,7 +135,17 @@ def chosen_tools(
         if choice != "auto":
             raise InvalidRequest("tool_choice needs tools", "tool_choice")
         choice = "none"
+    if choice in _DEMANDS:
+        for tool in tools:
+            _note_formats(tool["function"], body)
     return ToolFields(tools, choice, name, is_parallel)
+
+
+def _note_formats(function: Mapping[str, Any], body: BodyPlace) -> None:
+    """A call that is demanded is held to its tool's schema, but for formats that are not known."""
+    parameters = function.get("parameters") or {}
+    check_depth(parameters, GrammarKind.JSON_SCHEMA)
+    note_formats(parameters, body.field(f"tools.{function['name']}"))
 
 
 def check_type(tool: Any, name: str, wanted: str, *, default: str = "", why: str = "") -> None:
@@ -158,23 +179,24 @@ FUNCTION: Mapping[str, FieldKind] = {
 
 def tool_choice(
     value: object,
-    function_of: Callable[[Mapping[str, Any]], object],
+    place: BodyPlace,
+    kinds: Mapping[str, Record],
+    name_of: Callable[[Values], str | None],
     otherwise: str,
-    *,
-    types: Sequence[str] = ("function",),
 ) -> tuple[str, str]:
-    """The choice, and the name of the function if it is one, by a choice of these types:
-    `function_of` gives the part of the choice that has the name. `otherwise` ends the message of
-    InvalidRequest."""
+    """The choice, and the name of the function if it is one: then an object of a type in `kinds`,
+    of whose fields `name_of` makes the name. `otherwise` ends the message of InvalidRequest."""
     if value is None:
         return "auto", ""
     if isinstance(value, str) and value in CHOICES:
         return value, ""
-    if isinstance(value, dict) and value.get("type") in types:
-        function = function_of(value)
-        name = function.get("name") if isinstance(function, dict) else None
-        if isinstance(name, str) and name:
-            return NAMED, name
+    kind = value.get("type") if isinstance(value, dict) else None
+    if (
+        isinstance(kind, str)
+        and kind in kinds
+        and (name := name_of(kinds[kind].read(value, place)))
+    ):
+        return NAMED, name
     message = f"tool_choice must be none, auto, required, or {otherwise}"
     raise InvalidRequest(message, "tool_choice")
 
@@ -209,42 +231,53 @@ def check_offered(choice: ToolChoice, syntax: OutputSyntax, chat_template: str) 
 def forced_grammar(fields: ToolFields) -> OutputGrammar | None:
     """The grammar of an answer that has to be a call; None for one that need not be. Raises
     InvalidRequest for a schema that is too large or no schema."""
-    if fields.choice not in (NAMED, "required"):
+    if fields.choice not in _DEMANDS:
         return None
-    definitions: dict[str, Any] = {}
-    calls = [_lifted(tool["function"], definitions) for tool in fields.tools]
-    schema: dict[str, Any]
-    if fields.choice == NAMED:
-        (schema,) = (parameters for name, parameters in calls if name == fields.name)
-    else:
-        schemas = [_call_schema(name, parameters) for name, parameters in calls]
-        most = {} if fields.is_parallel else {"maxItems": 1}
-        schema = {"type": "array", "minItems": 1, **most, "items": {"anyOf": schemas}}
-    if definitions:
-        schema = {**schema, "$defs": definitions}
+    functions = [tool["function"] for tool in fields.tools]
     try:
-        return OutputGrammar.json_schema(schema)
+        if fields.choice == NAMED:
+            (named,) = (function for function in functions if function["name"] == fields.name)
+            return OutputGrammar.json_schema(_arguments_schema(named))
+        return OutputGrammar.json_schema(_calls_schema(functions, fields.is_parallel))
     except InvalidRequest as error:
         raise InvalidRequest(f"the schemas of the tools: {error}", "tools") from error
 
 
-def _call_schema(name: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+def _calls_schema(functions: Sequence[Mapping[str, Any]], is_parallel: bool) -> dict[str, Any]:
+    """A list of calls. Two tools may have different definitions of one name, so each schema stays
+    whole, in a place of its own."""
+    names = [str(function["name"]) for function in functions]
+    schemas = [_arguments_schema(function) for function in functions]
+    most = {} if is_parallel else {"maxItems": 1}
+    calls = [_call_schema(name, f"#/$defs/{index}") for index, name in enumerate(names)]
+    moved = (with_references_under(schema, f"/$defs/{i}") for i, schema in enumerate(schemas))
+    return {
+        "type": "array",
+        "minItems": 1,
+        **most,
+        "items": {"anyOf": calls},
+        "$defs": {str(index): schema for index, schema in enumerate(moved)},
+    }
+
+
+def _call_schema(name: str, reference: str) -> dict[str, Any]:
     return {
         "type": "object",
-        "properties": {"name": {"type": "string", "enum": [name]}, "parameters": parameters},
+        "properties": {
+            "name": {"type": "string", "enum": [name]},
+            "parameters": {"$ref": reference},
+        },
         "required": ["name", "parameters"],
         "additionalProperties": False,
     }
 
 
-def _lifted(function: Mapping[str, Any], definitions: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The name and the schema of a tool. References look for definitions at the root, so those go
-    there."""
-    parameters = {"type": "object", **(function.get("parameters") or {})}
-    if "properties" in parameters and not _OPEN_FIELDS & parameters.keys():
-        # A schema without this field allows any others, and no function takes those.
-        parameters["additionalProperties"] = False
-    for name, definition in (parameters.pop("$defs", None) or {}).items():
-        if definitions.setdefault(name, definition) != definition:
-            raise InvalidRequest(f"two tools define {name[:80]!r} in different ways", "tools")
-    return function["name"], parameters
+def _arguments_schema(function: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of a function's arguments, which are an object. Without `properties` there are
+    none: a function takes no others than it says, though a schema without the keyword would."""
+    given = function.get("parameters") or {}
+    check_depth(given, GrammarKind.JSON_SCHEMA)
+    schema = {name: value for name, value in without_nulls(given).items() if name not in _NAMES}
+    if not _OPEN_FIELDS & schema.keys():
+        schema = {"properties": {}, **schema, "additionalProperties": False}
+    return {**schema, "type": "object"}

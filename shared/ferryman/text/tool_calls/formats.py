@@ -8,7 +8,7 @@ from functools import partial
 from typing import TypeVar
 
 from ferryman.errors import ConfigError
-from ferryman.text.tool_calls import json_calls, openai
+from ferryman.text.tool_calls import forced_calls, json_calls, openai
 from ferryman.text.tool_calls.deltas import DeltaSink
 from ferryman.text.tool_calls.grammar import Grammar, OutputParser, content
 from ferryman.text.tool_calls.pythonic import pythonic
@@ -181,9 +181,9 @@ class OutputSyntax:
     def _call_grammar(self, use: ToolUse, sink: DeltaSink) -> Grammar[None]:
         match use:
             case NamedTool(name):
-                return json_calls.named_call(sink, name)
+                return forced_calls.named_call(sink, name)
             case SomeTool():
-                return json_calls.required_calls(sink)
+                return forced_calls.required_calls(sink)
             case FreeTools(parameters) if self.tools is not None:
                 return self.tools.make(sink, parameters)
         if self.reasoning is not None and self.reasoning.marks is None:

@@ -1,6 +1,5 @@
 """Formats of tool calls whose arguments are one JSON object: they differ in marks and names.
 
-forced        {…} of a named tool, or [{"name": …, "parameters": {…}}, …], without any marks
 granite       <|tool_call|>[{"name": …, "arguments": {…}}]               Granite 3; also <tool_call>
 hermes        <tool_call>{"name": …, "arguments": {…}}</tool_call>       Qwen 2.5 and 3, Granite 4
 llama3_json   {"name": …, "parameters": {…}}; …, alone in the answer     Llama 3.1 to 3.3
@@ -19,7 +18,6 @@ from ferryman.text.tool_calls.grammar import (
     Grammar,
     Malformed,
     attempt,
-    content,
     expect,
     skip_space,
     text_until,
@@ -35,29 +33,6 @@ MISTRAL_BEGIN, MISTRAL_ID, MISTRAL_ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[AR
 DEEPSEEK_CALLS, DEEPSEEK_CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 DEEPSEEK_CALL, DEEPSEEK_CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
 DEEPSEEK_SEPARATOR = "<｜tool▁sep｜>"
-
-
-def named_call(sink: DeltaSink, name: str) -> Grammar[None]:
-    """The arguments of the tool `name`; what follows them is content."""
-    yield from attempt(sink, "", _named_arguments(sink, name))
-    yield from content(sink)
-
-
-def _named_arguments(sink: DeltaSink, name: str) -> Grammar[None]:
-    yield from expect("{", (yield from skip_space()))
-    sink.begin_call(name)
-    yield from json_object(sink.arguments)
-
-
-def required_calls(sink: DeltaSink) -> Grammar[None]:
-    """A list of calls; what follows it is content."""
-    yield from attempt(sink, "", _required_list(sink))
-    yield from content(sink)
-
-
-def _required_list(sink: DeltaSink) -> Grammar[None]:
-    yield from expect("[", (yield from skip_space()))
-    yield from call_list(sink)
 
 
 def granite(sink: DeltaSink) -> Grammar[None]:
