@@ -86,15 +86,14 @@ class ServedModel:
         """A body with what the model's makers recommend for the fields that it leaves out."""
         return {**self.defaults, **{k: v for k, v in body.items() if v is not None}}
 
-    def tokenized(self, prompt: Prompt, most: int, truncate: int = 0) -> TokenPrompt:
+    def tokenized(self, prompt: Prompt, most: int, kept: int = 0) -> TokenPrompt:
         """Token ids of a prompt, checked against the vocabulary, with the position at which other
         conversations part from a chat. May take long: run in a thread.
 
-        With `truncate` so many of the last tokens are kept, with -1 as many as `most`. Raises
-        ContextLengthExceeded for a text of more than `most` tokens, truncated or not more than
-        LONGER times as many.
+        So many of the last tokens are `kept`, or all with 0. Raises ContextLengthExceeded for a
+        text of more than `most` tokens, or LONGER times as many if it is to be cut.
         """
-        encoder, max_tokens = self.tokenizer, most * LONGER if truncate else most
+        encoder, max_tokens = self.tokenizer, most * LONGER if kept else most
         forks: tuple[int, ...] = ()
         match prompt:
             case TextPrompt(text, parse_special, omit_special):
@@ -115,7 +114,7 @@ class ServedModel:
                 forks = (beginnings.length(chat, read, ids, parse_special=parse_special),)
             case TokenPrompt(token_ids, fork_points):
                 ids, forks, field = token_ids, fork_points, "prompt"
-        if truncate and len(ids) > (kept := most if truncate < 0 else truncate):
+        if kept and len(ids) > kept:
             ids, forks = ids[-kept:], ()  # what is left begins elsewhere
         if len(ids) == 0:
             raise InvalidRequest(f"{field} is empty", field)

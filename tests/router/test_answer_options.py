@@ -24,6 +24,7 @@ from ferryman.errors import ConfigError
 from ferryman.schedule.token_rules import TokenRules
 from ferryman.wire.v1 import inference_pb2 as pb
 from ferryman_router.intake.body_intake import LARGE_BYTES
+from ferryman_router.intake.frontend import TURN_BYTES
 from ferryman_router.routing.queue import Ticket, WaitQueue
 from ferryman_router.served_model import generation_defaults
 
@@ -110,9 +111,55 @@ async def test_of_a_long_prompt_the_end_is_kept(one_pair: RouterCluster, size: i
     assert sorted(kept) == sorted([[25, 26, 27, 28, 29], last])
 
 
-async def test_as_much_of_a_prompt_as_fits_is_kept(one_pair: RouterCluster) -> None:
-    response = await one_pair.complete([1] * 600, max_tokens=1, truncate_prompt_tokens=-1)
-    assert response.json()["usage"]["prompt_tokens"] == 511
+@pytest.mark.parametrize("size", [0, LARGE_BYTES], ids=["small", "large"])
+@pytest.mark.parametrize("max_tokens", [1, 2, 100, 511])
+@pytest.mark.parametrize(
+    "prompt", [[1] * 600, SENTENCE * 40, [1] * 511], ids=["ids", "text", "fits"]
+)
+async def test_as_much_of_a_prompt_as_fits_with_the_answer_is_kept(
+    one_pair: RouterCluster, prompt: Any, max_tokens: int, size: int
+) -> None:
+    body = {"prompt": prompt, "max_tokens": max_tokens, "truncate_prompt_tokens": -1}
+    content = json.dumps(body).encode() + b" " * size
+    response = await one_pair.http.post("/v1/completions", content=content)
+    assert response.status_code == 200, response.text
+    usage = response.json()["usage"]
+    assert (usage["prompt_tokens"], usage["total_tokens"]) == (512 - max_tokens, 512)
+
+
+LONG_CHAT = [{"role": "user", "content": SENTENCE * 40}]
+KEPT: dict[str, tuple[str, dict[str, Any], int]] = {
+    "a chat": (CHAT, {"messages": LONG_CHAT, "max_completion_tokens": 50}, 462),
+    "a chat without a limit": (CHAT, {"messages": LONG_CHAT}, 511),
+    "one with a least length": (CHAT, {"messages": LONG_CHAT, "min_tokens": 30}, 482),
+    "an echo alone": ("/v1/completions", {"prompt": [1] * 600, "max_tokens": 0, "echo": True}, 511),
+    "messages": ("/v1/messages", {"messages": LONG_CHAT, "max_tokens": 40}, 472),
+    "responses": ("/v1/responses", {"input": LONG_CHAT, "max_output_tokens": 40}, 472),
+}
+
+
+@pytest.mark.parametrize(("path", "body", "kept"), KEPT.values(), ids=KEPT.keys())
+async def test_the_room_is_that_of_the_answer_in_every_protocol(
+    one_pair: RouterCluster, path: str, body: dict[str, Any], kept: int
+) -> None:
+    response = await one_pair.post(path, **body, truncate_prompt_tokens=-1)
+    assert response.status_code == 200, response.text
+    assert len(one_pair.prefills[0].orders[-1].request.token_ids) == kept
+
+
+async def test_without_room_for_any_prompt_the_limit_is_named(one_pair: RouterCluster) -> None:
+    response = await one_pair.complete([1] * 9, max_tokens=512, truncate_prompt_tokens=-1)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "max_tokens")
+
+
+async def test_a_chat_of_many_turns_is_cut_as_well(one_pair: RouterCluster) -> None:
+    """Its body is small; with the words that the template adds, another process reads it."""
+    messages = [{"role": "user", "content": ""}] * 1830
+    assert len(json.dumps(messages)) < LARGE_BYTES < (TURN_BYTES + len("user")) * len(messages)
+    body = {"messages": messages, "max_tokens": 3}
+    response = await one_pair.post(CHAT, **body, truncate_prompt_tokens=7)
+    assert response.status_code == 200, response.text
+    assert len(one_pair.prefills[0].orders[-1].request.token_ids) == 7
 
 
 async def test_a_stop_string_is_shown_on_demand(one_pair: RouterCluster) -> None:

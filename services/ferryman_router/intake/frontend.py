@@ -34,6 +34,7 @@ from ferryman_router.routing.generate_request import (
     GenerateRequest,
     RequestedSampling,
     TokenizedRequest,
+    kept_tokens,
 )
 from ferryman_router.routing.routing_policy import longest_request
 
@@ -98,7 +99,8 @@ class Frontend:
         model = self.ctx.model
         name = model.check_name(ask.model)
         left = ask.arrived + ask.caller.deadline_seconds - self.ctx.clock()
-        prompt = await self.tokenize(ask.prompt, ask.options.truncate, within=left)
+        kept = kept_tokens(ask.options.truncate, ask.sampling, self.max_prompt_len)
+        prompt = await self.tokenize(ask.prompt, kept, within=left)
         token_ids = prompt.token_ids
         params = model.with_bad_words(
             self._params(ask.sampling, len(token_ids)), ask.sampling.bad_words
@@ -112,14 +114,15 @@ class Frontend:
         adapter = model.adapters.get(name, "")
         return TokenizedRequest(request, token_ids, params, stop, adapter, prompt.fork_points)
 
-    async def tokenize(self, prompt: Prompt, truncate: int = 0, *, within: float) -> TokenPrompt:
-        """Token ids of a prompt that fits, in so many seconds; raises as `check` does."""
+    async def tokenize(self, prompt: Prompt, kept: int = 0, *, within: float) -> TokenPrompt:
+        """Token ids of a prompt that fits, or of the end that is `kept`, in so many seconds; raises
+        as `check` does."""
         num_bytes, max_tokens = _size(prompt), self.max_prompt_len
         if num_bytes > LARGE_BYTES and not isinstance(prompt, TokenPrompt):
-            message = prompt_message(prompt, max_tokens)
+            message = prompt_message(prompt, max_tokens, kept)
             (tokenized,) = tokens_of(await self.intake.ask(message, within=within))
             return tokenized
-        encode = partial(self.ctx.model.tokenized, prompt, max_tokens, truncate)
+        encode = partial(self.ctx.model.tokenized, prompt, max_tokens, kept)
         return await self.intake.run(num_bytes, encode, within=within)
 
     def cancel(self, runner: RequestRunner, cause: str) -> None:

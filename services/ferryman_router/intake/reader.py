@@ -42,7 +42,7 @@ from ferryman_router.bodies.place import BodyPlace, IgnoredField
 from ferryman_router.bodies.responses_requests import response_body
 from ferryman_router.bodies.tool_fields import ToolChoice
 from ferryman_router.bodies.unread_fields import Api
-from ferryman_router.routing.generate_request import RequestedSampling
+from ferryman_router.routing.generate_request import RequestedSampling, kept_tokens
 from ferryman_router.served_model import ServedModel
 
 log = logging.getLogger(__name__)
@@ -96,8 +96,11 @@ def _received(peer: socket.socket, num_bytes: int) -> bytes:
 # Prompts, and the token ids they become.
 
 
-def prompt_message(prompt: TextPrompt | ChatPrompt, max_tokens: int) -> ReaderMessage:
-    """Asks for the token ids of a prompt. Half characters pass: the reader refuses them."""
+def prompt_message(
+    prompt: TextPrompt | ChatPrompt, max_tokens: int, kept: int = 0
+) -> ReaderMessage:
+    """Asks for the token ids of a prompt, or of the end that is `kept`. Half characters pass: the
+    reader refuses them."""
     match prompt:
         case TextPrompt(text):
             kind, texts = "text prompt", [text]
@@ -111,6 +114,7 @@ def prompt_message(prompt: TextPrompt | ChatPrompt, max_tokens: int) -> ReaderMe
         "parse_special": prompt.parse_special,
         "omit_special": isinstance(prompt, TextPrompt) and prompt.omit_special,
         "max_tokens": max_tokens,
+        "kept": kept,
     }
     return ReaderMessage(head, parts)
 
@@ -195,8 +199,9 @@ def read_body(model: ServedModel, asked: ReaderMessage) -> ReaderMessage:
     api, is_strict = Api(asked.head["kind"]), asked.head["is_strict"]
     body = parse_body(model, api, asked.joined(), is_strict=is_strict)
     model.check_name(body.model)
-    most, truncate = asked.head["max_tokens"], body.answer.truncate
-    prompts = [model.tokenized(prompt, most, truncate) for prompt in body.prompts]
+    most = asked.head["max_tokens"]
+    kept = kept_tokens(body.answer.truncate, body.sampling, most)
+    prompts = [model.tokenized(prompt, most, kept) for prompt in body.prompts]
     answer = tokens_message(prompts, body=_to_json(body))
     # The echo comes after the tokens: it may have megabytes, and a head is small.
     return replace(answer, payload=[*answer.payload, body.echo.encode()])
@@ -261,7 +266,8 @@ def _answer(model: ServedModel, asked: ReaderMessage) -> ReaderMessage:
     try:
         if asked.head["kind"] in BODY_KINDS:
             return read_body(model, asked)
-        return tokens_message([model.tokenized(prompt_of(asked), asked.head["max_tokens"])])
+        most, kept = asked.head["max_tokens"], asked.head["kept"]
+        return tokens_message([model.tokenized(prompt_of(asked), most, kept)])
     except Exception as error:  # what is no FerrymanError is a bug: it fails this body alone
         failure = failure_of(error)
         if failure.code == "INTERNAL":

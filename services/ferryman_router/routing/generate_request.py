@@ -51,6 +51,13 @@ class RequestedSampling:
     is_open_ended: bool = False
     bad_words: tuple[str, ...] = ()
 
+    @property
+    def least_room(self) -> int:
+        """Tokens that a prompt which may be cut has to leave for the answer."""
+        return max(
+            1, self.params.rules.min_tokens if self.is_open_ended else self.params.max_tokens
+        )
+
     def sample(self, index: int) -> RequestedSampling:
         """The sampling of one of several answers to a prompt: each has a seed of its own."""
         seed = self.params.seed + index
@@ -76,8 +83,8 @@ PLAIN_TEXT = TextOptions()
 @dataclass(frozen=True, slots=True)
 class PromptOptions:
     """Options of a prompt. `truncate` is how many of its last tokens are kept: 0 all, -1 as many
-    as fit. Requests with different salts never share cached state, even within one tenant. Of one
-    tenant, requests with a lower `priority` number are placed first."""
+    as fit with the answer. Requests with different salts never share cached state, even within one
+    tenant. Of one tenant, requests with a lower `priority` number are placed first."""
 
     truncate: int = 0
     cache_salt: str = ""
@@ -85,6 +92,15 @@ class PromptOptions:
 
 
 WHOLE_PROMPT = PromptOptions()
+
+
+def kept_tokens(truncate: int, sampling: RequestedSampling, max_prompt_len: int) -> int:
+    """The number of tokens that are kept of a prompt's end, 0 for all of them. A prompt of
+    `max_prompt_len` tokens leaves room for one token of output."""
+    if truncate >= 0:
+        return truncate
+    # With no room for a prompt one token stays, and the check of the sum names max_tokens.
+    return max(1, max_prompt_len + 1 - sampling.least_room)
 
 
 @dataclass(frozen=True, slots=True)
