@@ -123,7 +123,7 @@ async def test_the_scores_of_a_streamed_echo_are_written_beside_the_loop(
         written_by.append(threading.get_ident())
         return echoed_logprobs(*scored)
 
-    monkeypatch.setattr("ferryman_router.answers.openai_responses.echoed_logprobs", noted)
+    monkeypatch.setattr("ferryman_router.answers.completion_output.echoed_logprobs", noted)
     asked: dict[str, Any] = {"max_tokens": 1, "echo": True, "logprobs": 1}
     await one_pair.complete(PROMPT, stream=True, **asked)
     assert len(written_by) == 1

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 
 from ferryman.text.tool_calls.formats import OutputSyntax
 from ferryman_router.answers.anthropic_output import MessagesFormat
 from ferryman_router.answers.chat_output import OutputReading, ParsedChatFormat
+from ferryman_router.answers.completion_output import CompletionFormat
 from ferryman_router.answers.logprobs import TokenNames
-from ferryman_router.answers.openai_responses import ChatFormat, CompletionFormat
+from ferryman_router.answers.openai_responses import ChatFormat
 from ferryman_router.answers.response_format import ResponseFormat
 from ferryman_router.answers.response_header import ResponseHeader
 from ferryman_router.answers.responses_output import ResponsesFormat
@@ -46,8 +48,7 @@ def answer_format(
         model.check_name(body.model),
         created,
         answer.num_logprobs,
-        # Offsets into an answer's text count the tokens that it shows.
-        TokenNames(model.tokenizer, answer.names_by_id, answer.shows_special),
+        TokenNames(model.tokenizer, answer.names_by_id),
         [runner.asked.token_ids for runner in requests] if answer.returns_token_ids else (),
         answer.includes_usage or answer.includes_usage_always,
         echoes,
@@ -55,7 +56,7 @@ def answer_format(
         _named_stops(body, model),
     )
     if body.api is Api.COMPLETION:
-        return CompletionFormat(heading)
+        return _completion_format(heading, requests, model)
     if body.api is Api.CHAT and not syntax.reads(answer.tools.use):
         return ChatFormat(heading)
     reading = _reading(body, requests, model, syntax)
@@ -65,6 +66,16 @@ def answer_format(
         prompt_len = requests[0].asked.prompt_len
         return MessagesFormat(heading, prompt_len, json.loads(body.echo), reading)
     return ResponsesFormat(heading, json.loads(body.echo), reading)
+
+
+def _completion_format(
+    heading: ResponseHeader, requests: Sequence[RequestRunner], model: ServedModel
+) -> CompletionFormat:
+    """The form of texts, whose characters are counted by detokenizers like those of the answers."""
+    visible = requests[0].asked.request.text.shown
+    detokenizer = partial(model.tokenizer.detokenizer, visible=visible)
+    tails = [runner.asked.token_ids[-TAIL_TOKENS:].tolist() for runner in requests]
+    return CompletionFormat(heading, tails, detokenizer)
 
 
 def _named_stops(body: ParsedRequest, model: ServedModel) -> frozenset[int]:

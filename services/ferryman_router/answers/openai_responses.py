@@ -1,4 +1,5 @@
-"""The two shapes an answer may have, whole or in frames. Frames are built as bytes, by hand.
+"""The answers with choices, whole or in frames, and those of a chat. Frames are built as bytes, by
+hand.
 
 A frame of a token differs from the one before in its text only, so everything around the text is
 made once per choice; encoding the text is all that a token costs here.
@@ -7,7 +8,7 @@ made once per choice; encoding the text is all that a token costs here.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from json.encoder import encode_basestring
 from typing import Any, ClassVar
@@ -17,16 +18,10 @@ from ferryman.handoff.usage import CachedTokens
 from ferryman.wire.public import TokenChunk
 from ferryman.wire.values import Usage
 from ferryman_router.answers.errors import broken_frame
-from ferryman_router.answers.logprobs import (
-    chat_logprobs,
-    completion_lists,
-    completion_logprobs,
-    echoed_logprobs,
-)
+from ferryman_router.answers.logprobs import chat_logprobs
 from ferryman_router.answers.response_format import (
     AnsweredChoice,
     ResponseFormat,
-    ScoredPrompt,
     as_json,
     in_one_line,
 )
@@ -83,7 +78,7 @@ def so_far(prompt_tokens: int, completion_tokens: int) -> bytes:
 
 
 DONE = b"data: [DONE]\n\n"
-_NOTHING_MORE = b',"logprobs":null,"finish_reason":null}]}\n\n'
+NOTHING_MORE = b',"logprobs":null,"finish_reason":null}]}\n\n'
 
 
 class ChoicesFormat(ResponseFormat):
@@ -150,18 +145,18 @@ class ChatFormat(ChoicesFormat):
         if self._heading.is_plain:
             if not chunk.text:
                 return b""
-            return self._before(index) + _text(chunk.text) + b"}" + _NOTHING_MORE
+            return self._before(index) + json_text(chunk.text) + b"}" + NOTHING_MORE
         more = self._heading.details([chunk], self._shown_logprobs([chunk]), NULL)
-        return self._before(index) + _text(chunk.text) + b"}" + more + b"}]}\n\n"
+        return self._before(index) + json_text(chunk.text) + b"}" + more + b"}]}\n\n"
 
     def last(self, index: int, answer: AnsweredChoice) -> bytes:
         text = answer.end.text
-        held = self._before(index) + _text(text) + b"}" + _NOTHING_MORE if text else b""
+        held = self._before(index) + json_text(text) + b"}" + NOTHING_MORE if text else b""
         more = self._heading.ending([], NULL, answer, answer.end.reason)
         return held + self._open(index) + b'"delta":{}' + more + b"}]}\n\n"
 
     def choice(self, index: int, answer: AnsweredChoice) -> bytes:
-        message = {"role": "assistant", "content": _whole_text(answer)}
+        message = {"role": "assistant", "content": whole_text(answer)}
         return self._choice(index, message, answer.end.reason, answer)
 
     def whole(self, answers: Sequence[AnsweredChoice], usage: dict[str, Any]) -> bytes:
@@ -192,90 +187,9 @@ class ChatFormat(ChoicesFormat):
         return self._common + b'[{"index":%d,' % index
 
 
-class CompletionFormat(ChoicesFormat):
-    """`/v1/completions`; its frames of logprobs count the characters of each choice."""
-
-    whole_kind = frame_kind = "text_completion"
-
-    def __init__(self, heading: ResponseHeader) -> None:
-        super().__init__(heading)
-        self._text_offsets: dict[int, int] = {}
-
-    def first(self, index: int) -> bytes:
-        """The echo with log probabilities waits for those."""
-        prompt = self._heading.prompt_ids(index)
-        echo = "" if self._heading.num_logprobs is not None else self._echo(index)
-        if not prompt and not echo:
-            return b""
-        more = self._heading.details([], self._no_logprobs, NULL)
-        return self._open(index) + _text(echo) + more + prompt + b"}]}\n\n"
-
-    def scored(self, index: int, prompt: ScoredPrompt) -> bytes:
-        num_logprobs, echo = self._heading.num_logprobs, self._echo(index)
-        if num_logprobs is None or not self._heading.echoes:
-            return b""
-        self._text_offsets[index] = len(echo)
-        logprobs = _lists(echoed_logprobs(prompt, self._heading.names, num_logprobs))
-        more = self._heading.details([], logprobs, NULL)
-        return self._open(index) + _text(echo) + more + b"}]}\n\n"
-
-    def tokens(self, index: int, chunk: TokenChunk) -> bytes:
-        if self._heading.is_plain:
-            return self._open(index) + _text(chunk.text) + _NOTHING_MORE if chunk.text else b""
-        num_logprobs, logprobs = self._heading.num_logprobs, NULL
-        if num_logprobs is not None:
-            offset = self._text_offsets.get(index, 0)
-            lists = completion_logprobs([chunk], self._heading.names, num_logprobs, offset)
-            self._text_offsets[index] = offset + self._heading.names.num_chars([chunk])
-            logprobs = _lists(lists)
-        more = self._heading.details([chunk], logprobs, NULL)
-        return self._open(index) + _text(chunk.text) + more + b"}]}\n\n"
-
-    def last(self, index: int, answer: AnsweredChoice) -> bytes:
-        end = answer.end
-        more = self._heading.ending([], self._no_logprobs, answer, end.reason)
-        return self._open(index) + _text(end.text) + more + b"}]}\n\n"
-
-    def choice(self, index: int, answer: AnsweredChoice) -> bytes:
-        num_logprobs = self._heading.num_logprobs
-        text = self._echo(index) + _whole_text(answer)
-        named = as_json({"index": index, "text": text})
-        logprobs = NULL if num_logprobs is None else self._logprobs(index, answer, num_logprobs)
-        more = self._heading.ending(answer.chunks, logprobs, answer, answer.end.reason)
-        more += self._heading.prompt_ids(index) + self._heading.prompt_logprobs(answer.prompt)
-        return named[:-1] + more + b"}"
-
-    @property
-    def _no_logprobs(self) -> bytes:
-        """The lists of a frame without tokens: empty, as clients expect, if other frames have
-        some."""
-        is_shown = self._heading.num_logprobs is not None
-        return _lists(completion_lists([], self._heading.names)) if is_shown else NULL
-
-    def _logprobs(self, index: int, answer: AnsweredChoice, num_logprobs: int) -> bytes:
-        names, offset = self._heading.names, len(self._echo(index))
-        of_output = completion_logprobs(answer.chunks, names, num_logprobs, offset)
-        if not self._heading.echoes or answer.prompt is None:
-            return _lists(of_output)
-        of_prompt = echoed_logprobs(answer.prompt, names, num_logprobs)
-        return _lists({name: [*of_prompt[name], *of_output[name]] for name in of_output})
-
-    def _echo(self, index: int) -> str:
-        return self._heading.echoes[index] if self._heading.echoes else ""
-
-    def _open(self, index: int) -> bytes:
-        return self._common + b'[{"index":%d,"text":' % index
-
-
-def _lists(named: Mapping[str, Sequence[object]]) -> bytes:
-    """An object of lists."""
-    fields = (as_json(name) + b":" + json_list(values) for name, values in named.items())
-    return b"{" + b",".join(fields) + b"}"
-
-
-def _whole_text(answer: AnsweredChoice) -> str:
+def whole_text(answer: AnsweredChoice) -> str:
     return "".join([chunk.text for chunk in answer.chunks]) + answer.end.text
 
 
-def _text(text: str) -> bytes:
+def json_text(text: str) -> bytes:
     return in_one_line(encode_basestring(text)).encode()
