@@ -199,3 +199,18 @@ NO_CHOICES: dict[str, object] = {
 def test_a_choice_of_grammars_that_is_none_is_refused(texts: object) -> None:
     with pytest.raises(InvalidRequest):
         OutputGrammar(GrammarKind.EITHER, json.dumps(texts))
+
+
+def test_one_of_several_that_cannot_be_served_is_refused_as_it_is_alone(
+    compiler: GrammarCompiler,
+) -> None:
+    for wrong, kind in (
+        (OutputGrammar.json_schema({"$ref": "#"}), GrammarKind.JSON_SCHEMA),
+        (OutputGrammar.regex("a(?=b)"), GrammarKind.REGEX),
+    ):
+        with pytest.raises(InvalidRequest) as alone:
+            compiler.compiled(wrong)
+        with pytest.raises(InvalidRequest) as among_others:
+            compiler.compiled(OutputGrammar.either([OutputGrammar.regex("x"), wrong]))
+        assert str(alone.value) == str(among_others.value)
+        assert among_others.value.param == kind

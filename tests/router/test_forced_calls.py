@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from tests.grammar.walks import may_write
 from tests.harness.router import RouterCluster
-from tests.router.tool_folders import WEATHER_TOOL, says, tool_cluster
+from tests.router.protocols import PROTOCOLS, USER, Protocol, sent
+from tests.router.tool_folders import says, tool_cluster
 
 from ferryman.grammar.compiler import GrammarCompiler
 from ferryman.schedule.output_grammar import OutputGrammar
@@ -18,120 +18,8 @@ from ferryman.text.tokenizer import Tokenizer
 from ferryman_router.bodies.place import BodyPlace
 from ferryman_router.bodies.tool_fields import chosen_tools, forced_grammar
 
-USER = {"role": "user", "content": "weather?"}
-FUNCTION: Any = WEATHER_TOOL["function"]
 CALLS = '[{"name": "get_weather", "parameters": {"city": "Paris"}}]'
 ARGUMENTS = '{"city": "Paris"}'
-
-
-class Protocol(NamedTuple):
-    """The way of a protocol to demand a call, and to show what came of it: text and calls."""
-
-    path: str
-    asks: dict[str, Any]
-    limit: str
-    shown: Callable[[Any], tuple[str, list[tuple[str, str]]]]
-    streamed: Callable[[list[Any]], tuple[str, list[tuple[str, str]]]]
-    reason: Callable[[Any], object]
-
-
-def chat_shown(answer: Any) -> tuple[str, list[tuple[str, str]]]:
-    message = answer["choices"][0]["message"]
-    calls = [call["function"] for call in message.get("tool_calls", ())]
-    return message["content"] or "", [(call["name"], call["arguments"]) for call in calls]
-
-
-def sent(stream: str) -> list[Any]:
-    """The data of a stream's events."""
-    lines = [line.removeprefix("data: ") for line in stream.split("\n") if "data: {" in line]
-    return [json.loads(line) for line in lines]
-
-
-def chat_streamed(said: list[Any]) -> tuple[str, list[tuple[str, str]]]:
-    text, calls = "", list[tuple[str, str]]()
-    for frame in said:
-        delta = frame["choices"][0]["delta"]
-        text += delta.get("content") or ""
-        for call in delta.get("tool_calls", ()):
-            function = call["function"]
-            if "name" in function:
-                calls.append((function["name"], ""))
-            name, arguments = calls[-1]
-            calls[-1] = (name, arguments + function["arguments"])
-    return text, calls
-
-
-def response_shown(answer: Any) -> tuple[str, list[tuple[str, str]]]:
-    texts = [part["text"] for item in answer["output"] for part in item.get("content", ())]
-    calls = [item for item in answer["output"] if item["type"] == "function_call"]
-    return "".join(texts), [(call["name"], call["arguments"]) for call in calls]
-
-
-def response_streamed(said: list[Any]) -> tuple[str, list[tuple[str, str]]]:
-    text, calls = "", list[tuple[str, str]]()
-    for event in said:
-        if event["type"] == "response.output_text.delta":
-            text += event["delta"]
-        if event["type"] == "response.output_item.added" and "name" in event["item"]:
-            calls.append((event["item"]["name"], ""))
-        if event["type"] == "response.function_call_arguments.delta":
-            calls[-1] = (calls[-1][0], calls[-1][1] + event["delta"])
-    return text, calls
-
-
-def message_shown(answer: Any) -> tuple[str, list[tuple[str, str]]]:
-    blocks = answer["content"]
-    texts = [block["text"] for block in blocks if block["type"] == "text"]
-    calls = [block for block in blocks if block["type"] == "tool_use"]
-    return "".join(texts), [(call["name"], json.dumps(call["input"])) for call in calls]
-
-
-def message_streamed(said: list[Any]) -> tuple[str, list[tuple[str, str]]]:
-    text, calls = "", list[tuple[str, str]]()
-    for event in said:
-        if event["type"] == "content_block_start" and event["content_block"]["type"] == "tool_use":
-            calls.append((event["content_block"]["name"], ""))
-        delta = event.get("delta", {})
-        text += delta.get("text", "")
-        if "partial_json" in delta:
-            calls[-1] = (calls[-1][0], calls[-1][1] + delta["partial_json"])
-    return text, calls
-
-
-PROTOCOLS = {
-    "chat": Protocol(
-        "/v1/chat/completions",
-        {"messages": [USER], "tools": [WEATHER_TOOL], "tool_choice": "required"},
-        "max_tokens",
-        chat_shown,
-        chat_streamed,
-        lambda answer: answer["choices"][0]["finish_reason"] == "length",
-    ),
-    "responses": Protocol(
-        "/v1/responses",
-        {
-            "input": [USER],
-            "tools": [{"type": "function", **FUNCTION}],
-            "tool_choice": "required",
-        },
-        "max_output_tokens",
-        response_shown,
-        response_streamed,
-        lambda answer: answer["status"] == "incomplete",
-    ),
-    "messages": Protocol(
-        "/v1/messages",
-        {
-            "messages": [USER],
-            "tools": [{"name": FUNCTION["name"], "input_schema": FUNCTION["parameters"]}],
-            "tool_choice": {"type": "any"},
-        },
-        "max_tokens",
-        message_shown,
-        message_streamed,
-        lambda answer: answer["stop_reason"] == "max_tokens",
-    ),
-}
 
 
 @pytest.fixture
@@ -146,7 +34,7 @@ async def test_a_cut_call_shows_nothing_of_its_form(
 ) -> None:
     num_tokens = len(calling.decodes[0].script) - 1
     for limit in range(1, num_tokens, 2):
-        body = {**protocol.asks, protocol.limit: limit}
+        body = {**protocol.asks, **protocol.demands, protocol.limit: limit}
         whole = (await calling.post(protocol.path, **body)).json()
         text, calls = protocol.shown(whole)
         assert text == "", f"{limit} tokens"
@@ -158,7 +46,7 @@ async def test_a_cut_call_shows_nothing_of_its_form(
         for name, arguments in streamed:
             assert name == "get_weather"
             assert ARGUMENTS.startswith(arguments)
-    body = {**protocol.asks, protocol.limit: num_tokens + 1}
+    body = {**protocol.asks, **protocol.demands, protocol.limit: num_tokens + 1}
     whole = (await calling.post(protocol.path, **body)).json()
     assert protocol.shown(whole) == ("", [("get_weather", ARGUMENTS)])
     assert not protocol.reason(whole)
@@ -176,7 +64,7 @@ async def test_a_demanded_call_comes_before_a_form_of_the_answer(
     calling: RouterCluster, name: str
 ) -> None:
     protocol = PROTOCOLS[name]
-    body = {**protocol.asks, protocol.limit: 120}
+    body = {**protocol.asks, **protocol.demands, protocol.limit: 120}
     first = (await calling.post(protocol.path, **body)).json()
     both = (await calling.post(protocol.path, **body, **FORMS[name])).json()
     assert protocol.shown(both) == protocol.shown(first) == ("", [("get_weather", ARGUMENTS)])

@@ -83,7 +83,7 @@ class Said:
 def logprobs_of(token_ids: tuple[int, ...], vocab: int, seed: int) -> list[Mapping[int, float]]:
     """A few alternatives at each place, the drawn one somewhere among them."""
     rng = random.Random(seed)
-    places = []
+    places = list[Mapping[int, float]]()
     for drawn in token_ids:
         others = [*rng.sample(range(vocab), 5), drawn]
         rng.shuffle(others)

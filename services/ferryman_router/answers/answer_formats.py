@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from ferryman.text.tool_calls.formats import OutputSyntax
+from ferryman_router.answers.answer_grammar import tool_use
 from ferryman_router.answers.anthropic_output import MessagesFormat
 from ferryman_router.answers.chat_output import OutputReading, ParsedChatFormat
 from ferryman_router.answers.completion_output import CompletionFormat
@@ -92,4 +93,4 @@ def _reading(
     """The reading, with the ends of the prompts: one may have begun a thought."""
     ends = [runner.asked.token_ids[-TAIL_TOKENS:].tolist() for runner in requests]
     tails = [model.tokenizer.decode(end, skip_special_tokens=False) for end in ends]
-    return OutputReading(syntax, body.answer, tails)
+    return OutputReading(syntax, tool_use(body), body.answer, tails)

@@ -15,7 +15,7 @@ from ferryman.text.tool_calls.deltas import (
     OutputDelta,
     ReasoningDelta,
 )
-from ferryman.text.tool_calls.formats import OutputSyntax
+from ferryman.text.tool_calls.formats import OutputSyntax, ToolUse
 from ferryman.text.tool_calls.grammar import OutputParser
 from ferryman.wire.public import GenerateFinished, TokenChunk
 from ferryman_router.answers.openai_responses import ChatFormat
@@ -28,16 +28,17 @@ DIGEST_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class OutputReading:
-    """The reading of each choice's text. `prompt_tails` are the ends of their prompts: one may
-    have begun a thought."""
+    """The reading of each choice's text, in which `use` says what tools may be called.
+    `prompt_tails` are the ends of their prompts: one may have begun a thought."""
 
     syntax: OutputSyntax
+    use: ToolUse
     answer: AnswerOptions
     prompt_tails: Sequence[str]
 
     def parser(self, index: int) -> OutputParser:
         """The parser of one choice."""
-        return self.syntax.parser(self.answer.tools.use, self.prompt_tails[index])
+        return self.syntax.parser(self.use, self.prompt_tails[index])
 
     def shown(self, deltas: Iterable[OutputDelta]) -> list[OutputDelta]:
         """The deltas without what the caller does not take: calls after the first one, or

@@ -91,16 +91,18 @@ def _form(
 ) -> list[GrammarField]:
     """The form of a type with the schemas that stand where one may: none is lost, whatever its
     type."""
-    given = [(field, schema) for field, schema in schemas if schema is not None]
+    present = [(field, schema) for field, schema in schemas if schema is not None]
     if kind not in ("json_object", "json_schema"):
-        for field, _ in given:
+        for field, _ in present:
             field.note(f"{place}.type is text")
         return []
-    if len(given) > 1 and given[0][1] != given[1][1]:
-        raise InvalidRequest(f"{given[0][0]} and {given[1][0]} exclude each other", given[1][0])
-    if not given and kind == "json_object":
+    if len(present) > 1 and present[0][1] != present[1][1]:
+        raise InvalidRequest(
+            f"{present[0][0]} and {present[1][0]} exclude each other", present[1][0]
+        )
+    if not present and kind == "json_object":
         return [GrammarField(place, "json_object", True)]
-    field, schema = given[0] if given else schemas[0]
+    field, schema = present[0] if present else schemas[0]
     return [GrammarField(field, "json", schema)]
 
 

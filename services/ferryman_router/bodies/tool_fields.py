@@ -275,9 +275,11 @@ def _call_schema(name: str, reference: str) -> dict[str, Any]:
 def _arguments_schema(function: Mapping[str, Any]) -> dict[str, Any]:
     """The schema of a function's arguments, which are an object. Without `properties` there are
     none: a function takes no others than it says, though a schema without the keyword would."""
-    given = function.get("parameters") or {}
-    check_depth(given, GrammarKind.JSON_SCHEMA)
-    schema = {name: value for name, value in without_nulls(given).items() if name not in _NAMES}
+    parameters = function.get("parameters") or {}
+    check_depth(parameters, GrammarKind.JSON_SCHEMA)
+    schema = {
+        name: value for name, value in without_nulls(parameters).items() if name not in _NAMES
+    }
     if not _OPEN_FIELDS & schema.keys():
         schema = {"properties": {}, **schema, "additionalProperties": False}
     return {**schema, "type": "object"}

@@ -28,6 +28,7 @@ from ferryman.runtime.access import MetricsGuard
 from ferryman.text.tokenizer import NO_TOKENS
 from ferryman.text.tool_calls.formats import OutputSyntax
 from ferryman_router.answers.answer_formats import answer_format
+from ferryman_router.answers.answer_grammar import with_calls
 from ferryman_router.bodies.parsed_request import AnswerOptions, ParsedRequest
 from ferryman_router.bodies.place import IgnoredField
 from ferryman_router.bodies.tool_fields import check_offered
@@ -109,7 +110,7 @@ async def _answer(deps: HttpDeps, api: Api, request: Request) -> Response:
         parts = await deps.body_parts(request, grow, within)
         arrived = frontend.ctx.clock()
         reads = frontend.read_body(api, parts, within=within, is_strict=deps.is_strict)
-        body = await while_connected(request.receive, reads)
+        body = _offered(deps, await while_connected(request.receive, reads))
         first = _first_request(deps, body, caller, arrived)
         begins = partial(_begun, deps, body, request, tokenized=reading.close)
         try:
@@ -154,11 +155,17 @@ def _first_request(
     )
 
 
+def _offered(deps: HttpDeps, body: ParsedRequest) -> ParsedRequest:
+    """The body as this model can answer it. Raises InvalidRequest for tools that it cannot."""
+    tokenizer = deps.frontend.ctx.model.tokenizer
+    template = tokenizer.chat_template.tool_source if tokenizer.chat_template else ""
+    check_offered(body.answer.tools, deps.syntax, template)
+    return with_calls(body, deps.syntax, tokenizer)
+
+
 def _text_options(deps: HttpDeps, body: ParsedRequest) -> TextOptions:
     """The control tokens that are shown, or that a parser needs to see."""
     tokenizer, answer = deps.frontend.ctx.model.tokenizer, body.answer
-    template = tokenizer.chat_template.tool_source if tokenizer.chat_template else ""
-    check_offered(answer.tools, deps.syntax, template)
     if answer.shows_special:
         return TextOptions(tokenizer.control_tokens, answer.includes_stop)
     tokens = NO_TOKENS if body.api is Api.COMPLETION else deps.syntax.special(answer.tools.use)

@@ -57,6 +57,11 @@ class CompiledGrammar:
     def __init__(self, grammar: OutputGrammar, vocabulary: GrammarVocabulary) -> None:
         """Compiles. Raises InvalidRequest, with the kind as `param`, for what is no grammar, for
         features that are not supported, and beyond `LIMITS`."""
+        if grammar.kind is GrammarKind.EITHER:
+            # One of them that cannot be served is refused as it would be alone: beside others it
+            # would only never be written.
+            for alternative in grammar.alternatives:
+                CompiledGrammar(alternative, vocabulary)
         self._vocabulary = vocabulary
         self._source = _source(grammar)
         self._lock = threading.RLock()

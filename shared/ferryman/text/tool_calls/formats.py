@@ -8,9 +8,15 @@ from functools import partial
 from typing import TypeVar
 
 from ferryman.errors import ConfigError
-from ferryman.text.tool_calls import forced_calls, json_calls, openai
+from ferryman.text.tool_calls import call_forms, forced_calls, json_calls, openai
+from ferryman.text.tool_calls.call_forms import CallForm
 from ferryman.text.tool_calls.deltas import DeltaSink
-from ferryman.text.tool_calls.grammar import Grammar, OutputParser, content
+from ferryman.text.tool_calls.grammar import (
+    Grammar,
+    KnownCallsSink,
+    OutputParser,
+    content,
+)
 from ferryman.text.tool_calls.pythonic import pythonic
 from ferryman.text.tool_calls.qwen3_coder import Parameters, qwen3_coder
 from ferryman.text.tool_calls.thought import ThoughtMarks, thought_then
@@ -22,11 +28,13 @@ NO_TOKENS: frozenset[str] = frozenset()
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
     """A format of calls. `special` are the control tokens that it needs to see, `signs` what a
-    chat template has in it that asks for it. `call_id` makes a call's name from hex digits."""
+    chat template has in it that asks for it. `form` is the grammar of an answer that is calls and
+    nothing else. `call_id` makes a call's name from hex digits."""
 
     make: Callable[[DeltaSink, Parameters], Grammar[None]]
     special: frozenset[str]
     signs: tuple[str, ...]
+    form: CallForm
     call_id: Callable[[str], str] = "call_{:.24}".format
 
 
@@ -36,8 +44,10 @@ def _plain(grammar: Callable[[DeltaSink], Grammar[None]]) -> Callable[..., Gramm
 
 # If a template has the signs of several, it means the first.
 TOOL_FORMATS: Mapping[str, ToolFormat] = {
-    "openai": ToolFormat(_plain(openai.openai), openai.SPECIAL, (openai.CHANNEL,)),
-    "qwen3_coder": ToolFormat(qwen3_coder, NO_TOKENS, ("<function=",)),
+    "openai": ToolFormat(
+        _plain(openai.openai), openai.SPECIAL, (openai.CHANNEL,), call_forms.harmony
+    ),
+    "qwen3_coder": ToolFormat(qwen3_coder, NO_TOKENS, ("<function=",), call_forms.qwen3_coder),
     "deepseek_v3": ToolFormat(
         _plain(json_calls.deepseek_v3),
         frozenset(
@@ -50,24 +60,34 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
             }
         ),
         (json_calls.DEEPSEEK_CALL,),
+        call_forms.deepseek_v3,
     ),
     "mistral": ToolFormat(
         # Its templates take ids of nine characters, and no others.
         _plain(json_calls.mistral),
         frozenset({json_calls.MISTRAL_BEGIN, json_calls.MISTRAL_ID, json_calls.MISTRAL_ARGUMENTS}),
         (json_calls.MISTRAL_BEGIN,),
+        call_forms.mistral,
         "{:.9}".format,
     ),
     "granite": ToolFormat(
-        _plain(json_calls.granite), frozenset({"<|tool_call|>"}), ("<|tool_call|>",)
+        _plain(json_calls.granite),
+        frozenset({"<|tool_call|>"}),
+        ("<|tool_call|>",),
+        call_forms.granite,
     ),
-    "hermes": ToolFormat(_plain(json_calls.hermes), NO_TOKENS, (json_calls.HERMES_BEGIN,)),
+    "hermes": ToolFormat(
+        _plain(json_calls.hermes), NO_TOKENS, (json_calls.HERMES_BEGIN,), call_forms.hermes
+    ),
     "llama3_json": ToolFormat(
         _plain(json_calls.llama3_json),
         frozenset({json_calls.LLAMA_BEGIN}),
         (json_calls.LLAMA_BEGIN, '"parameters"'),
+        call_forms.llama3_json,
     ),
-    "pythonic": ToolFormat(_plain(pythonic), NO_TOKENS, ("[func_name1(", "```tool_code")),
+    "pythonic": ToolFormat(
+        _plain(pythonic), NO_TOKENS, ("[func_name1(", "```tool_code"), call_forms.pythonic
+    ),
 }
 # Other names of vLLM for the same.
 TOOL_ALIASES = {
@@ -125,6 +145,16 @@ class FreeTools:
 
 
 @dataclass(frozen=True, slots=True)
+class FormAlone(NoTools):
+    """The answer has a form that the request prescribes, from its first token on."""
+
+
+@dataclass(frozen=True, slots=True)
+class FormOrCall(FreeTools):
+    """The answer has a form that the request prescribes, or is a call of one of the tools."""
+
+
+@dataclass(frozen=True, slots=True)
 class NamedTool:
     """The model has to call this tool."""
 
@@ -169,14 +199,17 @@ class OutputSyntax:
 
     def parser(self, use: ToolUse, prompt_tail: str) -> OutputParser:
         """For one answer to a prompt that ends so."""
-        return OutputParser(partial(self._grammar, use, prompt_tail))
+        sink = KnownCallsSink(use.parameters) if isinstance(use, FormOrCall) else DeltaSink()
+        return OutputParser(partial(self._grammar, use, prompt_tail), sink)
 
     def _grammar(self, use: ToolUse, prompt_tail: str, sink: DeltaSink) -> Grammar[None]:
         rest = self._call_grammar(use, sink)
         if self.reasoning is None or self.reasoning.marks is None or _is_forced(use):
             return rest
-        marks = self.reasoning.marks
-        return thought_then(sink, marks, rest, is_open=marks.is_open_behind(prompt_tail))
+        marks, has_form = self.reasoning.marks, isinstance(use, FormAlone | FormOrCall)
+        # A form begins with the answer: it is no thought, though the prompt may have begun one.
+        is_open = not has_form and marks.is_open_behind(prompt_tail)
+        return thought_then(sink, marks, rest, is_open=is_open)
 
     def _call_grammar(self, use: ToolUse, sink: DeltaSink) -> Grammar[None]:
         match use:

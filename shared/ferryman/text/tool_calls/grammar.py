@@ -9,7 +9,7 @@ A text that is not as a grammar expects raises Malformed inside; `attempt` makes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Container, Generator
 from contextlib import suppress
 from typing import TypeVar
 
@@ -24,12 +24,27 @@ class Malformed(Exception):
     """The text is not what the grammar expects here."""
 
 
+class KnownCallsSink(DeltaSink):
+    """A sink for an answer that may be an object of any form: it is a call if its name is one of
+    these."""
+
+    def __init__(self, names: Container[str]) -> None:
+        super().__init__()
+        self._names = names
+
+    def begin_call(self, name: str) -> None:
+        """Raises Malformed for another name."""
+        if name not in self._names:
+            raise Malformed
+        super().begin_call(name)
+
+
 class OutputParser:
     """Feeds text to a grammar. Never raises for what the text is."""
 
-    def __init__(self, make: Callable[[DeltaSink], Grammar[None]]) -> None:
-        self._sink = DeltaSink()
-        self._grammar = make(self._sink)
+    def __init__(self, make: Callable[[DeltaSink], Grammar[None]], sink: DeltaSink) -> None:
+        self._sink = sink
+        self._grammar = make(sink)
         next(self._grammar)
 
     @property
