@@ -194,6 +194,7 @@ class _Services:
             "cors_origin": doors.cors_origin,
             "strict_fields": doors.strict_fields,
             "default_max_tokens": doors.default_max_tokens,
+            "verbatim_prompts": doors.verbatim_prompts,
             "http_port": ports.http,
             "grpc_port": ports.grpc,
             "redis_url": self.redis_url,

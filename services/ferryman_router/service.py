@@ -32,6 +32,7 @@ from ferryman.wire.nats.bus import Discoverable
 from ferryman.wire.nats.heartbeat import ROUTER
 from ferryman.wire.nats.sender_proof import believe_all, check_sender
 from ferryman.wire.redis.redis_index import redis_index
+from ferryman_router.bodies.place import BodyRules
 from ferryman_router.components import Components, RouterTelemetry, Transports, make_components
 from ferryman_router.doors.answer_endpoints import HttpDeps
 from ferryman_router.doors.auth import ApiKeys, Authenticator
@@ -194,7 +195,7 @@ async def _open_doors(
         MetricsGuard(readers, metrics),
         settings.limits.max_body_bytes,
         CorsPolicy(settings.origins),
-        settings.strict_fields,
+        BodyRules(settings.strict_fields, settings.verbatim_prompts),
     )
     http_port = await stack.enter_async_context(_http_door(settings, deps, metrics))
     servicer = InferenceServicer(frontend, callers, memory, member.bus, member.subjects)

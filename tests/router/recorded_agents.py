@@ -46,8 +46,9 @@ class RecordedCall:
 
     @property
     def texts(self) -> list[str]:
-        """All texts of the conversation, in order, without those of calls."""
-        return list(_texts(self.body))
+        """All texts of the conversation, in order, without those of calls and the line that is for
+        billing."""
+        return [text for text in _texts(self.body) if not text.startswith("x-anthropic-billing")]
 
     @property
     def calls(self) -> list[tuple[str, str, Any]]:

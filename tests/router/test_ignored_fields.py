@@ -10,7 +10,7 @@ import pytest
 from tests.harness.router import RouterCluster, cluster, events, frames
 
 from ferryman.errors import InvalidRequest
-from ferryman_router.bodies.place import MAX_IGNORED, BodyPlace
+from ferryman_router.bodies.place import MAX_IGNORED, BodyPlace, BodyRules
 from ferryman_router.bodies.unread_fields import Api
 from ferryman_router.intake.body_intake import LARGE_BYTES
 from ferryman_router.intake.reader import BODY_KINDS
@@ -115,7 +115,7 @@ def test_they_are_refused_by_name_where_bodies_are_read_strictly(
     api: Api, body: dict[str, Any], wanted: list[str]
 ) -> None:
     with pytest.raises(InvalidRequest, match="is no known field") as caught:
-        BODY_KINDS[api](body, BodyPlace.of_body(is_strict=True))
+        BODY_KINDS[api](body, BodyPlace.of_body(BodyRules(is_strict=True)))
     assert caught.value.param == wanted[0].split()[0]
 
 

@@ -12,7 +12,7 @@ from tests.harness.router import RouterCluster
 
 from ferryman.errors import InvalidRequest
 from ferryman_router.bodies.parsed_request import ParsedRequest
-from ferryman_router.bodies.place import BodyPlace
+from ferryman_router.bodies.place import BodyPlace, BodyRules
 from ferryman_router.bodies.unread_fields import Api
 from ferryman_router.doors.openapi import BODIES, OPERATIONS
 from ferryman_router.intake.reader import BODY_KINDS
@@ -121,7 +121,7 @@ def test_a_field_that_is_not_shown_has_no_effect_or_is_refused() -> None:
         asked = _asked(body, "not_a_field", 1)
         assert not Draft202012Validator(BODIES[body]).is_valid(asked)
         with pytest.raises(InvalidRequest) as caught:
-            BODY_KINDS[kind](asked, BodyPlace.of_body(is_strict=True))
+            BODY_KINDS[kind](asked, BodyPlace.of_body(BodyRules(is_strict=True)))
         assert caught.value.param == "not_a_field"
         BODY_KINDS[kind](asked, lenient := BodyPlace.of_body())
         assert [field.name for field in lenient.ignored.listed] == ["not_a_field"]

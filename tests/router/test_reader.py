@@ -122,7 +122,7 @@ def test_a_body_is_what_it_would_be_here(
     body = BodyPlace.of_body()
     here: ParsedRequest = BODY_KINDS[Api(kind)](parse_object(raw), body)
     here = replace(here, ignored=body.ignored.listed)
-    asked = body_message(Api(kind), (raw[:5], raw[5:]), MAX_TOKENS, is_strict=False)
+    asked = body_message(Api(kind), (raw[:5], raw[5:]), MAX_TOKENS)
     there = body_of(reader.ask(asked))
     for prompt, read in zip(here.prompts, there.prompts, strict=True):
         assert _values(model.tokenized(read, MAX_TOKENS)) == _values(

@@ -11,6 +11,7 @@ from typing import Any
 from ferryman.errors import InvalidRequest
 from ferryman.wire.public import ChatPrompt, ChatTurn
 from ferryman_router.bodies.anthropic_tools import TOOL_REFERENCE, message_tools
+from ferryman_router.bodies.billing_lines import without_billing
 from ferryman_router.bodies.chat_messages import (
     AssistantTurn,
     template_variables,
@@ -57,8 +58,7 @@ _RESULT = {**_TEXT, TOOL_REFERENCE: TextPart.of("tool_name", "cache_control")}
 def message_turns(values: Values, body: BodyPlace) -> tuple[ChatTurn, ...]:
     """`system` and `messages`; InvalidRequest names the block and its field."""
     turns: list[ChatTurn] = []
-    if values["system"] is not None:
-        turns.append(ChatTurn("system", joined_text(values["system"], body.field("system"), _TEXT)))
+    turns += _system(values["system"], body.field("system"))
     if not values["messages"]:
         raise InvalidRequest("messages must hold at least one message", "messages")
     for index, value in enumerate(values["messages"]):
@@ -71,6 +71,15 @@ def message_turns(values: Values, body: BodyPlace) -> tuple[ChatTurn, ...]:
     return tuple(turns)
 
 
+def _system(sent: Any, place: BodyPlace) -> list[ChatTurn]:
+    """The system message; none if there is none, or nothing is left of it."""
+    if sent is None:
+        return []
+    content = without_billing(sent, place)
+    text = joined_text(content, place, _TEXT)
+    return [ChatTurn("system", text)] if text or content is sent else []
+
+
 def goes_on(turns: Sequence[ChatTurn]) -> bool:
     """Whether the answer goes on with the last turn: it is the assistant's, and of text."""
     last = turns[-1]
@@ -81,7 +90,8 @@ def goes_on(turns: Sequence[ChatTurn]) -> bool:
 def _others(role: str, content: Any, name: BodyPlace) -> list[ChatTurn]:
     """Results of calls are turns of their own; the texts between them belong together."""
     turns, texts = list[ChatTurn](), list[str]()
-    for block, place in _blocks(content, name, _OF_USER if role == "user" else ("text",)):
+    left = without_billing(content, name) if role == "system" else content
+    for block, place in _blocks(left, name, _OF_USER if role == "user" else ("text",)):
         if block["type"] == "text":
             texts.append(block["text"])
             continue
@@ -90,7 +100,9 @@ def _others(role: str, content: Any, name: BodyPlace) -> list[ChatTurn]:
         texts = []
         output = joined_text(block["content"], place.field("content"), _RESULT)
         turns.append(tool_turn(required(block, "tool_use_id", place), output))
-    return [*turns, ChatTurn(role, in_lines(texts))] if texts else turns
+    words = in_lines(texts)
+    is_left_out = not words and left is not content
+    return [*turns, ChatTurn(role, words)] if texts and not is_left_out else turns
 
 
 def _assistant(role: str, content: Any, name: BodyPlace) -> list[ChatTurn]:

@@ -12,6 +12,7 @@ from typing import Any
 from ferryman.errors import InvalidRequest
 from ferryman.text.tokenizer import CONTINUES
 from ferryman.wire.public import ChatTurn
+from ferryman_router.bodies.billing_lines import SYSTEM_ROLES, without_billing
 from ferryman_router.bodies.field_kinds import (
     ANY,
     LIST,
@@ -58,14 +59,22 @@ def chat_turns(values: Values, body: BodyPlace) -> tuple[ChatTurn, ...]:
     if not messages:
         raise InvalidRequest("messages must hold at least one message", "messages")
     place = body.field("messages")
-    return tuple(_turn(message, place.item(i)) for i, message in enumerate(messages))
+    turns = [turn for i, message in enumerate(messages) for turn in _turns(message, place.item(i))]
+    if not turns:
+        raise InvalidRequest("messages must say something", "messages")
+    return tuple(turns)
 
 
-def _turn(value: object, place: BodyPlace) -> ChatTurn:
+def _turns(value: object, place: BodyPlace) -> list[ChatTurn]:
+    """The turn of a message; none if nothing is left of a system message."""
     message = MESSAGE.read(value, place)
-    more = _more(message, place)
-    content = _content(message["content"], more, place)
-    return ChatTurn(message["role"], content, json.dumps(more) if more else "")
+    more, sent = _more(message, place), message["content"]
+    is_system = message["role"] in SYSTEM_ROLES
+    content = without_billing(sent, place.field("content")) if is_system else sent
+    text = _content(content, more, place)
+    if not text and content is not sent:
+        return []
+    return [ChatTurn(message["role"], text, json.dumps(more) if more else "")]
 
 
 def _more(message: Values, place: BodyPlace) -> dict[str, Any]:

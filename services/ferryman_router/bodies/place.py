@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ferryman.errors import InvalidRequest
 from ferryman.settings.declaration import nearest, suggestion
@@ -44,11 +45,22 @@ class IgnoredField:
         return _INDEX.sub("[]", self.name)
 
 
+class BodyRules(NamedTuple):
+    """The operator's choices for bodies. If `is_strict`, a field that is not known is refused; if
+    `is_verbatim`, a line that means nothing to a model stays in the prompt."""
+
+    is_strict: bool = False
+    is_verbatim: bool = False
+
+
+AS_USUAL = BodyRules()
+
+
 class IgnoredFields:
     """The fields of one body that are passed over, each name once however often it occurs."""
 
-    def __init__(self, *, is_strict: bool) -> None:
-        self.is_strict = is_strict
+    def __init__(self, rules: BodyRules) -> None:
+        self.rules = rules
         self._fields: dict[str, IgnoredField] = {}
 
     @property
@@ -80,9 +92,9 @@ class BodyPlace(str):
         return str, (str(self),)
 
     @classmethod
-    def of_body(cls, *, is_strict: bool = False) -> BodyPlace:
+    def of_body(cls, rules: BodyRules = AS_USUAL) -> BodyPlace:
         """The place of a whole body that is about to be read."""
-        return cls("", IgnoredFields(is_strict=is_strict))
+        return cls("", IgnoredFields(rules))
 
     def field(self, name: str) -> BodyPlace:
         """The place of a field of this object."""
@@ -98,7 +110,7 @@ class BodyPlace(str):
         # Half a character is no text, and would fail where the answer is encoded.
         short = name[:MAX_SHOWN_CHARS].encode(errors="replace").decode()
         full_name = str(self.field(short))
-        if self.ignored.is_strict:
+        if self.ignored.rules.is_strict:
             near = suggestion(short, names)
             raise InvalidRequest(f"{full_name} is no known field{near}", full_name)
         if self.ignored.is_new(full_name):
@@ -116,8 +128,14 @@ class BodyPlace(str):
     def leave_out(self, kind: str, why: str) -> None:
         """Notes that the object here, of this type, has no effect. Raises InvalidRequest where
         bodies are read strictly."""
-        if self.ignored.is_strict:
+        if self.ignored.rules.is_strict:
             raise InvalidRequest(f"{self} is not offered: {why}", self.field("type"))
-        full_name = f"{self} of type {kind}"
+        self._note(f"{self} of type {kind}", why)
+
+    def leave_out_line(self, name: str, why: str) -> None:
+        """Notes that a line of the text here is no part of the prompt."""
+        self._note(f"{self} line {name}", why)
+
+    def _note(self, full_name: str, why: str) -> None:
         if self.ignored.is_new(full_name):
             self.ignored.add(IgnoredField(full_name, why))

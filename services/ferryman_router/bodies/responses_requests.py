@@ -12,6 +12,7 @@ from typing import Any
 from ferryman.errors import InvalidRequest
 from ferryman.schedule.request import SamplingParams
 from ferryman.wire.public import ChatPrompt, ChatTurn
+from ferryman_router.bodies.billing_lines import SYSTEM_ROLES, without_billing
 from ferryman_router.bodies.chat_messages import (
     AssistantTurn,
     call_arguments,
@@ -79,8 +80,10 @@ def input_turns(values: Values, body: BodyPlace) -> tuple[ChatTurn, ...]:
     Items of the assistant that follow one another (a thought, a message, calls) are one turn.
     """
     turns, value = InputTurns(), values["input"]
-    if values["instructions"] is not None:
-        turns.add(ChatTurn("system", values["instructions"]))
+    if (sent := values["instructions"]) is not None:
+        text = without_billing(sent, body.field("instructions"))
+        if text or text is sent:
+            turns.add(ChatTurn("system", text))
     if isinstance(value, str):
         turns.add(ChatTurn("user", value))
     elif isinstance(value, list) and value:
@@ -88,7 +91,9 @@ def input_turns(values: Values, body: BodyPlace) -> tuple[ChatTurn, ...]:
             turns.read(item, body.field("input").item(index))
     else:
         raise InvalidRequest("input must be a string or a list of items", "input")
-    return turns.whole()
+    if not (whole := turns.whole()):
+        raise InvalidRequest("input must say something", "input")
+    return whole
 
 
 class InputTurns:
@@ -134,11 +139,18 @@ class InputTurns:
     def _message(self, item: Values, name: BodyPlace) -> None:
         role, content = item["role"], name.field("content")
         if role != "assistant":
-            self.add(ChatTurn(role, joined_text(item["content"], content, _TEXTS)))
+            self._add_text(role, item["content"], content)
             return
         if self._open.has_said:
             self._close()
         self._open.text = joined_text(item["content"], content, _SAID)
+
+    def _add_text(self, role: str, sent: Any, place: BodyPlace) -> None:
+        """Adds a turn; none if nothing is left of a system message."""
+        content = without_billing(sent, place) if role in SYSTEM_ROLES else sent
+        text = joined_text(content, place, _TEXTS)
+        if text or content is sent:
+            self.add(ChatTurn(role, text))
 
     def _reasoning(self, item: Values, name: BodyPlace) -> None:
         if self._open.has_said or self._open.thought:

@@ -30,7 +30,7 @@ from ferryman.text.tool_calls.formats import OutputSyntax
 from ferryman_router.answers.answer_formats import answer_format
 from ferryman_router.answers.answer_grammar import with_calls
 from ferryman_router.bodies.parsed_request import AnswerOptions, ParsedRequest
-from ferryman_router.bodies.place import IgnoredField
+from ferryman_router.bodies.place import AS_USUAL, BodyRules, IgnoredField
 from ferryman_router.bodies.tool_fields import check_offered
 from ferryman_router.bodies.unread_fields import Api
 from ferryman_router.doors.auth import Authenticator
@@ -65,8 +65,8 @@ _OWN_NAMES: Mapping[Api, Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class HttpDeps:
-    """The endpoints' parts. `readiness` gives the answer of `/ready`, and whether it is a yes. If
-    `is_strict`, a field that is not known is refused."""
+    """The endpoints' parts. `readiness` gives the answer of `/ready`, and whether it is a
+    yes."""
 
     frontend: Frontend
     callers: Authenticator
@@ -76,7 +76,7 @@ class HttpDeps:
     readers: MetricsGuard
     max_body_bytes: int = MAX_BODY_BYTES
     cors: CorsPolicy = NO_ORIGINS
-    is_strict: bool = False
+    rules: BodyRules = AS_USUAL
     wall_clock: Callable[[], float] = time.time
 
     async def body_parts(
@@ -109,7 +109,7 @@ async def _answer(deps: HttpDeps, api: Api, request: Request) -> Response:
         within = caller.deadline_seconds
         parts = await deps.body_parts(request, grow, within)
         arrived = frontend.ctx.clock()
-        reads = frontend.read_body(api, parts, within=within, is_strict=deps.is_strict)
+        reads = frontend.read_body(api, parts, within=within, rules=deps.rules)
         body = _offered(deps, await while_connected(request.receive, reads))
         first = _first_request(deps, body, caller, arrived)
         begins = partial(_begun, deps, body, request, tokenized=reading.close)

@@ -37,7 +37,7 @@ async def text_answer(deps: HttpDeps, reply: TextReply, request: Request) -> Res
     with deps.memory.holding() as grow:
         raw = b"".join(await deps.body_parts(request, grow, within))
         body = await frontend.intake.run(len(raw), partial(parse_object, raw), within=within)
-        place = BodyPlace.of_body(is_strict=deps.is_strict)
+        place = BodyPlace.of_body(deps.rules)
         answered = await reply(frontend, body, place, within)
         return JSONResponse(answered, headers=ignored_headers(frontend, place.ignored.listed))
 

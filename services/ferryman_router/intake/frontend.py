@@ -16,6 +16,7 @@ from ferryman.schedule.request import SamplingParams
 from ferryman.settings.router import LimitSettings
 from ferryman.wire.public import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from ferryman_router.bodies.parsed_request import ParsedRequest
+from ferryman_router.bodies.place import BodyRules
 from ferryman_router.bodies.unread_fields import Api
 from ferryman_router.intake.body_intake import LARGE_BYTES, Intake
 from ferryman_router.intake.reader import (
@@ -59,16 +60,16 @@ class Frontend:
         self.is_draining = False
 
     async def read_body(
-        self, api: Api, parts: Sequence[bytes], *, within: float, is_strict: bool
+        self, api: Api, parts: Sequence[bytes], *, within: float, rules: BodyRules
     ) -> ParsedRequest:
         """The request in a body, in so many seconds. The prompts of a large one are token ids
-        already. If `is_strict`, a field that is not known is refused."""
+        already."""
         num_bytes = sum(map(len, parts))
         if num_bytes > LARGE_BYTES:
             self.check_room()
-            message = body_message(api, parts, self.max_prompt_len, is_strict=is_strict)
+            message = body_message(api, parts, self.max_prompt_len, rules)
             return body_of(await self.intake.ask(message, within=within))
-        parse = partial(parse_body, self.ctx.model, api, b"".join(parts), is_strict=is_strict)
+        parse = partial(parse_body, self.ctx.model, api, b"".join(parts), rules)
         return await self.intake.run(num_bytes, parse, within=within)
 
     async def open(self, ask: GenerateRequest) -> RequestRunner:

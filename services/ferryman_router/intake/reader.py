@@ -38,7 +38,7 @@ from ferryman_router.bodies.anthropic_requests import message_body
 from ferryman_router.bodies.json_body import parse_object
 from ferryman_router.bodies.openai_requests import chat_body, completion_body
 from ferryman_router.bodies.parsed_request import AnswerOptions, ParsedRequest
-from ferryman_router.bodies.place import BodyPlace, IgnoredField
+from ferryman_router.bodies.place import AS_USUAL, BodyPlace, BodyRules, IgnoredField
 from ferryman_router.bodies.responses_requests import response_body
 from ferryman_router.bodies.tool_fields import ToolChoice
 from ferryman_router.bodies.unread_fields import Api
@@ -176,18 +176,20 @@ BODY_KINDS: Mapping[Api, Callable[[dict[str, Any], BodyPlace], ParsedRequest]] =
 }
 
 
-def parse_body(model: ServedModel, api: Api, raw: bytes, *, is_strict: bool) -> ParsedRequest:
+def parse_body(
+    model: ServedModel, api: Api, raw: bytes, rules: BodyRules = AS_USUAL
+) -> ParsedRequest:
     """Parses and checks a body. Raises InvalidRequest, naming the field."""
-    body = BodyPlace.of_body(is_strict=is_strict)
+    body = BodyPlace.of_body(rules)
     parsed = BODY_KINDS[api](model.with_defaults(parse_object(raw)), body)
     return replace(parsed, ignored=body.ignored.listed)
 
 
 def body_message(
-    api: Api, parts: Sequence[bytes], max_tokens: int, *, is_strict: bool
+    api: Api, parts: Sequence[bytes], max_tokens: int, rules: BodyRules = AS_USUAL
 ) -> ReaderMessage:
     """Asks to read a body; `max_tokens` bounds each of its prompts."""
-    head = {"kind": api, "max_tokens": max_tokens, "is_strict": is_strict}
+    head = {"kind": api, "max_tokens": max_tokens, **rules._asdict()}
     return ReaderMessage(head, parts)
 
 
@@ -196,8 +198,9 @@ def read_body(model: ServedModel, asked: ReaderMessage) -> ReaderMessage:
 
     Raises InvalidRequest, in the order in which a small body would be refused.
     """
-    api, is_strict = Api(asked.head["kind"]), asked.head["is_strict"]
-    body = parse_body(model, api, asked.joined(), is_strict=is_strict)
+    api = Api(asked.head["kind"])
+    rules = BodyRules(*(asked.head[name] for name in BodyRules._fields))
+    body = parse_body(model, api, asked.joined(), rules)
     model.check_name(body.model)
     most = asked.head["max_tokens"]
     kept = kept_tokens(body.answer.truncate, body.sampling, most)

@@ -62,6 +62,9 @@ class DoorOptions(BaseModel):
     empty: none."""
     strict_fields: Annotated[bool, Called(role="router")] = False
     """Refuses a body with a field that is not known (400), instead of naming it with the answer."""
+    verbatim_prompts: Annotated[bool, Called(role="router")] = False
+    """Keeps a line in the prompt that changes with every request and means nothing to a model:
+    Claude Code's `x-anthropic-billing-header`."""
 
     default_max_tokens: Annotated[int, Field(ge=0), Called(role="router")] = 0
     """Tokens of an answer to a request that names no limit; 0: as many as there is room for."""

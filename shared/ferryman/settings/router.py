@@ -91,6 +91,9 @@ class RouterSettings(BaseModel):
     empty: none."""
     strict_fields: bool = False
     """Refuses a body with a field that is not known (400), instead of naming it with the answer."""
+    verbatim_prompts: bool = False
+    """Keeps a line in the prompt that changes with every request and means nothing to a model:
+    Claude Code's `x-anthropic-billing-header`."""
     api_keys: SecretStr = SecretStr("")
     """Keys, separated by commas; with any, callers need one, and each is a tenant with a cache
     of its own."""

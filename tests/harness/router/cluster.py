@@ -153,6 +153,7 @@ async def cluster(
     lookup_seconds: float = 10.0,
     lora: str = "",
     strict_fields: bool = False,
+    verbatim_prompts: bool = False,
 ) -> AsyncIterator[RouterCluster]:
     """Everything up, every worker known to the router; each cluster has subjects of its own."""
     subjects = Subjects(f"test{make_epoch() % 10**9}")
@@ -168,6 +169,7 @@ async def cluster(
         limits=limits,
         cors_origin=cors_origin,
         strict_fields=strict_fields,
+        verbatim_prompts=verbatim_prompts,
         api_keys=api_keys,  # type: ignore[arg-type]
         api_keys_file=api_keys_file,
     )
