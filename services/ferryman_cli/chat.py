@@ -12,10 +12,12 @@ from rich.console import Console
 from rich.text import Text
 
 from ferryman.client import (
+    NOT_PARTED,
     ChatTurn,
     Client,
     GenerateFinished,
     GenerateStarted,
+    Parting,
     SamplingParams,
     TokenChunk,
     Usage,
@@ -80,18 +82,20 @@ class Chat:
             self._conversation.answered()
 
     async def _answer(self) -> None:
-        turns, request_id = list(self._conversation.turns), ""
+        turns, request_id, parting = list(self._conversation.turns), "", NOT_PARTED
         async with aclosing(self._client.generate(turns, self._sampling)) as events:
             async for event in events:
                 match event:
                     case GenerateStarted():
-                        request_id = event.request_id
+                        request_id, parting = event.request_id, event.parting
                     case TokenChunk():
                         self._write(event.text)
                     case GenerateFinished():
                         self._write(event.text)
                         note = Text(f"\n{usage_note(event.usage, request_id)}", "dim")
                         self._console.print(note)
+                        if parting:
+                            self._console.print(Text(parting_note(parting), "dim"))
 
     def _write(self, text: str) -> None:
         if text:
@@ -108,6 +112,15 @@ def usage_note(usage: Usage, request_id: str) -> str:
     return (
         f"[{usage.prompt_tokens} prompt tokens, {cached.total} of them cached"
         f" ({', '.join(tiers)}); {usage.completion_tokens} new; {request_id}]"
+    )
+
+
+def parting_note(parting: Parting) -> str:
+    """Where the prompt parts from an earlier one, with the characters there."""
+    return (
+        f"[parts at token {parting.position}, in {parting.place}, from request"
+        f" {parting.request_id}: {parting.missed_tokens} tokens computed that may have been cached;"
+        f" after {parting.before!r} {parting.ours!r} instead of {parting.theirs!r}]"
     )
 
 

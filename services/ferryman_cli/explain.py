@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -55,13 +56,46 @@ def fetched_units(events: Iterable[LifecycleEvent]) -> list[FetchedUnits]:
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class PartedPrompt:
+    """The place at which a prompt parts from an earlier one of its owner, that of the request
+    `other`. The log has positions, and no words."""
+
+    at: int
+    place: str
+    other: str
+    missed_tokens: int
+
+    @property
+    def text(self) -> str:
+        return (
+            f"the prompt parts at token {self.at}, in {self.place}, from request {self.other}:"
+            f" {self.missed_tokens} tokens may have been cached"
+        )
+
+
+def parted_prompts(events: Iterable[LifecycleEvent]) -> list[PartedPrompt]:
+    """The places that the lifecycle log has."""
+    begun = [event for event in events if event.event in ("received", "taken_over")]
+    facts = [decode_event(event.json.encode()).facts for event in begun]
+    return [place for named in facts for place in _parted(named)]
+
+
+def _parted(facts: Mapping[str, Any]) -> Iterator[PartedPrompt]:
+    if isinstance(parts := facts.get("parts"), dict):
+        place, other = str(facts.get("parts_in", "")), str(facts.get("parts_from", ""))
+        yield PartedPrompt(int(parts.get("at", 0)), place, other, int(parts.get("missed", 0)))
+
+
 def run_explain(door: DoorPlace, request_id: str, *, api_key: str, as_json: bool) -> int:
-    routes, fetched = asyncio.run(_explained(door, request_id, api_key))
+    routes, events = asyncio.run(_explained(door, request_id, api_key))
+    fetched, parted = fetched_units(events), parted_prompts(events)
     if as_json:
         fields = {
             "request_id": request_id,
             "routes": [asdict(route) for route in routes],
             "fetched": [asdict(units) for units in fetched],
+            "parts": [asdict(place) for place in parted],
         }
         print(json.dumps(fields))
     elif not routes:
@@ -70,20 +104,22 @@ def run_explain(door: DoorPlace, request_id: str, *, api_key: str, as_json: bool
         print_route(Console(), request_id, route)
     for units in () if as_json else fetched:
         print(units.text)
+    for place in () if as_json else parted:
+        print(place.text)
     return 0
 
 
 async def _explained(
     door: DoorPlace, request_id: str, api_key: str
-) -> tuple[tuple[RouteExplanation, ...], list[FetchedUnits]]:
-    """The routes and the units; without the log, because the broker is away or has none, the
+) -> tuple[tuple[RouteExplanation, ...], tuple[LifecycleEvent, ...]]:
+    """The routes and the events; without the log, because the broker is away or has none, the
     routes alone."""
     async with Client(door.address, api_key=api_key, tls=door.tls()) as client:
         routes = await client.explain(request_id)
         try:
-            return routes, fetched_units(await client.trace(request_id))
+            return routes, tuple(await client.trace(request_id))
         except (NotFound, Unavailable, DeadlineExceeded):
-            return routes, []
+            return routes, ()
 
 
 def print_route(console: Console, request_id: str, route: RouteExplanation) -> None:

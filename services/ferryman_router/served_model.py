@@ -13,6 +13,8 @@ from ferryman.schedule.request import SamplingParams
 from ferryman.settings.declaration import suggestion
 from ferryman.text.tokenizer import Tokenizer
 from ferryman.wire.public import ChatPrompt, ChatTurn, Prompt, TextPrompt, TokenPrompt
+from ferryman_router.chat_places import located_chat
+from ferryman_router.routing.located_prompt import LocatedPrompt
 
 _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 LONGER = 8  # than the context may a text be that is to be truncated
@@ -86,15 +88,14 @@ class ServedModel:
         """A body with what the model's makers recommend for the fields that it leaves out."""
         return {**self.defaults, **{k: v for k, v in body.items() if v is not None}}
 
-    def tokenized(self, prompt: Prompt, most: int, kept: int = 0) -> TokenPrompt:
-        """Token ids of a prompt, checked against the vocabulary, with the position at which other
-        conversations part from a chat. May take long: run in a thread.
+    def tokenized(self, prompt: Prompt, most: int, kept: int = 0) -> LocatedPrompt:
+        """Token ids of a prompt, checked against the vocabulary, with the places of a chat. May
+        take long: run in a thread.
 
         So many of the last tokens are `kept`, or all with 0. Raises ContextLengthExceeded for a
         text of more than `most` tokens, or LONGER times as many if it is to be cut.
         """
         encoder, max_tokens = self.tokenizer, most * LONGER if kept else most
-        forks: tuple[int, ...] = ()
         match prompt:
             case TextPrompt(text, parse_special, omit_special):
                 field = "prompt"
@@ -104,24 +105,25 @@ class ServedModel:
                     parse_special=parse_special,
                     max_tokens=max_tokens,
                 )
+                located = LocatedPrompt(ids)
             case ChatPrompt(turns, parse_special, variables):
                 field, chat = "messages", [self._message(turn) for turn in turns]
                 read = _object(variables, "variables")
                 ids = encoder.encode_chat(
                     chat, variables=read, parse_special=parse_special, max_tokens=max_tokens
                 )
-                beginnings = encoder.chat_beginnings
-                forks = (beginnings.length(chat, read, ids, parse_special=parse_special),)
-            case TokenPrompt(token_ids, fork_points):
-                ids, forks, field = token_ids, fork_points, "prompt"
+                located = located_chat(encoder, turns, chat, read, ids, parse_special=parse_special)
+            case TokenPrompt(ids, forks):
+                field = "prompt"
+                located = prompt if isinstance(prompt, LocatedPrompt) else LocatedPrompt(ids, forks)
         if kept and len(ids) > kept:
-            ids, forks = ids[-kept:], ()  # what is left begins elsewhere
+            located = LocatedPrompt(ids := ids[-kept:])  # what is left begins elsewhere
         if len(ids) == 0:
             raise InvalidRequest(f"{field} is empty", field)
         if int(ids.max()) >= self.vocab:
             message = f"token id {int(ids.max())} is out of range: the vocabulary has {self.vocab}"
             raise InvalidRequest(message, field)
-        return TokenPrompt(ids, tuple(filter(None, forks)))
+        return located
 
     def _message(self, turn: ChatTurn) -> dict[str, Any]:
         """Only newer templates know the role developer; it is what they called system before."""

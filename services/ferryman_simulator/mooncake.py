@@ -3,14 +3,15 @@
     {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, ...]}
 
 `timestamp` is in milliseconds; an id names a block of 512 tokens and everything before it; the last
-may be partial. One field is our own, and may be absent: `answer_ids` names the blocks of prompt and
-answer together after the prompt's last full block, so that a next turn can repeat the answer.
+may be partial. Two fields are our own, and may be absent: `answer_ids` names the blocks of prompt
+and answer together after the prompt's last full block, so that a next turn can repeat the answer;
+`fork_points` are positions at which other prompts are likely to part from this one.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -63,7 +64,10 @@ def _request(
         content = blocks(whole, block_tokens, prompt_len + output_len)
         if content.num_tokens < prompt_len + output_len:
             raise BadTrace(path, number, "answer_ids do not cover the answer")
-    return TracedRequest(f"line-{number}", arrival, content, prompt_len)
+    forks = record.get("fork_points", [])
+    if not isinstance(forks, list) or not all(type(at) is int and 0 <= at for at in forks):
+        raise BadTrace(path, number, "fork_points should be a list of whole numbers from 0 on")
+    return TracedRequest(f"line-{number}", arrival, content, prompt_len, tuple(sorted(forks)))
 
 
 def _object(path: Path, number: int, line: str) -> Mapping[str, object]:
@@ -119,16 +123,22 @@ class BlockNames:
 
 
 def mooncake_line(
-    names: BlockNames, arrival_seconds: float, prompt: ArrayLike, answer: ArrayLike
+    names: BlockNames,
+    arrival_seconds: float,
+    prompt: ArrayLike,
+    answer: ArrayLike,
+    fork_points: Sequence[int] = (),
 ) -> str:
     """One request with its answer, as a line of a trace."""
     prompt, answer = np.asarray(prompt, dtype="<u4"), np.asarray(answer, dtype="<u4")
     whole = names.of(np.concatenate([prompt, answer]))
-    record = {
+    record: dict[str, object] = {
         "timestamp": round(arrival_seconds * 1000),
         "input_length": len(prompt),
         "output_length": len(answer),
         "hash_ids": names.of(prompt),
         "answer_ids": whole[len(prompt) // names.block_tokens :],
     }
+    if fork_points:
+        record["fork_points"] = list(fork_points)
     return json.dumps(record, separators=(",", ":"))

@@ -112,6 +112,8 @@ class CacheOptions(BaseModel):
     """Tokens between coarse snapshots; 0 for none."""
     junctions: bool = True
     """A snapshot where paths part."""
+    forks: bool = True
+    """A snapshot where the trace says that paths are likely to part."""
     write_policy: WritePolicyName = "write_through"
     """The choice of units that are written to the host, and of the time."""
     prefetch_policy: PrefetchPolicy = PrefetchPolicy.TIMEOUT

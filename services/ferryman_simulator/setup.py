@@ -47,6 +47,7 @@ class Setup:
     write_policy: str = "write_through"
     wish: PrefetchOptions = DEFAULT_WISH
     has_junctions: bool = True
+    has_forks: bool = True
 
 
 def make_setup(choices: SimulateOptions) -> Setup:
@@ -70,6 +71,7 @@ def make_setup(choices: SimulateOptions) -> Setup:
         write_policy=caches.write_policy,
         wish=caches.wish,
         has_junctions=caches.junctions,
+        has_forks=caches.forks,
         concurrency=choices.concurrency,
     )
 

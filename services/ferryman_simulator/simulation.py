@@ -115,7 +115,9 @@ class Simulation:
         tokens = traced.content.token_ids()
         prompt, name = tokens[: traced.prompt_len], traced.request_id
         keys = page_keys(self._root, prompt, self._manifest.page_size)
-        request = Request(name, prompt, keys, SamplingParams(max_tokens=traced.output_len))
+        forks = traced.fork_points if self._setup.has_forks else ()
+        sampling = SamplingParams(max_tokens=traced.output_len)
+        request = Request(name, prompt, keys, sampling, fork_points=forks)
         try:
             self.prefill.scheduler.check(request)
             self.decode.scheduler.check(request)

@@ -102,6 +102,7 @@ _VARIED: Mapping[str, tuple[_Parse, _Change]] = MappingProxyType(
         "slots": (_count, _in_workers("slots")),
         "grid": (_count, _in_caches("grid")),
         "junctions": (_switch, _in_caches("junctions")),
+        "forks": (_switch, _in_caches("forks")),
         "host-memory": (_size, _in_caches("host_memory")),
         "storage-bytes": (_size, _in_caches("storage_bytes")),
     }

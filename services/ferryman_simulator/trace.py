@@ -35,13 +35,15 @@ class BadTrace(InvalidRequest):
 class TracedRequest:
     """One request: `content` is its prompt of `prompt_len` tokens, followed by its answer.
 
-    `arrival_seconds` counts from the trace's first request.
+    `arrival_seconds` counts from the trace's first request. At `fork_points` other prompts are
+    likely to part from this one, as a router would say.
     """
 
     request_id: str
     arrival_seconds: float
     content: SyntheticPrompt
     prompt_len: int
+    fork_points: tuple[int, ...] = ()
 
     @property
     def output_len(self) -> int:

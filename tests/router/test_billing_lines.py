@@ -12,7 +12,7 @@ from tests.router.recorded_agents import recorded_calls
 from tests.router.test_choices import orders_of
 
 from ferryman.wire.public import ChatPrompt
-from ferryman_router.bodies.place import BodyPlace, BodyRules
+from ferryman_router.bodies.place import AS_USUAL, BodyPlace, BodyRules
 from ferryman_router.bodies.unread_fields import Api
 from ferryman_router.intake.body_intake import LARGE_BYTES
 from ferryman_router.intake.reader import BODY_KINDS
@@ -73,7 +73,7 @@ BODIES: dict[str, tuple[Api, dict[str, Any], str]] = {
 
 
 def read(
-    api: Api, body: dict[str, Any], rules: BodyRules = BodyRules()
+    api: Api, body: dict[str, Any], rules: BodyRules = AS_USUAL
 ) -> tuple[list[str], list[str]]:
     """The texts of the turns, and what had no effect."""
     place = BodyPlace.of_body(rules)

@@ -24,7 +24,7 @@ from ferryman.handoff.offsets import (
 from ferryman.schedule.request import FinishReason, SamplingParams
 from ferryman.text.detokenizer import REPLACEMENT
 from ferryman.text.tokenizer import Tokenizer
-from ferryman.wire.public import GenerateFinished, TokenPrompt
+from ferryman.wire.public import GenerateFinished
 from ferryman.wire.values import RequestTokens, Usage
 from ferryman_router.request.metrics import RouterMetrics
 from ferryman_router.request.response import OutputLog, ResponseStream
@@ -35,6 +35,7 @@ from ferryman_router.routing.generate_request import (
     RequestedSampling,
     TokenizedRequest,
 )
+from ferryman_router.routing.located_prompt import LocatedPrompt
 
 TEXT = "the ferry waits; héllo 日本語 👍🏽 and waits"
 KINDS = ("byte_level", "byte_fallback", "byte_window", "word_piece")
@@ -108,10 +109,10 @@ def _shown(output_log: OutputLog) -> Shown:
 def _worker_tokens(tokenizer: Tokenizer, token_ids: tuple[int, ...], *stop: str) -> WorkerTokens:
     caller = Caller("request", PUBLIC, 10.0, "")
     params = SamplingParams(stop=stop, logprobs=1)
-    ids = np.array([1], dtype="<u4")
-    prompt, sampling = TokenPrompt(ids), RequestedSampling(params)
+    prompt = LocatedPrompt(np.array([1], dtype="<u4"))
+    sampling = RequestedSampling(params)
     request = GenerateRequest(caller, "", prompt, sampling, arrived=0.0)
-    asked = TokenizedRequest(request, ids, params, frozenset())
+    asked = TokenizedRequest(request, prompt, params, frozenset())
     answer = ResponseStream(asked, tokenizer, RouterMetrics(), lambda: 1.0)
     answer.begin_attempt(1)
     return WorkerTokens(token_ids, answer)

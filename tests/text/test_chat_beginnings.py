@@ -33,9 +33,15 @@ def with_template(folder: Path, source: str) -> Tokenizer:
 
 
 def fork_of(tokenizer: Tokenizer, messages: list[dict[str, str]], variables: Any = ()) -> int:
+    return max(forks_of(tokenizer, messages, variables), default=0)
+
+
+def forks_of(
+    tokenizer: Tokenizer, messages: list[dict[str, str]], variables: Any = ()
+) -> tuple[int, ...]:
     variables = dict(variables)
     ids = tokenizer.encode_chat(messages, variables=variables)
-    return tokenizer.chat_beginnings.length(messages, variables, ids, parse_special=False)
+    return tokenizer.chat_beginnings.positions(messages, variables, ids, parse_special=False)
 
 
 @pytest.mark.parametrize("variables", [{}, TOOLS], ids=["system", "tools too"])
@@ -54,6 +60,16 @@ def test_tools_alone_are_a_beginning_and_a_user_alone_is_none(tokenizer: Tokeniz
     assert fork_of(tokenizer, [user("seventeen")], TOOLS) > 10
     assert fork_of(tokenizer, [user("seventeen")]) == 0
     assert fork_of(tokenizer, [SYSTEM]) == 0, "nothing follows that others could say otherwise"
+
+
+def test_tools_before_a_system_message_are_a_beginning_of_their_own(tokenizer: Tokenizer) -> None:
+    """As with an application whose system message names the day, or the folder."""
+    one, other = [SYSTEM, user("hi")], [{**SYSTEM, "content": "nobody waits"}, user("hi")]
+    ids = [tokenizer.encode_chat(chat, variables=TOOLS) for chat in (one, other)]
+    tools, whole = forks_of(tokenizer, one, TOOLS)
+    assert tools == common_length(*ids) < whole
+    assert forks_of(tokenizer, other, TOOLS)[0] == tools
+    assert len(forks_of(tokenizer, one)) == 1, "no tools, one beginning"
 
 
 def test_a_beginning_is_encoded_once_for_all_conversations_that_have_it(

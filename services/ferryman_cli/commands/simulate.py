@@ -31,7 +31,7 @@ Sweep = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME=A,B,…",
-        help="Vary slots, grid, junctions, host-memory or storage-bytes; may be repeated.",
+        help="Vary slots, grid, junctions, forks, host-memory or storage-bytes; may be repeated.",
     ),
 ]
 Plot = Annotated[Path | None, typer.Option(metavar="FILE", help="Write a PNG there.")]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from ferryman.text.tool_calls.formats import OutputSyntax
 from ferryman_router.answers.answer_grammar import tool_use
-from ferryman_router.answers.anthropic_output import MessagesFormat
+from ferryman_router.answers.anthropic_output import CacheWrites, MessageFields, MessagesFormat
+from ferryman_router.answers.cache_diagnostics import Compare, cache_diagnostics
 from ferryman_router.answers.chat_output import OutputReading, ParsedChatFormat
 from ferryman_router.answers.completion_output import CompletionFormat
 from ferryman_router.answers.logprobs import TokenNames
@@ -40,9 +41,12 @@ def answer_format(
     request_id: str,
     created: int,
     echoes: Sequence[str],
+    compare: Compare,
+    page_size: Callable[[], int],
 ) -> ResponseFormat:
     """The form of the answer to the call of this id, begun at `created` (seconds since 1970).
-    `echoes` are the texts of the prompts if they come back."""
+    `echoes` are the texts of the prompts if they come back. `compare` tells how the prompt differs
+    from an earlier one, and `page_size` is asked when the answer ends."""
     answer = body.answer
     heading = ResponseHeader(
         _ANSWER_IDS[body.api].format(request_id),
@@ -63,10 +67,13 @@ def answer_format(
     reading = _reading(body, requests, model, syntax)
     if body.api is Api.CHAT:
         return ParsedChatFormat(heading, reading)
+    asked = requests[0].asked
+    diagnostics = cache_diagnostics(body, asked, compare)
     if body.api is Api.MESSAGES:
-        prompt_len = requests[0].asked.prompt_len
-        return MessagesFormat(heading, prompt_len, json.loads(body.echo), reading)
-    return ResponsesFormat(heading, json.loads(body.echo), reading)
+        writes = CacheWrites(asked.located.breakpoints, page_size)
+        shown = MessageFields(json.loads(body.echo), diagnostics, writes)
+        return MessagesFormat(heading, asked.prompt_len, shown, reading)
+    return ResponsesFormat(heading, json.loads(body.echo) | diagnostics, reading)
 
 
 def _completion_format(

@@ -7,7 +7,8 @@ end message_delta with the reason and the usage, and message_stop; or error.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ferryman.schedule.request import FinishReason
@@ -26,6 +27,9 @@ from ferryman_router.answers.output_parts import (
 from ferryman_router.answers.response_format import as_json, named_event
 from ferryman_router.answers.response_header import ResponseHeader
 from ferryman_router.request.response import OutputFailed
+from ferryman_router.routing.located_prompt import KeptPlace
+
+SHORT_SECONDS = 300  # of the two times that a place may be kept for
 
 # By the kind of a block: the type of its deltas, and the field with their text.
 _DELTAS = {
@@ -35,18 +39,52 @@ _DELTAS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class CacheWrites:
+    """The places of a prompt that its caller marked, rising: usage counts what is kept up to the
+    last of them. A page that ends behind a place is not kept for it."""
+
+    breakpoints: Sequence[KeptPlace]
+    page_size: Callable[[], int]
+
+    def counts(self, cached: int, written: int) -> dict[str, int]:
+        """The tokens written to be kept for an hour and for five minutes, by Anthropic's names, if
+        so many were cached and as many behind them computed and kept."""
+        page_size = max(1, self.page_size())
+        hour = max(
+            (p.position for p in self.breakpoints if p.ttl_seconds > SHORT_SECONDS), default=0
+        )
+        last = max((place.position for place in self.breakpoints), default=0)
+        ends = [min(cached + written, end // page_size * page_size) for end in (hour, last)]
+        of_hour, of_all = (max(0, end - cached) for end in ends)
+        return {
+            "ephemeral_5m_input_tokens": of_all - of_hour,
+            "ephemeral_1h_input_tokens": of_hour,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class MessageFields:
+    """The fields of a message besides its content: `echo` answers fields of the body at the end of
+    the message, `diagnostics` is known from the beginning, `writes` counts for the usage."""
+
+    echo: Mapping[str, Any]
+    diagnostics: Mapping[str, Any]
+    writes: CacheWrites
+
+
 class MessagesFormat(PartsFormat):
-    """`/v1/messages`. `echo` is what answers fields of the body at the end of the message."""
+    """`/v1/messages`."""
 
     def __init__(
         self,
         heading: ResponseHeader,
         prompt_len: int,
-        echo: Mapping[str, Any],
+        shown: MessageFields,
         reading: OutputReading,
     ) -> None:
         super().__init__(heading, reading)
-        self._prompt_len, self._echo = prompt_len, echo
+        self._prompt_len, self._shown = prompt_len, shown
         self._blocks: list[dict[str, Any]] = []
         self._end: GenerateFinished | None = None
 
@@ -58,7 +96,7 @@ class MessagesFormat(PartsFormat):
         )
 
     def end(self, usage: dict[str, Any]) -> bytes:
-        fields = {"delta": self._stopped, "usage": _usage(usage), **self._echo}
+        fields = {"delta": self._stopped, "usage": self._usage(usage), **self._shown.echo}
         return named_event("message_delta", fields) + named_event("message_stop", {})
 
     def failure(self, broken: OutputFailed) -> bytes:
@@ -70,7 +108,7 @@ class MessagesFormat(PartsFormat):
         return 32
 
     def _whole(self, usage: dict[str, Any]) -> bytes:
-        return as_json({**self._message(_usage(usage)), **self._echo})
+        return as_json({**self._message(self._usage(usage)), **self._shown.echo})
 
     def _finish(self, end: GenerateFinished) -> None:
         self._end = end
@@ -120,7 +158,24 @@ class MessagesFormat(PartsFormat):
             "model": self._heading.model,
             "content": list(self._blocks),
             **self._stopped,
+            **self._shown.diagnostics,
             "usage": usage,
+        }
+
+    def _usage(self, usage: dict[str, Any]) -> dict[str, Any]:
+        """The usage of a chat under the names of this endpoint, which counts neither cached tokens
+        nor those that it was asked to keep as input."""
+        of_prompt = usage["prompt_tokens_details"]
+        cached, written = of_prompt["cached_tokens"], of_prompt["cache_write_tokens"]
+        created = self._shown.writes.counts(cached, written)
+        num_created = sum(created.values())
+        return {
+            "input_tokens": usage["prompt_tokens"] - cached - num_created,
+            "cache_creation_input_tokens": num_created,
+            "cache_read_input_tokens": cached,
+            "cache_creation": created,
+            "output_tokens": usage["completion_tokens"],
+            "ferryman": usage["ferryman"],
         }
 
 
@@ -131,16 +186,3 @@ def _input(arguments: str) -> dict[str, Any]:
     except ValueError:
         return {}
     return parsed if isinstance(parsed, dict) else {}
-
-
-def _usage(usage: dict[str, Any]) -> dict[str, Any]:
-    """The usage of a chat under the names of this endpoint, which does not count cached tokens as
-    input."""
-    cached = usage["prompt_tokens_details"]["cached_tokens"]
-    return {
-        "input_tokens": usage["prompt_tokens"] - cached,
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": cached,
-        "output_tokens": usage["completion_tokens"],
-        "ferryman": usage["ferryman"],
-    }

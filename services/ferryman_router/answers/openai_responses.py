@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from ferryman.cache.manifest import Exactness
 from ferryman.handoff.usage import CachedTokens
-from ferryman.wire.public import TokenChunk
+from ferryman.wire.public import NOT_PARTED, Parting, TokenChunk
 from ferryman.wire.values import Usage
 from ferryman_router.answers.errors import broken_frame
 from ferryman_router.answers.logprobs import chat_logprobs
@@ -36,9 +36,11 @@ def usage_object(
     exactness: Exactness,
     page_size: int,
     ignored: Sequence[str],
+    parting: Parting = NOT_PARTED,
 ) -> dict[str, Any]:
     """The sum over all prompts of a call; `ferryman` has the tiers, the reasons for the rest, the
-    `exactness` of all answers together, and the fields that were `ignored`, if any."""
+    `exactness` of all answers together, and if there are any, the fields that were `ignored` and
+    the place where the prompt parts from an earlier one."""
     prompt = sum(usage.prompt_tokens for usage in usages)
     completion = sum(usage.completion_tokens for usage in usages)
     drafted = sum(usage.drafted_tokens for usage in usages)
@@ -55,7 +57,10 @@ def usage_object(
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": sum(usage.cached.total for usage in usages)},
+        "prompt_tokens_details": {
+            "cached_tokens": sum(usage.cached.total for usage in usages),
+            "cache_write_tokens": sum(usage.written_tokens for usage in usages),
+        },
         "completion_tokens_details": {
             "accepted_prediction_tokens": accepted,
             "rejected_prediction_tokens": drafted - accepted,
@@ -66,7 +71,20 @@ def usage_object(
             "uncached_reasons": reasons,
             "exactness": exactness.value,
             **({"ignored": list(ignored)} if ignored else {}),
+            **({"parts": _parts(parting)} if parting else {}),
         },
+    }
+
+
+def _parts(parting: Parting) -> dict[str, Any]:
+    return {
+        "token": parting.position,
+        "in": parting.place,
+        "from": parting.request_id,
+        "missed_tokens": parting.missed_tokens,
+        "before": parting.before,
+        "ours": parting.ours,
+        "theirs": parting.theirs,
     }
 
 

@@ -217,10 +217,9 @@ class ResponsesFormat(PartsFormat):
 
     def _usage(self, usage: dict[str, Any]) -> dict[str, Any]:
         """The usage of a chat under the names of this endpoint."""
-        cached = usage["prompt_tokens_details"]["cached_tokens"]
         return {
             "input_tokens": usage["prompt_tokens"],
-            "input_tokens_details": {"cached_tokens": cached},
+            "input_tokens_details": usage["prompt_tokens_details"],
             "output_tokens": usage["completion_tokens"],
             "output_tokens_details": {"reasoning_tokens": self._num_thought},
             "total_tokens": usage["total_tokens"],

@@ -12,6 +12,13 @@ from ferryman.errors import InvalidRequest
 from ferryman.wire.public import ChatPrompt, ChatTurn
 from ferryman_router.bodies.anthropic_tools import TOOL_REFERENCE, message_tools
 from ferryman_router.bodies.billing_lines import without_billing
+from ferryman_router.bodies.cache_control import (
+    CACHE_CONTROL,
+    TextBreakpoint,
+    breakpoints_of,
+    ended,
+    marked,
+)
 from ferryman_router.bodies.chat_messages import (
     AssistantTurn,
     template_variables,
@@ -42,11 +49,16 @@ from ferryman_router.routing.generate_request import RequestedSampling
 
 MESSAGE = record("content", role=choice("user", "assistant", "system", missing=""))
 CONTENT_BLOCKS = {
-    "text": record("type cache_control citations", text=TEXT),
-    "thinking": record("type cache_control signature", thinking=TEXT),
-    "tool_use": record("type cache_control caller", id=TEXT, name=TEXT, input=OBJECT),
+    "text": record("type citations", cache_control=CACHE_CONTROL, text=TEXT),
+    "thinking": record("type signature", cache_control=CACHE_CONTROL, thinking=TEXT),
+    "tool_use": record(
+        "type caller", cache_control=CACHE_CONTROL, id=TEXT, name=TEXT, input=OBJECT
+    ),
     "tool_result": record(
-        "type cache_control is_error", tool_use_id=TEXT, content=FieldKind({}, default="")
+        "type is_error",
+        cache_control=CACHE_CONTROL,
+        tool_use_id=TEXT,
+        content=FieldKind({}, default=""),
     ),
 }
 _OF_USER = ("text", "tool_result")
@@ -68,7 +80,7 @@ def message_turns(values: Values, body: BodyPlace) -> tuple[ChatTurn, ...]:
         turns += read(role, content, place.field("content"))
     if not turns:
         raise InvalidRequest("messages must say something", "messages")
-    return tuple(turns)
+    return (*turns[:-1], ended(turns[-1], values["cache_control"]))
 
 
 def _system(sent: Any, place: BodyPlace) -> list[ChatTurn]:
@@ -77,7 +89,9 @@ def _system(sent: Any, place: BodyPlace) -> list[ChatTurn]:
         return []
     content = without_billing(sent, place)
     text = joined_text(content, place, _TEXT)
-    return [ChatTurn("system", text)] if text or content is sent else []
+    if not text and content is not sent:
+        return []
+    return [marked(ChatTurn("system", text), breakpoints_of(content, place))]
 
 
 def goes_on(turns: Sequence[ChatTurn]) -> bool:
@@ -89,25 +103,34 @@ def goes_on(turns: Sequence[ChatTurn]) -> bool:
 
 def _others(role: str, content: Any, name: BodyPlace) -> list[ChatTurn]:
     """Results of calls are turns of their own; the texts between them belong together."""
-    turns, texts = list[ChatTurn](), list[str]()
+    turns, texts, points = list[ChatTurn](), list[str](), list[TextBreakpoint]()
     left = without_billing(content, name) if role == "system" else content
     for block, place in _blocks(left, name, _OF_USER if role == "user" else ("text",)):
         if block["type"] == "text":
             texts.append(block["text"])
+            if ttl := block.get("cache_control"):
+                points.append(TextBreakpoint(len(in_lines(texts)), ttl))
             continue
         if texts:
-            turns.append(ChatTurn(role, in_lines(texts)))
-        texts = []
-        output = joined_text(block["content"], place.field("content"), _RESULT)
-        turns.append(tool_turn(required(block, "tool_use_id", place), output))
+            turns.append(marked(ChatTurn(role, in_lines(texts)), points))
+        texts, points = [], []
+        turns.append(_result(block, place))
     words = in_lines(texts)
     is_left_out = not words and left is not content
-    return [*turns, ChatTurn(role, words)] if texts and not is_left_out else turns
+    return [*turns, marked(ChatTurn(role, words), points)] if texts and not is_left_out else turns
+
+
+def _result(block: Values, place: BodyPlace) -> ChatTurn:
+    """The result of a call, with the marks of its parts and its own."""
+    content, output = block["content"], place.field("content")
+    turn = tool_turn(required(block, "tool_use_id", place), joined_text(content, output, _RESULT))
+    return ended(marked(turn, breakpoints_of(content, output)), block["cache_control"])
 
 
 def _assistant(role: str, content: Any, name: BodyPlace) -> list[ChatTurn]:
-    turn = AssistantTurn()
+    turn, ttl = AssistantTurn(), 0
     for block, place in _blocks(content, name, _OF_ASSISTANT):
+        ttl = block.get("cache_control") or ttl
         match block["type"]:
             case "text":
                 turn.text = in_lines((turn.text, block["text"]))
@@ -117,7 +140,7 @@ def _assistant(role: str, content: Any, name: BodyPlace) -> list[ChatTurn]:
                 called = required(block, "name", place)
                 call_id = required(block, "id", place)
                 turn.call(call_id, called, dict(block["input"]), f"{place}.name")
-    return turn.turns()
+    return [ended(said, ttl) for said in turn.turns()]
 
 
 def _blocks(value: Any, name: BodyPlace, kinds: Sequence[str]) -> list[tuple[Values, BodyPlace]]:
@@ -156,7 +179,11 @@ def message_body(raw: dict[str, Any], body: BodyPlace) -> ParsedRequest:
         (_prompt(values, body, tools),),
         RequestedSampling(params, bad_words=values["bad_words"]),
         values["stream"],
-        replace(answer, shows_thoughts=_mode(values) != "disabled"),
+        replace(
+            answer,
+            shows_thoughts=_mode(values) != "disabled",
+            compared_with=(values["diagnostics"] or {}).get("previous_message_id"),
+        ),
         json.dumps({"context_management": values["context_management"]} if is_managed else {}),
     )
 

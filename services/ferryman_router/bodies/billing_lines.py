@@ -2,8 +2,8 @@
 
 Claude Code begins its system prompt with one, `x-anthropic-billing-header: …; cch=eb6c6;`, whose
 hash differs from request to request. It stands before all that is worth caching, so a prompt that
-has it shares nothing with the prompt before. Gateways pass it on to the other endpoints. vLLM leaves
-such a block out too.
+has it shares nothing with the prompt before. Gateways pass it on to the other endpoints. vLLM
+leaves such a block out too.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from ferryman.errors import InvalidRequest
 from ferryman.text.tokenizer import CONTINUES
 from ferryman.wire.public import ChatTurn
 from ferryman_router.bodies.billing_lines import SYSTEM_ROLES, without_billing
+from ferryman_router.bodies.cache_control import breakpoints_of, marked
 from ferryman_router.bodies.field_kinds import (
     ANY,
     LIST,
@@ -74,7 +75,8 @@ def _turns(value: object, place: BodyPlace) -> list[ChatTurn]:
     text = _content(content, more, place)
     if not text and content is not sent:
         return []
-    return [ChatTurn(message["role"], text, json.dumps(more) if more else "")]
+    turn = ChatTurn(message["role"], text, json.dumps(more) if more else "")
+    return [marked(turn, breakpoints_of(content, place.field("content")))]
 
 
 def _more(message: Values, place: BodyPlace) -> dict[str, Any]:

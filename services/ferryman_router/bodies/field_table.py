@@ -14,6 +14,7 @@ from typing import Any
 
 from ferryman.schedule.request import MAX_LOGPROBS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
 from ferryman_router.bodies import field_readers as readers
+from ferryman_router.bodies.cache_control import CACHE_CONTROL
 from ferryman_router.bodies.chat_messages import EFFORTS, MAX_DOCUMENTS
 from ferryman_router.bodies.field_kinds import (
     ANY,
@@ -100,11 +101,14 @@ TOOL_CHOICE = record(
     "name", type=choice(*TOOL_CHOICES, default="auto"), disable_parallel_tool_use=FLAG
 )
 OURS = record(parse_special=FLAG)
+DIAGNOSTICS = record(previous_message_id=TEXT)
+CACHE_OPTIONS = record("mode ttl", comparison_response_id=replace(TEXT, default=None))
 
 # Examples.
 _A_SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 _A_FUNCTION = {"name": "f", "description": "does it", "parameters": _A_SCHEMA}
 _A_THOUGHT = {"type": "enabled", "budget_tokens": 1024}
+_AN_ANSWER = {"previous_message_id": "msg_a"}
 _A_MESSAGE, _A_VARIABLE = {"role": "user", "content": "hello"}, {"enable_thinking": False}
 
 # Kinds of odd fields.
@@ -149,6 +153,9 @@ FIELDS = (
     Field("reasoning", REASONING.kind, RESPONSES, example={"effort": "low"}),
     Field("thinking", replace(THINKING.kind, default=None), ANTHROPIC, example=_A_THOUGHT),
     Field("context_management", _EDITS, ANTHROPIC, example={"edits": []}),
+    Field("cache_control", CACHE_CONTROL, ANTHROPIC),
+    Field("diagnostics", replace(DIAGNOSTICS.kind, default=None), MESSAGES, "", _AN_ANSWER),
+    Field("prompt_cache_options", replace(CACHE_OPTIONS.kind, default=None), RESPONSES, "", {}),
     Field("add_generation_prompt", replace(FLAG, default=None), TEMPLATE),
     Field("continue_final_message", FLAG, TEMPLATE),
     Field("ferryman", OURS.kind, PROMPTS, example={"parse_special": False}),

@@ -27,7 +27,9 @@ class AnswerOptions:
     """Plain values, which travel as JSON. Of `num_candidates` answers to a prompt those
     `num_samples` are shown that are likeliest. `num_logprobs` is None when none shall be shown,
     `num_prompt_logprobs` likewise for the prompt; an answer without output is the prompt alone;
-    `truncate` is how many tokens of the prompt's end are kept, 0 all, -1 as many as fit."""
+    `truncate` is how many tokens of the prompt's end are kept, 0 all, -1 as many as fit.
+    `compared_with` is the id of an earlier answer: this one says how their prompts differ. Empty:
+    of none yet; None: it does not say."""
 
     num_samples: int = 1
     num_candidates: int = 1
@@ -45,6 +47,7 @@ class AnswerOptions:
     truncate: int = 0
     cache_salt: str = ""
     priority: int = 0
+    compared_with: str | None = None
     tools: ToolChoice = field(default_factory=ToolChoice)
 
     @property

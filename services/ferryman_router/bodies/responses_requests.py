@@ -195,7 +195,11 @@ def response_body(raw: dict[str, Any], body: BodyPlace) -> ParsedRequest:
         tools.tools,
     )
     # The events have no place for a usage on the way; the last one always has it.
-    answer = replace(answer_options(api, values, num_logprobs, tools), includes_usage_always=False)
+    answer = replace(
+        answer_options(api, values, num_logprobs, tools),
+        includes_usage_always=False,
+        compared_with=(values["prompt_cache_options"] or {}).get("comparison_response_id"),
+    )
     return ParsedRequest(
         api,
         values["model"],
@@ -203,8 +207,16 @@ def response_body(raw: dict[str, Any], body: BodyPlace) -> ParsedRequest:
         RequestedSampling(params, not limit, values["bad_words"]),
         values["stream"],
         answer,
-        json.dumps(_echo(values, params, tools) | {"tools": read.echo}),
+        json.dumps(_echo(values, params, tools) | _cache_options(values) | {"tools": read.echo}),
     )
+
+
+def _cache_options(values: Values) -> dict[str, Any]:
+    """The options of a body that has some, with those that OpenAI takes for what it leaves out."""
+    if (given := values["prompt_cache_options"]) is None:
+        return {}
+    told = {name: value for name, value in given.items() if value is not None}
+    return {"prompt_cache_options": {"mode": "implicit", "ttl": "30m", **told}}
 
 
 def _echo(values: Values, params: SamplingParams, tools: ToolFields) -> dict[str, Any]:

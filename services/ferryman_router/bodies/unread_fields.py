@@ -64,7 +64,6 @@ WITHOUT_EFFECT = (
     Unread("return_cached_tokens_details", "usage.ferryman has them always"),
     Unread("max_tool_calls", _CALLS, RESPONSES),
     Unread("client_metadata", "nothing is stored of a request", RESPONSES),
-    Unread("cache_control", _BY_TOKENS, ANTHROPIC),
 )
 
 NOT_YET = "it is not there yet"

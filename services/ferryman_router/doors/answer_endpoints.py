@@ -199,6 +199,8 @@ async def _begun(
         request_id=caller.request_id,
         created=int(deps.wall_clock()),
         echoes=echoes,
+        compare=frontend.recent.with_named,
+        page_size=frontend.ctx.fleet.page_size,
     )
     group = ResponseGroup(frontend, requests, form, caller.request_id, body.answer, body.ignored)
     # Before the first token of a stream, or the end of a whole answer, a failure has a status.

@@ -203,6 +203,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                 asked.request.model,
                 asked.prompt_len,
                 asked.params.seed,
+                asked.parting,
             )
             while True:
                 # Before the first token, and not sooner: only then they are known to be whole.

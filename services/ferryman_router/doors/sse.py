@@ -77,7 +77,8 @@ class ResponseGroup:
         page_size = self.frontend.ctx.fleet.page_size()
         exactness = Exactness.least(end.exactness for end in self.finished)
         ignored = [field.shown for field in self.ignored]
-        return usage_object(self.request_id, usages, exactness, page_size, ignored)
+        parting = self.requests[0].asked.parting
+        return usage_object(self.request_id, usages, exactness, page_size, ignored, parting)
 
     def scored_prompt(self, index: int) -> ScoredPrompt | None:
         """The prompt of a request, if it is scored: the first of those that share it has asked."""

@@ -37,6 +37,8 @@ from ferryman_router.routing.generate_request import (
     TokenizedRequest,
     kept_tokens,
 )
+from ferryman_router.routing.located_prompt import LocatedPrompt
+from ferryman_router.routing.recent_prompts import RecentPrompts
 from ferryman_router.routing.routing_policy import longest_request
 
 TURN_BYTES = 32  # what a turn of a chat takes besides its words
@@ -56,6 +58,7 @@ class Frontend:
     ) -> None:
         self.ctx, self.requests, self.intake = ctx, requests, intake
         self._background, self._limits, self._grammars = background, limits, grammars
+        self.recent = RecentPrompts(limits.compared_prompts, ctx.model.tokenizer.spelt)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self.is_draining = False
 
@@ -79,9 +82,11 @@ class Frontend:
         asked = await self.check(ask)
         self.check_room()  # others came while this one was tokenized
         check_goes_on(asked, self.ctx.model.vocab)
+        asked = replace(asked, parting=self.recent.nearest(asked))
         runner = RequestRunner(asked, self.ctx)
         self.requests.check_free(asked.request_id)
         self.ctx.quotas.admit(asked.tenant.name, asked.prompt_len, self.ctx.clock())
+        self.recent.add(asked)
         self.requests.add(runner)
         self._tasks[asked.request_id] = self._background.start(self._run(runner))
         return runner
@@ -102,9 +107,8 @@ class Frontend:
         left = ask.arrived + ask.caller.deadline_seconds - self.ctx.clock()
         kept = kept_tokens(ask.options.truncate, ask.sampling, self.max_prompt_len)
         prompt = await self.tokenize(ask.prompt, kept, within=left)
-        token_ids = prompt.token_ids
         params = model.with_bad_words(
-            self._params(ask.sampling, len(token_ids)), ask.sampling.bad_words
+            self._params(ask.sampling, len(prompt.token_ids)), ask.sampling.bad_words
         )
         left = ask.arrived + ask.caller.deadline_seconds - self.ctx.clock()
         # The workers compile it again. Here a caller gets the error before anything is placed.
@@ -113,9 +117,9 @@ class Frontend:
         # The text is not kept for as long as the request lives: token ids are a prompt too.
         request = replace(ask, model=name, prompt=prompt)
         adapter = model.adapters.get(name, "")
-        return TokenizedRequest(request, token_ids, params, stop, adapter, prompt.fork_points)
+        return TokenizedRequest(request, prompt, params, stop, adapter)
 
-    async def tokenize(self, prompt: Prompt, kept: int = 0, *, within: float) -> TokenPrompt:
+    async def tokenize(self, prompt: Prompt, kept: int = 0, *, within: float) -> LocatedPrompt:
         """Token ids of a prompt that fits, or of the end that is `kept`, in so many seconds; raises
         as `check` does."""
         num_bytes, max_tokens = _size(prompt), self.max_prompt_len

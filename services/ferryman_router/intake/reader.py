@@ -32,7 +32,7 @@ from ferryman.schedule.output_grammar import GrammarKind, OutputGrammar
 from ferryman.schedule.request import SamplingParams
 from ferryman.schedule.token_rules import TokenRules
 from ferryman.wire.grpc.status import error_of, failure_of
-from ferryman.wire.public import ChatPrompt, ChatTurn, Prompt, TextPrompt, TokenPrompt
+from ferryman.wire.public import ChatPrompt, ChatTurn, Prompt, TextPrompt
 from ferryman.wire.values import Failure
 from ferryman_router.bodies.anthropic_requests import message_body
 from ferryman_router.bodies.json_body import parse_object
@@ -43,6 +43,7 @@ from ferryman_router.bodies.responses_requests import response_body
 from ferryman_router.bodies.tool_fields import ToolChoice
 from ferryman_router.bodies.unread_fields import Api
 from ferryman_router.routing.generate_request import RequestedSampling, kept_tokens
+from ferryman_router.routing.located_prompt import KeptPlace, LocatedPrompt, NamedPlace
 from ferryman_router.served_model import ServedModel
 
 log = logging.getLogger(__name__)
@@ -131,24 +132,29 @@ def prompt_of(message: ReaderMessage) -> Prompt:
     return ChatPrompt(tuple(turns), head["parse_special"], variables)
 
 
-def tokens_message(prompts: Sequence[TokenPrompt], **more: Any) -> ReaderMessage:
+def tokens_message(prompts: Sequence[LocatedPrompt], **more: Any) -> ReaderMessage:
     """Answers with so many prompts; `more` goes into the head."""
     parts = [as_token_ids(prompt.token_ids).tobytes() for prompt in prompts]
     head = {
         "lengths": [len(part) for part in parts],
-        "fork_points": [prompt.fork_points for prompt in prompts],
+        "located": [[prompt.fork_points, prompt.places, prompt.breakpoints] for prompt in prompts],
     }
     return ReaderMessage({**head, **more}, parts)
 
 
-def tokens_of(message: ReaderMessage) -> list[TokenPrompt]:
+def tokens_of(message: ReaderMessage) -> list[LocatedPrompt]:
     """The prompts; raises what the reader failed with."""
     if "failure" in message.head:
         raise error_of(Failure(**message.head["failure"]))
     pieces = _pieces(message.joined(), message.head["lengths"])
     return [
-        TokenPrompt(np.frombuffer(piece, dtype="<u4"), tuple(forks))
-        for piece, forks in zip(pieces, message.head["fork_points"], strict=True)
+        LocatedPrompt(
+            np.frombuffer(piece, dtype="<u4"),
+            tuple(forks),
+            tuple(NamedPlace(*place) for place in places),
+            tuple(KeptPlace(*place) for place in breakpoints),
+        )
+        for piece, (forks, places, breakpoints) in zip(pieces, message.head["located"], strict=True)
     ]
 
 

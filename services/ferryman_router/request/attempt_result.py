@@ -198,7 +198,8 @@ def settled_usage(
     usage = Usage(prompt_len, num_generated)
     if prompt is not None:
         cached = prompt.cached.at_most(prompt_len)
-        usage = replace(usage, cached=cached, uncached=prompt.uncached)
+        kept = min(prompt.kept_tokens, prompt_len)
+        usage = replace(usage, cached=cached, uncached=prompt.uncached, kept_tokens=kept)
     if output is None:
         return usage
     accepted = min(output.accepted_tokens, num_generated)

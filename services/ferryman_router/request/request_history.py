@@ -55,6 +55,9 @@ class RequestHistory:
             facts = {"from": past.router_id, "offset": len(past.token_ids)}
         if ignored := asked.request.ignored:
             facts["ignored"] = ", ".join(ignored)[:MAX_IGNORED_CHARS]
+        if parting := asked.parting:
+            facts["parts"] = {"at": parting.position, "missed": parting.missed_tokens}
+            facts["parts_in"], facts["parts_from"] = parting.place, parting.request_id
         self._publish(
             "taken_over" if past.router_id else "received",
             **facts,

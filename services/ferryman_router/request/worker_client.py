@@ -78,7 +78,7 @@ def prefill_order(
         num_generated=num_generated,
         # After tokens of its own it is no longer at the end of a prompt that siblings share.
         num_siblings=0 if num_generated else asked.request.sharing.num_siblings,
-        fork_points=asked.fork_points,
+        fork_points=asked.located.fork_points,
     )
     context = RequestContext(
         asked.request_id,

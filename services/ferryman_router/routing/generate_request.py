@@ -8,8 +8,9 @@ from hashlib import blake2b
 from ferryman.cache.keys import PageKey, TokenIds, extend_keys, root_key
 from ferryman.schedule.request import SamplingParams
 from ferryman.wire.nats.heartbeat import ServedState
-from ferryman.wire.public import Prompt
+from ferryman.wire.public import NOT_PARTED, Parting, Prompt
 from ferryman_router.routing.fleet import WorkerName
+from ferryman_router.routing.located_prompt import LocatedPrompt
 
 KEY_CHARS, SALT_BYTES = 64, 32
 
@@ -154,15 +155,18 @@ class GenerateRequest:
 class TokenizedRequest:
     """A request with its token ids, checked against the model: nothing about it can be wrong now.
     Its `request` has the name that it is served under; `adapter` is the digest of the LoRA adapter
-    of that name, empty for the model alone. Other prompts are likely to part from this one at
-    `fork_points`."""
+    of that name, empty for the model alone. `parting` is from an earlier prompt of its owner."""
 
     request: GenerateRequest
-    token_ids: TokenIds
+    located: LocatedPrompt
     params: SamplingParams
     stop_token_ids: frozenset[int]
     adapter: str = ""
-    fork_points: tuple[int, ...] = ()
+    parting: Parting = NOT_PARTED
+
+    @property
+    def token_ids(self) -> TokenIds:
+        return self.located.token_ids
 
     @property
     def caller(self) -> Caller:

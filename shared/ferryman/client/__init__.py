@@ -15,6 +15,7 @@ from ferryman.schedule.prompt_scores import PromptLogprob, PromptScores
 from ferryman.schedule.request import FinishReason, SamplingParams
 from ferryman.security.tls import DoorTls
 from ferryman.wire.public import (
+    NOT_PARTED,
     ChatPrompt,
     ChatTurn,
     GenerateEvent,
@@ -22,6 +23,7 @@ from ferryman.wire.public import (
     GenerateStarted,
     LifecycleEvent,
     ModelCard,
+    Parting,
     RouteCandidate,
     RouteExplanation,
     TextPrompt,
@@ -31,6 +33,7 @@ from ferryman.wire.public import (
 from ferryman.wire.values import Usage
 
 __all__ = [
+    "NOT_PARTED",
     "ChatPrompt",
     "ChatTurn",
     "Client",
@@ -43,6 +46,7 @@ __all__ = [
     "LifecycleEvent",
     "ModelCard",
     "NotResumable",
+    "Parting",
     "PromptLogprob",
     "PromptScores",
     "Retries",

@@ -1,4 +1,4 @@
-"""The beginnings of conversations: tools and system messages, up to the first words of a user.
+"""The beginnings of conversations: tools, then system messages, up to the first words of a user.
 
 The next conversation of the same application begins alike, so its state is worth a snapshot before
 any second conversation has come (others call this a cache breakpoint). Positions are hints: what is
@@ -32,24 +32,36 @@ class ChatBeginnings:
         self._encode_chat = encode_chat
         self._remembered = lru_cache(maxsize=MAX_REMEMBERED)(self._with_other_words)
 
-    def length(
+    def positions(
         self,
         messages: Sequence[Message],
         variables: Mapping[str, Any],
         token_ids: TokenIds,
         *,
         parse_special: bool,
-    ) -> int:
-        """The tokens of `token_ids` [tokens], those of this conversation, that another one with the
-        same tools and system messages has as well; 0 if it has neither."""
+    ) -> tuple[int, ...]:
+        """The positions in `token_ids` [tokens], those of this conversation, up to which another
+        one is the same: with the same tools and another system message, and with the same tools and
+        system messages. None if it has neither."""
         roles = [message["role"] for message in messages]
         num_leading = roles.index("user") if "user" in roles else 0
-        if not num_leading and not variables.get("tools"):
+        has_tools = bool(variables.get("tools"))
+        if not num_leading and not has_tools:
+            return ()
+        beginnings = [messages[:num_leading]]
+        if has_tools and num_leading:
+            beginnings.append([{**messages[0], "content": _OTHER_WORDS["content"]}])
+        lengths = (
+            self._length([leading, variables], token_ids, parse_special) for leading in beginnings
+        )
+        return tuple(sorted({length for length in lengths if length}))
+
+    def _length(self, beginning: list[Any], token_ids: TokenIds, parse_special: bool) -> int:
+        """The tokens of a beginning; 0 for one that is too long to look at."""
+        text = json.dumps(beginning)
+        if len(text) > MAX_CHARS:
             return 0
-        beginning = json.dumps([messages[:num_leading], variables])
-        if len(beginning) > MAX_CHARS:
-            return 0
-        return common_length(token_ids, self._remembered(beginning, parse_special))
+        return common_length(token_ids, self._remembered(text, parse_special))
 
     def _with_other_words(self, beginning: str, parse_special: bool) -> TokenIds:
         """The tokens of a conversation that goes on with other words; none if the template takes no

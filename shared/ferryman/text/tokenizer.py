@@ -141,6 +141,10 @@ class Tokenizer:
         ids = [int(i) for i in token_ids]
         return str(self.encoder.decode(ids, skip_special_tokens=skip_special_tokens))
 
+    def spelt(self, token_ids: Sequence[int]) -> str:
+        """The text of token ids with the names of control tokens."""
+        return self.decode(token_ids, skip_special_tokens=False)
+
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of one token, for showing logprobs; a special token gives its name."""
         piece = self.pieces[token_id] if self.pieces is not None else b""

@@ -63,6 +63,31 @@ Prompt = TextPrompt | ChatPrompt | TokenPrompt
 
 
 @dataclass(frozen=True, slots=True)
+class Parting:
+    """Where a prompt parts from the latest one of its owner that is most like it.
+
+    That one's caller called it `request_id`. The token at `position`, in the part of the prompt
+    that `place` names, is the first that differs; the texts are a few characters before it, and
+    from it on in both. Of `missed_tokens` there could have been cached state.
+    """
+
+    request_id: str
+    position: int
+    place: str
+    missed_tokens: int
+    before: str
+    ours: str
+    theirs: str
+
+    def __bool__(self) -> bool:
+        return bool(self.request_id)
+
+
+# It begins as the other one does, or there is no other one.
+NOT_PARTED = Parting("", 0, "", 0, "", "", "")
+
+
+@dataclass(frozen=True, slots=True)
 class GenerateStarted:
     """The first event of a stream: the router's parameters of the request."""
 
@@ -70,6 +95,7 @@ class GenerateStarted:
     model: str
     prompt_tokens: int
     seed: int
+    parting: Parting = NOT_PARTED
 
 
 @dataclass(frozen=True, slots=True)

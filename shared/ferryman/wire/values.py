@@ -56,6 +56,8 @@ class Usage:
     """A request's tokens, and the tiers that the beginning of its prompt came from.
 
     All `drafted_tokens` were verified; `accepted_tokens` of them are among the generated tokens.
+    Later requests can resume `kept_tokens` deep in the prompt: its state there is kept as long as
+    there is room.
     """
 
     prompt_tokens: int
@@ -64,11 +66,17 @@ class Usage:
     uncached: tuple[UncachedPages, ...] = ()
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    kept_tokens: int = 0
+
+    @property
+    def written_tokens(self) -> int:
+        """The tokens that were computed and whose state is kept."""
+        return max(0, self.kept_tokens - self.cached.total)
 
     @property
     def of_output(self) -> Usage:
         """Without the prompt, for another answer to the same one."""
-        return replace(self, prompt_tokens=0, cached=CachedTokens(), uncached=())
+        return replace(self, prompt_tokens=0, cached=CachedTokens(), uncached=(), kept_tokens=0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,22 @@ from __future__ import annotations
 from collections import Counter
 
 from ferryman.cache.manifest import Kind, StateManifest
-from ferryman.cache.resume import ClearState, CopyState, LoadState, ReceiveState, ResumePlan
+from ferryman.cache.resume import (
+    ClearState,
+    CopyState,
+    LoadState,
+    Reason,
+    ReceiveState,
+    ResumePlan,
+)
 from ferryman.cache.units import Tier
 from ferryman.handoff.usage import CachedTokens
 from ferryman.runtime.lifecycle import Fact
 from ferryman.tiers.prefetch_values import Prefetched
 from ferryman.wire.values import UncachedPages, Usage
 
+# Reasons of plans that keep nothing.
+_NOTHING_KEPT = (Reason.CACHE_OFF, Reason.QUARANTINED)
 _WORDS = {ClearState: "clear", CopyState: "copy", LoadState: "load", ReceiveState: "receive"}
 
 
@@ -48,11 +57,24 @@ def tier_of(plan: ResumePlan) -> str:
     return "device" if plan.position else "none"
 
 
+def kept_tokens(manifest: StateManifest, plan: ResumePlan) -> int:
+    """The deepest position of a prompt at which its state is kept for later requests."""
+    reasons = [gap.reason for gap in plan.uncached]
+    if reasons == [Reason.NO_ROOM] and not plan.position:
+        return 0
+    if any(reason in _NOTHING_KEPT for reason in reasons):
+        return 0
+    if {Kind.RECURRENT, Kind.WINDOW} & set(manifest.kinds):
+        return max(plan.snapshots, default=plan.position)
+    return plan.prompt_len // manifest.page_size * manifest.page_size
+
+
 def prompt_usage(manifest: StateManifest, plan: ResumePlan) -> Usage:
     return Usage(
         prompt_tokens=plan.prompt_len,
         cached=cached_tokens(manifest, plan),
         uncached=uncached_pages(plan),
+        kept_tokens=kept_tokens(manifest, plan),
     )
 
 

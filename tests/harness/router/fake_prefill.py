@@ -115,4 +115,5 @@ def _usage(order: PrefillOrder) -> Usage:
     cached = PAGE_SIZE if prompt_len > PAGE_SIZE else 0
     pages = -(-prompt_len // PAGE_SIZE) - cached // PAGE_SIZE
     uncached = (UncachedPages("never_seen", pages),)
-    return Usage(prompt_len, 0, CachedTokens(device=cached), uncached)
+    kept = prompt_len // PAGE_SIZE * PAGE_SIZE
+    return Usage(prompt_len, 0, CachedTokens(device=cached), uncached, kept_tokens=kept)

@@ -21,6 +21,7 @@ from ferryman.wire.public import (
     GenerateStarted,
     LifecycleEvent,
     ModelCard,
+    Parting,
     Prompt,
     RouteCandidate,
     RouteExplanation,
@@ -93,11 +94,13 @@ FINISHED = table(
     usage=USAGE,
     exactness=EXACTNESS,
 )
+PARTING = table(Parting, inference_pb2.Parting)
+STARTED = table(GenerateStarted, inference_pb2.GenerateStarted, parting=PARTING)
 EVENT: Codec[GenerateEvent, inference_pb2.GenerateResponse] = oneof(
     inference_pb2.GenerateResponse,
     "event",
     "an event says nothing",
-    started=(GenerateStarted, table(GenerateStarted, inference_pb2.GenerateStarted)),
+    started=(GenerateStarted, STARTED),
     prompt_scores=(PromptScores, SCORES),
     tokens=(TokenChunk, Codec(chunk_to_wire, chunk_from_wire)),
     finished=(GenerateFinished, FINISHED),
