@@ -58,6 +58,20 @@ def test_where_snapshots_are_few_the_end_that_serves_both_stays() -> None:
     assert bounded.plan(keys_for(32), 32, nothing(32), EMPTY_HOST).snapshots == (28,)
 
 
+def test_a_likely_fork_that_saves_little_is_worth_no_slot() -> None:
+    """Each counts from the one before it that is kept, and from where the prompt resumes."""
+    subject = replace(planner(*HYBRID), placement=Placement(gain=8))
+    forks = (2, 5, 9, 14, 17, 22, 27)
+    cold = subject.plan(keys_for(38), 38, nothing(38), EMPTY_HOST, forks=forks)
+    assert cold.snapshots == (8, 16, 24, 36)
+    warm = Device(keys_for(38), 3, frozenset(), frozenset({2}))
+    resumed = subject.plan(keys_for(38), 38, warm, EMPTY_HOST, forks=forks)
+    assert (resumed.position, resumed.snapshots) == (12, (20, 36))
+    # A junction is no guess: two prompts have parted there.
+    parted = Device(keys_for(38), 4, frozenset(), frozenset({2}))
+    assert subject.plan(keys_for(38), 38, parted, EMPTY_HOST).snapshots == (16, 36)
+
+
 def test_a_grid_off_the_pages_is_refused() -> None:
     for grid in (-4, 6):
         with pytest.raises(ConfigError, match="multiple of the page size"):

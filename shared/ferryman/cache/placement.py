@@ -15,12 +15,29 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 
+# The pages that a likely fork has to save: a slot holds the state of all recurrent layers, and is
+# hundreds of pages of some models.
+FORK_PAGES = 4
+
+
 class Placement(NamedTuple):
     """Rules of placement. `grid` is in tokens, 0 for none. `most` bounds the snapshots of one
-    prompt (0: no bound): a path keeps no more, so further ones would evict others for nothing."""
+    prompt (0: no bound): a path keeps no more, so further ones would evict others for nothing.
+    `gain` is how many tokens a likely fork has to save to be worth one."""
 
     grid: int = 0
     most: int = 0
+    gain: int = 0
+
+    def worthwhile(self, resumed: int, forks: Iterable[int]) -> tuple[int, ...]:
+        """The forks that save at least `gain` tokens: each is so far behind the one before it, or
+        behind the point at which the prompt resumes."""
+        kept, last = list[int](), resumed
+        for fork in sorted(forks):
+            if fork - last >= max(1, self.gain):
+                kept.append(fork)
+                last = fork
+        return tuple(kept)
 
     def positions(
         self, resumed: int, forks: Iterable[int], ends: tuple[int, ...], prompt_len: int

@@ -133,7 +133,9 @@ class Planner:
             self.manifest, self.costs, keys, prompt_len, device, host, matched, limit
         )
         best, unloaded, refused = search.choose()
-        aligned = [fork // page_size for fork in forks]
+        places = (fork // page_size * page_size for fork in forks)
+        likely = self.placement.worthwhile(best.depth * page_size, places)
+        aligned = [place // page_size for place in likely]
         # The pages match deeper than any resume point: the path forks there. A snapshot at the fork
         # serves all later prompts on either branch.
         junction = seen if self.has_junctions and best.depth < min(seen, limit) else best.depth

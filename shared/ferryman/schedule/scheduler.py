@@ -23,7 +23,7 @@ from ferryman.cache.capacity import prompt_points
 from ferryman.cache.keys import PageKey, TokenIds
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.node import TreeChange
-from ferryman.cache.placement import Placement
+from ferryman.cache.placement import FORK_PAGES, Placement
 from ferryman.cache.planner import Planner
 from ferryman.cache.resume import EMPTY_HOST, HostView, ResumeCosts
 from ferryman.cache.slots import Demand, Holder, Ledger, Prepare, SlotHandle, is_ready
@@ -89,7 +89,8 @@ class Scheduler:
         self._events: list[Event] = []
         self.allocator = SlotAllocator(manifest, sizes, limits, prepare)
         self.sequences = SequenceTable(self.allocator)
-        placement = Placement(limits.snapshot_grid, prompt_points(manifest, sizes))
+        gain = FORK_PAGES * manifest.page_size
+        placement = Placement(limits.snapshot_grid, prompt_points(manifest, sizes), gain)
         windows = WindowPool(sizes.get(Kind.WINDOW, 0), limits.concurrency.uncertain_len)
         planner = Planner(
             manifest,
