@@ -26,6 +26,7 @@ from ferryman.errors import FerrymanError
 from ferryman_cli.endpoints import DoorPlace
 
 HELP = "/reset forgets the conversation, /quit ends; Ctrl-C ends an answer"
+LEAST_MISSED = 64  # tokens: less is no news
 QUIT, RESET = ("/quit", "/exit"), "/reset"
 
 ReadLine = Callable[[], str]
@@ -94,7 +95,7 @@ class Chat:
                         self._write(event.text)
                         note = Text(f"\n{usage_note(event.usage, request_id)}", "dim")
                         self._console.print(note)
-                        if parting:
+                        if parting.missed_tokens >= LEAST_MISSED:
                             self._console.print(Text(parting_note(parting), "dim"))
 
     def _write(self, text: str) -> None:
