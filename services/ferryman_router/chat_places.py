@@ -13,12 +13,13 @@ from itertools import islice
 from typing import Any
 
 from ferryman.cache.keys import TokenIds
+from ferryman.schedule.request import Pin
 from ferryman.text.chat import Message
 from ferryman.text.prompt_layout import MAX_MESSAGES, PromptLayout
 from ferryman.text.tokenizer import Tokenizer
 from ferryman.wire.public import ChatTurn
 from ferryman_router.bodies.cache_control import MarkedTurn
-from ferryman_router.routing.located_prompt import AFTER, KeptPlace, LocatedPrompt, NamedPlace
+from ferryman_router.routing.located_prompt import AFTER, LocatedPrompt, NamedPlace
 
 MAX_TURNS = 3  # turns of the user before which state is kept: the latest ones
 MAX_BREAKPOINTS = 32
@@ -59,12 +60,12 @@ def _later_turns(layout: PromptLayout, messages: Sequence[Message]) -> Iterator[
     return (begin for begin in begins if begin is not None)
 
 
-def _breakpoints(layout: PromptLayout, turns: Sequence[ChatTurn]) -> Iterator[KeptPlace]:
+def _breakpoints(layout: PromptLayout, turns: Sequence[ChatTurn]) -> Iterator[Pin]:
     for index, turn in enumerate(turns):
         for mark in turn.breakpoints if isinstance(turn, MarkedTurn) else ():
             position = layout.after(index, mark.num_chars)
             if position is not None:
-                yield KeptPlace(position, mark.ttl_seconds)
+                yield Pin(position, mark.ttl_seconds)
 
 
 def _places(

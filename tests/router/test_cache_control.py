@@ -56,6 +56,16 @@ async def test_state_is_kept_at_a_mark_within_a_system_message(
     assert len(prompt.fork_points) == len(unmarked.fork_points) + 1
 
 
+async def test_an_order_says_for_how_long_a_mark_is_to_be_kept(one_pair: RouterCluster) -> None:
+    system = [text(f"{SENTENCE} one", LONG), text("the river and back again", SHORT)]
+    prompt, _ = await asked(one_pair, system=system, messages=[USER])
+    pins = orders_of(one_pair)[-1].request.pins
+    assert [pin.seconds for pin in pins] == [3600, 300]
+    assert {pin.position for pin in pins} <= set(prompt.fork_points)
+    await asked(one_pair, system=SENTENCE, messages=[USER])
+    assert orders_of(one_pair)[-1].request.pins == ()
+
+
 async def test_marks_of_results_calls_and_parts_of_a_chat_are_read(one_pair: RouterCluster) -> None:
     call = {"type": "tool_use", "id": "c", "name": "f", "input": {}, "cache_control": SHORT}
     result = {"type": "tool_result", "tool_use_id": "c", "content": [text("wagons", SHORT)]}

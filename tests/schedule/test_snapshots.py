@@ -10,6 +10,7 @@ from tests.harness.schedule import ALL_KINDS, HYBRID, ScheduledWorker, request
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.resume import resume_set
 from ferryman.schedule.events import SequenceAdmitted
+from ferryman.schedule.request import Pin
 
 ROOM = {Kind.FULL: 40, Kind.WINDOW: 60, Kind.RECURRENT: 24}
 
@@ -67,6 +68,27 @@ def test_already_the_second_prompt_behind_a_fork_resumes_there(manifest: StateMa
         positions = [event.plan.position for event in worker.seen(SequenceAdmitted)]
         assert positions == expected
         assert all(tokens == worker.expected(name) for name, tokens in worker.tokens.items())
+
+
+@pytest.mark.parametrize("seconds", [3600, 0], ids=["pinned", "not pinned"])
+def test_a_flood_of_other_prompts_leaves_what_a_caller_marked(seconds: int) -> None:
+    """Its time counts from its latest use."""
+    worker, system = worker_for(HYBRID, grid=0, recurrent=9), [1] * 17
+    pins = (Pin(17, seconds),) if seconds else ()
+
+    def ask(name: str, words: list[int], pins: tuple[Pin, ...] = ()) -> int:
+        asked = request(HYBRID, name, words, 1)
+        worker.submit(
+            replace(asked, fork_points=(17,) if pins or name[0] == "m" else (), pins=pins)
+        )
+        worker.drain()
+        admitted = {event.request_id: event.plan for event in worker.seen(SequenceAdmitted)}
+        return admitted[name].position
+
+    ask("marked", [*system, 5, 6, 7, 8], pins)
+    for number in range(12):
+        ask(f"other-{number}", [7, number, *[3] * 24])
+    assert ask("again", [*system, 9, 9, 9, 9]) == (16 if seconds else 0)
 
 
 @pytest.mark.parametrize("manifest", [HYBRID, ALL_KINDS], ids=["hybrid", "all kinds"])

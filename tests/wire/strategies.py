@@ -21,7 +21,7 @@ from ferryman.ids import is_request_id
 from ferryman.schedule.batch import Sampled
 from ferryman.schedule.output_grammar import OutputGrammar
 from ferryman.schedule.prompt_scores import PromptScores
-from ferryman.schedule.request import FinishReason, Request, SamplingParams
+from ferryman.schedule.request import FinishReason, Pin, Request, SamplingParams
 from ferryman.schedule.token_rules import TokenRules
 from ferryman.tiers.prefetch_values import Prefetched, PrefetchShortfall, Traffic
 from ferryman.wire import public, values
@@ -136,6 +136,7 @@ def requests(draw: st.DrawFn, request_id: str) -> Request:
         num_generated=draw(st.integers(0, len(token_ids) - 1)),
         num_siblings=draw(st.integers(0, 1024)),
         fork_points=tuple(draw(st.lists(u32, max_size=64))),
+        pins=tuple(draw(st.lists(st.builds(Pin, u32, st.integers(0, 3600)), max_size=32))),
     )
 
 

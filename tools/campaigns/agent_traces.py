@@ -141,7 +141,8 @@ def _prompt(model: ServedModel, api: Api, body: dict[str, Any]) -> LocatedPrompt
 
 def trace(num_sessions: int, gap_seconds: float, seed: int = 0) -> list[TracedPrompt]:
     """So many sessions of each client, one beginning every `gap_seconds`, in order of arrival."""
-    model, rng, prompts, begin = ServedModel.load(demo_model(), "", 0), Random(seed), [], 0.0
+    model, rng = ServedModel.load(demo_model(), "", 0), Random(seed)
+    prompts, begin = list[TracedPrompt](), 0.0
     for number in range(num_sessions):
         for client in LENGTHS:
             prompts += session_of(model, client, number, begin, rng)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ferryman.schedule.request import FinishReason
+from ferryman.schedule.request import FinishReason, Pin
 from ferryman.wire.public import GenerateFinished
 from ferryman_router.answers.chat_output import OutputReading
 from ferryman_router.answers.errors import anthropic_error, failure_fields
@@ -27,7 +27,6 @@ from ferryman_router.answers.output_parts import (
 from ferryman_router.answers.response_format import as_json, named_event
 from ferryman_router.answers.response_header import ResponseHeader
 from ferryman_router.request.response import OutputFailed
-from ferryman_router.routing.located_prompt import KeptPlace
 
 SHORT_SECONDS = 300  # of the two times that a place may be kept for
 
@@ -44,16 +43,14 @@ class CacheWrites:
     """The places of a prompt that its caller marked, rising: usage counts what is kept up to the
     last of them. A page that ends behind a place is not kept for it."""
 
-    breakpoints: Sequence[KeptPlace]
+    breakpoints: Sequence[Pin]
     page_size: Callable[[], int]
 
     def counts(self, cached: int, written: int) -> dict[str, int]:
         """The tokens written to be kept for an hour and for five minutes, by Anthropic's names, if
         so many were cached and as many behind them computed and kept."""
         page_size = max(1, self.page_size())
-        hour = max(
-            (p.position for p in self.breakpoints if p.ttl_seconds > SHORT_SECONDS), default=0
-        )
+        hour = max((p.position for p in self.breakpoints if p.seconds > SHORT_SECONDS), default=0)
         last = max((place.position for place in self.breakpoints), default=0)
         ends = [min(cached + written, end // page_size * page_size) for end in (hour, last)]
         of_hour, of_all = (max(0, end - cached) for end in ends)

@@ -29,7 +29,7 @@ from ferryman.cache.keys import as_token_ids
 from ferryman.runtime.life import exit_on_config_errors
 from ferryman.runtime.logs import configure_logs
 from ferryman.schedule.output_grammar import GrammarKind, OutputGrammar
-from ferryman.schedule.request import SamplingParams
+from ferryman.schedule.request import Pin, SamplingParams
 from ferryman.schedule.token_rules import TokenRules
 from ferryman.wire.grpc.status import error_of, failure_of
 from ferryman.wire.public import ChatPrompt, ChatTurn, Prompt, TextPrompt
@@ -43,7 +43,7 @@ from ferryman_router.bodies.responses_requests import response_body
 from ferryman_router.bodies.tool_fields import ToolChoice
 from ferryman_router.bodies.unread_fields import Api
 from ferryman_router.routing.generate_request import RequestedSampling, kept_tokens
-from ferryman_router.routing.located_prompt import KeptPlace, LocatedPrompt, NamedPlace
+from ferryman_router.routing.located_prompt import LocatedPrompt, NamedPlace
 from ferryman_router.served_model import ServedModel
 
 log = logging.getLogger(__name__)
@@ -152,7 +152,7 @@ def tokens_of(message: ReaderMessage) -> list[LocatedPrompt]:
             np.frombuffer(piece, dtype="<u4"),
             tuple(forks),
             tuple(NamedPlace(*place) for place in places),
-            tuple(KeptPlace(*place) for place in breakpoints),
+            tuple(Pin(*place) for place in breakpoints),
         )
         for piece, (forks, places, breakpoints) in zip(pieces, message.head["located"], strict=True)
     ]

@@ -79,6 +79,7 @@ def prefill_order(
         # After tokens of its own it is no longer at the end of a prompt that siblings share.
         num_siblings=0 if num_generated else asked.request.sharing.num_siblings,
         fork_points=asked.located.fork_points,
+        pins=asked.located.breakpoints,
     )
     context = RequestContext(
         asked.request_id,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ferryman.schedule.request import Pin
 from ferryman.wire.public import TokenPrompt
 
 TEMPLATE, AFTER = "the template", "what follows the messages"
@@ -21,19 +22,12 @@ class NamedPlace(NamedTuple):
     name: str
 
 
-class KeptPlace(NamedTuple):
-    """A position that the caller marked, to be kept for so long."""
-
-    position: int
-    ttl_seconds: int
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class LocatedPrompt(TokenPrompt):
     """Token ids [tokens] with what is known of their places, each list rising by position."""
 
     places: tuple[NamedPlace, ...] = ()
-    breakpoints: tuple[KeptPlace, ...] = ()
+    breakpoints: tuple[Pin, ...] = ()
 
     def place_of(self, position: int) -> str:
         """The name of the part that the token at this position belongs to."""

@@ -9,8 +9,8 @@ A snapshot's number is that of GreedyDual-Size with frequency (Cao and Irani, 19
 A snapshot saves the pages between the next shallower snapshot and itself, once for each branch
 below it and once for each use so far. All pages of a pool save the same, so the number of a page is
 the time of its last use. A unit that serves no resume point any more (a window page without its
-snapshot, a snapshot without its window) is evicted before all others. Reading the order changes
-nothing.
+snapshot, a snapshot without its window) is evicted before all others; one that a caller pinned
+(`pins`) after all others. Reading the order changes nothing.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from ferryman.cache.slots import SlotHandle
 _FULL, _WINDOW, _RECURRENT = Kind.FULL, Kind.WINDOW, Kind.RECURRENT
 
 USELESS = -1.0
+PINNED = 1e12  # above every credit, and every time in seconds
 
 IsFree = Callable[[SlotHandle], bool]
 SlotsByKey = Mapping[Kind, Mapping[PageKey, SlotHandle]]
@@ -55,10 +56,15 @@ class EvictionOrder:
 
     def _rank(self, kind: Kind, node: TreeNode) -> float:
         if kind is _RECURRENT:
-            return node.credit
-        if kind is _WINDOW and self._has_points and not node.points:
-            return USELESS
-        return node.last_use
+            is_pinned = node.pinned_until > 0.0 and node.credit != USELESS
+            return node.credit + PINNED if is_pinned else node.credit
+        if kind is _WINDOW and self._has_points:
+            if not node.points:
+                return USELESS
+            is_pinned = any(point.pinned_until > 0.0 for point in node.points.values())
+        else:
+            is_pinned = node.pinned_until > 0.0
+        return node.last_use + PINNED if is_pinned else node.last_use
 
     def _is_candidate(self, kind: Kind, node: TreeNode) -> bool:
         if kind is _FULL and (node.children or node.holds):
@@ -124,6 +130,13 @@ class EvictionOrder:
         if node.children > 1 and node.key in self._snapshots:
             self._current(node)
 
+    def on_pin(self, node: TreeNode) -> None:
+        """A pin on this node began or ended: its own units and its window have another rank."""
+        self.offer(node)
+        if self._has_points:
+            held = [page for page in node.path_up(self._window_pages) if page.key in self._windows]
+            self._push(_WINDOW, held)
+
     def on_evict(self, kind: Kind, node: TreeNode) -> None:
         """This unit is evicted as the least: the clock rises, so later snapshots rank higher."""
         if kind is _RECURRENT:
@@ -186,9 +199,10 @@ class EvictionOrder:
         """Takes the point to give up out of `path`, the points of one path in order. Never the
         newest.
 
-        Forks are given up last. The next deeper point now saves the pages of the removed one too.
+        Forks are given up last, but for points that are pinned. The next deeper point now saves the
+        pages of the removed one too.
         """
-        least = min(path[:-1], key=lambda node: (node.children > 1, node.credit, node.depth))
+        least = min(path[:-1], key=_thinning_rank)
         place = path.index(least)
         deeper, below = path[place + 1], path[place - 1].depth if place else 0
         if deeper.credit != USELESS:
@@ -228,6 +242,7 @@ class EvictionOrder:
                 gone[parent.key] = gone.get(parent.key, 0) + 1
                 if gone[parent.key] == parent.children and not parent.holds:
                     last_use = max(parent.last_use, node.last_use)
+                    last_use += PINNED if parent.pinned_until else 0.0
                     heapq.heappush(ahead, (last_use, next(self._ticket), parent, -1))
 
     def choose(
@@ -253,6 +268,10 @@ class EvictionOrder:
             if kind is _FULL:
                 going = {node.key: node for _, node in chosen}
         return chosen, is_enough
+
+
+def _thinning_rank(node: TreeNode) -> tuple[bool, bool, float, int]:
+    return node.pinned_until > 0.0, node.children > 1, node.credit, node.depth
 
 
 def _push_heap_entry(

@@ -19,8 +19,8 @@ class TreeNode:
 
     `guards` counts its own holds and its guarded children: above 0 the page cannot be evicted.
     `uses` counts the requests that resumed here; `credit` ranks its snapshot for eviction. `points`
-    are the resume points, by key, whose window contains this page. `parent` is None once the page
-    left the tree.
+    are the resume points, by key, whose window contains this page. `pinned_until` is above 0 while
+    a caller's pin is on it. `parent` is None once the page left the tree.
     """
 
     __slots__ = (
@@ -32,6 +32,7 @@ class TreeNode:
         "key",
         "last_use",
         "parent",
+        "pinned_until",
         "points",
         "uses",
     )
@@ -48,6 +49,7 @@ class TreeNode:
         self.last_use = last_use
         self.uses = 0
         self.credit = 0.0
+        self.pinned_until = 0.0
         self.points: Mapping[PageKey, TreeNode] = NO_POINTS
 
     def path_up(self, num_pages: int) -> Iterator[TreeNode]:

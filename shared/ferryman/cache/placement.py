@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-
 # The pages that a likely fork has to save: a slot holds the state of all recurrent layers, and is
 # hundreds of pages of some models.
 FORK_PAGES = 4

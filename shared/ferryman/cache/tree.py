@@ -19,8 +19,12 @@ from ferryman.cache.eviction import EvictionOrder, IsFree
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.node import Branch, Inserted, TreeChange, TreeNode
+from ferryman.cache.pins import Owner, Pins
 from ferryman.cache.resume import resume_set
 from ferryman.cache.slots import SlotHandle
+
+# Of one owner, where every page's end is a point to resume at.
+MAX_PINNED_PATHS = 8
 
 
 class PrefixTree:
@@ -41,6 +45,7 @@ class PrefixTree:
         self._snapshots = self._slots.get(Kind.RECURRENT, {})
         self._order = EvictionOrder(self._slots, window_pages)
         self._path_snapshots = path_snapshots
+        self._pins = Pins(path_snapshots if Kind.RECURRENT in kinds else MAX_PINNED_PATHS)
         self._num_guarded = 0
         self._changes: list[TreeChange] = []
 
@@ -132,10 +137,28 @@ class PrefixTree:
         """Notes a use, so that the page, its snapshot and its window are evicted later."""
         self._order.on_use(self._nodes[key], now)
 
+    # Pins: callers' wishes to keep something for a time.
+
+    def pin(self, keys: Sequence[PageKey], until: float, owner: Owner, now: float) -> None:
+        """Pins the deepest point at which a prompt with these pages can resume, up to a time: it is
+        evicted after all that is not pinned. Does nothing if the tree has no such point."""
+        self._expire_pins(now)
+        depth = self.match_depth(keys)
+        if Kind.RECURRENT in self._slots:
+            depth = next(self.snapshot_depths(keys, depth), 0)
+        if depth:
+            for node in self._pins.pin(self._nodes[keys[depth - 1]], until, owner):
+                self._order.on_pin(node)
+
+    def _expire_pins(self, now: float) -> None:
+        for node in self._pins.expire(now) if self._pins else ():
+            self._order.on_pin(node)
+
     # Growing.
 
     def insert(self, branch: Branch, now: float) -> Inserted:
         """Adds the new units of a branch. A unit that the tree already has keeps its slot."""
+        self._expire_pins(now)
         end = self._grow(branch.keys, now)
         adopted: list[SlotHandle] = []
         duplicates: list[tuple[int, SlotHandle, SlotHandle]] = []
@@ -248,6 +271,8 @@ class PrefixTree:
 
     def _remove_unit(self, kind: Kind, node: TreeNode) -> SlotHandle:
         handle = self._slots[kind].pop(node.key)
+        if kind is Kind.RECURRENT or kind is self._path_kind:
+            self._pins.unpin(node)
         self._order.on_remove(kind, node)
         self._changes.append(TreeChange(kind, (node.key,), False))
         return handle
@@ -338,4 +363,7 @@ class PrefixTree:
             assert node.children == children.get(id(node), 0), "children are miscounted"
         for node in self._nodes.values():
             assert node.guards == node.holds + guarded.get(id(node), 0), "guards are miscounted"
+        pinned = {node.key for node in self._nodes.values() if node.pinned_until}
+        assert len(self._pins) == len(pinned), "a pin without a page, or a page without its pin"
+        assert all(key in self._pins for key in pinned), "a page of another pin"
         assert self._num_guarded == sum(node.guards > 0 for node in self._nodes.values())

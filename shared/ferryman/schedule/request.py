@@ -125,6 +125,13 @@ class Adapter(NamedTuple):
 NO_ADAPTER = Adapter()
 
 
+class Pin(NamedTuple):
+    """A position of a prompt whose state its caller wants to be kept for so long."""
+
+    position: int
+    seconds: int
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """A prompt as the scheduler sees it: token ids [tokens], their page keys, and how to sample.
@@ -134,7 +141,8 @@ class Request:
     `adapter` are part of the keys, also of the pages that decoding fills. `num_siblings` requests
     of the very same prompt, other choices of one answer, will follow to the same decode worker.
     `fork_points` are positions at which other prompts are likely to part from this one, rising:
-    state is kept there while it is computed, so that already the second prompt finds it.
+    state is kept there while it is computed, so that already the second prompt finds it. At `pins`
+    it is kept for longer than other state, while there is some other to give up.
     """
 
     request_id: str
@@ -147,6 +155,7 @@ class Request:
     adapter: Adapter = NO_ADAPTER
     num_siblings: int = 0
     fork_points: tuple[int, ...] = ()
+    pins: tuple[Pin, ...] = ()
 
     @property
     def prompt_len(self) -> int:

@@ -39,9 +39,15 @@ class TreePublisher:
         self._give_point(sequence, position, sequence.snapshots.pop(position, None), now)
 
     def publish_prompt(self, sequence: RunningSequence, now: float) -> None:
-        """Publishes all full pages of the prompt."""
-        if self._may_publish(sequence):
-            self._give_pages(sequence, sequence.prompt_len // self._manifest.page_size, now)
+        """Publishes all full pages of the prompt, whose points are published, and pins those that
+        its caller marked."""
+        if not self._may_publish(sequence):
+            return
+        page_size, request = self._manifest.page_size, sequence.request
+        self._give_pages(sequence, sequence.prompt_len // page_size, now)
+        for pin in request.pins:
+            keys = sequence.keys[: pin.position // page_size]
+            self._tree.pin(keys, now + pin.seconds, request.tenant_salt, now)
 
     def donate(self, sequence: RunningSequence, now: float) -> None:
         """Publishes the pages that decoding has filled, and the newest certain state at a page's

@@ -13,7 +13,13 @@ from ferryman.handoff.usage import CachedTokens
 from ferryman.ids import check_request_id
 from ferryman.schedule.batch import Sampled
 from ferryman.schedule.output_grammar import GrammarKind, OutputGrammar
-from ferryman.schedule.request import MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, Request, SamplingParams
+from ferryman.schedule.request import (
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+    Pin,
+    Request,
+    SamplingParams,
+)
 from ferryman.schedule.token_rules import (
     MAX_ALLOWED,
     MAX_BAD_WORDS,
@@ -38,6 +44,7 @@ from ferryman.wire.values import Failure, RequestContext, UncachedPages, Usage, 
 MAX_SALT_BYTES = 64
 MAX_SIBLINGS = 1024
 MAX_FORK_POINTS = 64
+MAX_PINS, MAX_PIN_SECONDS = 32, 3600
 DEFAULT_SAMPLING = SamplingParams()
 _MAX_RULES = {
     "biased_token_ids": MAX_BIASES,
@@ -246,6 +253,7 @@ def request_to_fields(request: Request) -> dict[str, Any]:
         "sampling": sampling_to_wire(request.sampling),
         "stop_token_ids": sorted(request.stop_token_ids),
         "fork_points": request.fork_points,
+        "pins": [types_pb2.Pin(**pin._asdict()) for pin in request.pins],
     }
 
 
@@ -263,7 +271,14 @@ def request_from_fields(message: OrderMessage) -> Request:
         num_generated=message.num_generated,
         num_siblings=message.num_siblings,
         fork_points=checked_fork_points(message.fork_points),
+        pins=_checked_pins(message.pins),
     )
+
+
+def _checked_pins(messages: Sequence[types_pb2.Pin]) -> tuple[Pin, ...]:
+    if len(messages) > MAX_PINS:
+        raise InvalidRequest(f"a prompt has at most {MAX_PINS} pins", "pins")
+    return tuple(Pin(pin.position, min(pin.seconds, MAX_PIN_SECONDS)) for pin in messages)
 
 
 def checked_fork_points(positions: Sequence[int]) -> tuple[int, ...]:
@@ -290,6 +305,7 @@ REQUEST = Within(
         "sampling",
         "stop_token_ids",
         "fork_points",
+        "pins",
     ),
     request_to_fields,
     request_from_fields,
