@@ -212,3 +212,31 @@ def byte_level(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 @pytest.fixture(scope="session")
 def byte_fallback(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return Tokenizer.load(write_folder(tmp_path_factory.mktemp("fallback"), "byte_fallback"))
+
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+    "{{ m.content | trim }}<|im_end|>\n{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("text", ["end", "im", ">", "\n|", " the end ", "think"])
+@pytest.mark.parametrize("field", ["content", "reasoning_content"])
+def test_an_answer_goes_on_with_its_message_and_no_later_text_that_is_alike(
+    tmp_path: Path, text: str, field: str
+) -> None:
+    """The words of the message also stand in the marks behind it."""
+    tokenizer = _with_template(tmp_path, CHATML)
+    last = {"role": "assistant", "content": "", field: text}
+    ids = tokenizer.encode_chat([CHAT[0], last], variables={"continue_final_message": True})
+    shown = f"<think>{text}" if field == "reasoning_content" else text.strip()
+    said = tokenizer.decode(ids.tolist(), skip_special_tokens=False)
+    assert said.endswith(f"<|im_start|>assistant\n{shown}")
+
+
+def _with_template(folder: Path, template: str) -> Tokenizer:
+    write_folder(folder)
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": template}))
+    return Tokenizer.load(folder)

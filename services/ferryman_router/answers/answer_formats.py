@@ -22,7 +22,7 @@ from ferryman_router.bodies.unread_fields import Api
 from ferryman_router.request.request_runner import RequestRunner
 from ferryman_router.served_model import ServedModel
 
-TAIL_TOKENS = 16  # of a prompt: enough to hold a mark that it ends with
+TAIL_TOKENS = 64  # of a prompt: enough to hold a mark that it ends with
 # The name of an answer says what it is.
 _ANSWER_IDS = {
     Api.CHAT: "chatcmpl-{}",

@@ -17,6 +17,7 @@ from ferryman.text.tool_calls.deltas import (
 )
 from ferryman.text.tool_calls.formats import OutputSyntax, ToolUse
 from ferryman.text.tool_calls.grammar import OutputParser
+from ferryman.text.tool_calls.thought import PromptTail
 from ferryman.wire.public import GenerateFinished, TokenChunk
 from ferryman_router.answers.openai_responses import ChatFormat
 from ferryman_router.answers.response_format import AnsweredChoice, as_json
@@ -38,7 +39,8 @@ class OutputReading:
 
     def parser(self, index: int) -> OutputParser:
         """The parser of one choice."""
-        return self.syntax.parser(self.use, self.prompt_tails[index])
+        prompt = PromptTail(self.prompt_tails[index], self.answer.continued)
+        return self.syntax.parser(self.use, prompt)
 
     def shown(self, deltas: Iterable[OutputDelta]) -> list[OutputDelta]:
         """The deltas without what the caller does not take: calls after the first one, or
@@ -74,7 +76,7 @@ class ParsedChatFormat(ChatFormat):
 
     def last(self, index: int, answer: AnsweredChoice) -> bytes:
         parser, end = self._parsers[index], answer.end
-        held = self._frames(index, (*parser.feed(end.text), *parser.flush()), [])
+        held = self._frames(index, last_deltas(parser, end), [])
         reason = _finish_reason(end, parser.num_calls)
         return held + self._frame(index, {}, self._heading.ending([], NULL, answer, reason))
 
@@ -82,7 +84,7 @@ class ParsedChatFormat(ChatFormat):
         chunks, end, _ = answer
         parser = self._reading.parser(index)
         deltas = [delta for chunk in chunks for delta in self._read(index, parser, chunk)]
-        deltas += (*parser.feed(end.text), *parser.flush())
+        deltas += last_deltas(parser, end)
         message = self._message(index, self._reading.shown(deltas))
         reason = _finish_reason(end, parser.num_calls)
         return self._choice(index, message, reason, answer)
@@ -156,6 +158,12 @@ class ParsedChatFormat(ChatFormat):
             "type": "function",
             "function": {"name": name, "arguments": arguments},
         }
+
+
+def last_deltas(parser: OutputParser, end: GenerateFinished) -> tuple[OutputDelta, ...]:
+    """The deltas of an answer's end. A stop string cuts it, too: the model would have gone on."""
+    is_cut = end.reason is not FinishReason.STOP or bool(end.matched_stop)
+    return (*parser.feed(end.text), *parser.flush(is_cut=is_cut))
 
 
 def _finish_reason(end: GenerateFinished, num_calls: int) -> str:

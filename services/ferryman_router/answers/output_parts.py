@@ -21,7 +21,7 @@ from ferryman.text.tool_calls.deltas import (
     ReasoningDelta,
 )
 from ferryman.wire.public import GenerateFinished, TokenChunk
-from ferryman_router.answers.chat_output import OutputReading
+from ferryman_router.answers.chat_output import OutputReading, last_deltas
 from ferryman_router.answers.response_format import AnsweredChoice, ResponseFormat
 from ferryman_router.answers.response_header import ResponseHeader
 
@@ -150,7 +150,7 @@ class PartsFormat(ResponseFormat):
 
     def last(self, index: int, answer: AnsweredChoice) -> bytes:
         self._finish(answer.end)
-        held = self._frames((*self._parser.feed(answer.end.text), *self._parser.flush()))
+        held = self._frames(last_deltas(self._parser, answer.end))
         return held + b"".join(map(self._told, self._parts.end()))
 
     def whole(self, answers: Sequence[AnsweredChoice], usage: dict[str, Any]) -> bytes:

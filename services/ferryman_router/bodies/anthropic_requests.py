@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from ferryman.errors import InvalidRequest
+from ferryman.text.tool_calls.thought import ContinuedMessage
 from ferryman.wire.public import ChatPrompt, ChatTurn
 from ferryman_router.bodies.anthropic_tools import TOOL_REFERENCE, message_tools
 from ferryman_router.bodies.billing_lines import without_billing
@@ -21,6 +22,7 @@ from ferryman_router.bodies.cache_control import (
 )
 from ferryman_router.bodies.chat_messages import (
     AssistantTurn,
+    continued,
     template_variables,
     tool_turn,
     whether_to_think,
@@ -94,11 +96,11 @@ def _system(sent: Any, place: BodyPlace) -> list[ChatTurn]:
     return [marked(ChatTurn("system", text), breakpoints_of(content, place))]
 
 
-def goes_on(turns: Sequence[ChatTurn]) -> bool:
-    """Whether the answer goes on with the last turn: it is the assistant's, and of text."""
+def _continued(turns: Sequence[ChatTurn]) -> ContinuedMessage | None:
+    """What the answer goes on with: the last turn, if it is the assistant's and has no calls."""
     last = turns[-1]
     has_calls = "tool_calls" in json.loads(last.more or "{}")
-    return last.role == "assistant" and bool(last.content) and not has_calls
+    return continued(last) if last.role == "assistant" and not has_calls else None
 
 
 def _others(role: str, content: Any, name: BodyPlace) -> list[ChatTurn]:
@@ -173,15 +175,18 @@ def message_body(raw: dict[str, Any], body: BodyPlace) -> ParsedRequest:
     limit, is_managed = values["max_tokens"], values["context_management"] is not None
     params = sampling_params(api, values, limit, None, tools=tools, prescribed=form)
     answer = answer_options(api, values, None, tools)
+    prompt = _prompt(values, body, tools)
+    thinks, goes_on = _mode(values) != "disabled", _continued(prompt.turns)
     return ParsedRequest(
         api,
         values["model"],
-        (_prompt(values, body, tools),),
+        (prompt,),
         RequestedSampling(params, bad_words=values["bad_words"]),
         values["stream"],
         replace(
             answer,
-            shows_thoughts=_mode(values) != "disabled",
+            shows_thoughts=thinks,
+            continued=goes_on,
             compared_with=(values["diagnostics"] or {}).get("previous_message_id"),
         ),
         json.dumps({"context_management": values["context_management"]} if is_managed else {}),
@@ -199,7 +204,7 @@ def _prompt(values: Values, body: BodyPlace, tools: ToolFields) -> ChatPrompt:
         variables = {**variables, **whether_to_think(mode != "disabled")}
     for_template = {
         "chat_template_kwargs": variables,
-        "continue_final_message": goes_on(turns),
+        "continue_final_message": _continued(turns) is not None,
         "reasoning_effort": values["output_config"]["effort"],
     }
     text = template_variables(for_template, tools.tools)

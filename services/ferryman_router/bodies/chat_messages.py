@@ -11,6 +11,7 @@ from typing import Any
 
 from ferryman.errors import InvalidRequest
 from ferryman.text.tokenizer import CONTINUES
+from ferryman.text.tool_calls.thought import ContinuedMessage
 from ferryman.wire.public import ChatTurn
 from ferryman_router.bodies.billing_lines import SYSTEM_ROLES, without_billing
 from ferryman_router.bodies.cache_control import breakpoints_of, marked
@@ -165,6 +166,15 @@ class AssistantTurn:
         if not more and not self.text:
             return []
         return [ChatTurn("assistant", self.text, json.dumps(more) if more else "")]
+
+
+def continued(turn: ChatTurn) -> ContinuedMessage | None:
+    """What an answer goes on with that goes on with this turn: its text, else its thought; None
+    where it has neither."""
+    if turn.content:
+        return ContinuedMessage(turn.content)
+    thought = json.loads(turn.more or "{}").get("reasoning_content")
+    return ContinuedMessage(thought, True) if thought else None
 
 
 def tool_turn(call_id: str, output: str) -> ChatTurn:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ferryman.errors import InvalidRequest
 from ferryman.wire.public import ChatPrompt, Prompt, TextPrompt, TokenPrompt
-from ferryman_router.bodies.chat_messages import chat_turns, template_variables
+from ferryman_router.bodies.chat_messages import chat_turns, continued, template_variables
 from ferryman_router.bodies.field_kinds import ANY, TEXT, Record, Values, mapping, record
 from ferryman_router.bodies.field_readers import token_ids_of
 from ferryman_router.bodies.field_table import BODIES, MAX_CHOICES
@@ -66,7 +66,8 @@ def chat_body(raw: dict[str, Any], body: BodyPlace) -> ParsedRequest:
     max_tokens = 1 if limit is None else limit
     params = sampling_params(api, values, max_tokens, num_logprobs, tools=tools)
     prompt = chat_prompt(values, body, tools)
-    answer = answer_options(api, values, num_logprobs, tools)
+    goes_on = continued(prompt.turns[-1]) if values["continue_final_message"] else None
+    answer = replace(answer_options(api, values, num_logprobs, tools), continued=goes_on)
     sampling = RequestedSampling(params, limit is None, values["bad_words"])
     return _body(api, values, (prompt,), sampling, answer)
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from ferryman.errors import InvalidRequest
 from ferryman.schedule.request import SamplingParams
 from ferryman.schedule.token_rules import TokenRules
+from ferryman.text.tool_calls.thought import ContinuedMessage
 from ferryman.wire.public import Prompt
 from ferryman_router.bodies.field_kinds import Values
 from ferryman_router.bodies.field_table import ANY_SEED, STREAM_OPTIONS, attributes
@@ -27,9 +28,9 @@ class AnswerOptions:
     """Plain values, which travel as JSON. Of `num_candidates` answers to a prompt those
     `num_samples` are shown that are likeliest. `num_logprobs` is None when none shall be shown,
     `num_prompt_logprobs` likewise for the prompt; an answer without output is the prompt alone;
-    `truncate` is how many tokens of the prompt's end are kept, 0 all, -1 as many as fit.
-    `compared_with` is the id of an earlier answer: this one says how their prompts differ. Empty:
-    of none yet; None: it does not say."""
+    `truncate` is how many tokens of the prompt's end are kept, 0 all, -1 as many as fit; an answer
+    may go on with a message that is `continued`. `compared_with` is the id of an earlier answer:
+    this one says how their prompts differ. Empty: of none yet; None: it does not say."""
 
     num_samples: int = 1
     num_candidates: int = 1
@@ -49,6 +50,7 @@ class AnswerOptions:
     priority: int = 0
     compared_with: str | None = None
     tools: ToolChoice = field(default_factory=ToolChoice)
+    continued: ContinuedMessage | None = None
 
     @property
     def is_ranked(self) -> bool:

@@ -19,6 +19,7 @@ from ferryman.text.tool_calls.formats import (
     SomeTool,
     ToolUse,
 )
+from ferryman.text.tool_calls.value_types import Parameters, parameter_types
 from ferryman_router.bodies.field_kinds import (
     FLAG,
     OBJECT,
@@ -39,7 +40,6 @@ CHOICES = ("none", "auto", "required")
 NAMED = "named"
 _DEMANDS = (NAMED, "required")
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
-_PARAMETER_FIELDS = frozenset({"type", "anyOf", "oneOf"})
 # If a schema has one of these, `properties` are not all that it allows.
 _OPEN_FIELDS = frozenset(
     "additionalProperties patternProperties unevaluatedProperties allOf anyOf oneOf if $ref".split()
@@ -72,16 +72,19 @@ class ToolChoice:
 
     choice: str = "none"
     name: str = ""
-    parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    parameters: Parameters = field(default_factory=dict)
     is_parallel: bool = True
     sources: Mapping[str, ToolSource] = field(default_factory=dict)
 
     @classmethod
     def of(cls, fields: ToolFields) -> ToolChoice:
-        parameters: dict[str, Mapping[str, Any]] = {}
+        parameters: Parameters = {}
         if fields.choice == "auto":
             functions = [tool["function"] for tool in fields.tools]
-            parameters = {function["name"]: _types(function) for function in functions}
+            parameters = {
+                function["name"]: parameter_types(function.get("parameters"))
+                for function in functions
+            }
         name, is_parallel = fields.name, fields.is_parallel
         return cls(fields.choice, name, parameters, is_parallel, fields.sources)
 
@@ -199,19 +202,6 @@ def tool_choice(
         return NAMED, name
     message = f"tool_choice must be none, auto, required, or {otherwise}"
     raise InvalidRequest(message, "tool_choice")
-
-
-def _types(function: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of each parameter's schema that gives its type."""
-    parameters = function.get("parameters") or {}
-    properties = parameters.get("properties")
-    if not isinstance(properties, dict):
-        return {}
-    return {
-        name: {key: schema[key] for key in _PARAMETER_FIELDS & schema.keys()}
-        for name, schema in properties.items()
-        if isinstance(schema, dict)
-    }
 
 
 def check_offered(choice: ToolChoice, syntax: OutputSyntax, chat_template: str) -> None:

@@ -31,6 +31,7 @@ from ferryman.runtime.logs import configure_logs
 from ferryman.schedule.output_grammar import GrammarKind, OutputGrammar
 from ferryman.schedule.request import Pin, SamplingParams
 from ferryman.schedule.token_rules import TokenRules
+from ferryman.text.tool_calls.thought import ContinuedMessage
 from ferryman.wire.grpc.status import error_of, failure_of
 from ferryman.wire.public import ChatPrompt, ChatTurn, Prompt, TextPrompt
 from ferryman.wire.values import Failure
@@ -238,12 +239,13 @@ def _from_json(values: Mapping[str, Any]) -> ParsedRequest:
     sampling = RequestedSampling(
         SamplingParams(**params), asked["is_open_ended"], tuple(asked["bad_words"])
     )
-    tools = ToolChoice(**values["answer"]["tools"])
+    tools, continued = ToolChoice(**values["answer"]["tools"]), values["answer"]["continued"]
+    read = {"tools": tools, "continued": continued and ContinuedMessage(**continued)}
     parts = {
         "api": Api(values["api"]),
         "prompts": (),
         "sampling": sampling,
-        "answer": AnswerOptions(**{**values["answer"], "tools": tools}),
+        "answer": AnswerOptions(**{**values["answer"], **read}),
         "ignored": tuple(IgnoredField(**ignored) for ignored in values["ignored"]),
     }
     return ParsedRequest(**{**values, **parts})

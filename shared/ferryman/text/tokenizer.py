@@ -20,6 +20,9 @@ from ferryman.text.text_encoder import TextEncoder
 from ferryman.text.vocabulary.vocabulary_files import read_vocabulary
 
 CONTINUES = "continue_final_message"  # the variable
+# The fields of a message that an answer may go on with. A thought is one if there is no text.
+_CONTINUED = ("content", "reasoning_content")
+_PLACE = "\N{OBJECT REPLACEMENT CHARACTER}"  # no template strips it, or looks for it
 NO_TOKENS: frozenset[str] = frozenset()
 _SPECIAL_NAMES = (
     "bos_token",
@@ -184,12 +187,16 @@ def _rendered(
     rendered = template.render(messages, variables)
     if not variables.get(CONTINUES):
         return rendered
-    last = str(messages[-1].get("content") or "")
-    # Most templates strip what they show.
-    for text in (last, last.strip()):
-        at = rendered.rfind(text)
-        if text.strip() and at >= 0:
-            return rendered[: at + len(text)]
+    last = messages[-1]
+    field = next((name for name in _CONTINUED if str(last.get(name) or "").strip()), "")
+    if field:
+        # Its words may stand in the text behind it, too, as "end" does in <|im_end|>.
+        longer = {**last, field: f"{last[field]}{_PLACE}"}
+        before, place, _ = template.render([*messages[:-1], longer], variables).rpartition(_PLACE)
+        # Most templates strip what they show.
+        for beginning in (before, before.rstrip()):
+            if place and rendered.startswith(beginning):
+                return beginning
     message = "there is no text in the last message, as it is rendered, to go on with"
     raise InvalidRequest(message, CONTINUES)
 

@@ -13,14 +13,21 @@ from ferryman.text.tool_calls.deltas import (
     ReasoningDelta,
 )
 from ferryman.text.tool_calls.formats import FreeTools, OutputSyntax, ToolUse
+from ferryman.text.tool_calls.thought import ContinuedMessage, PromptTail
+from ferryman.text.tool_calls.value_types import parameter_types
 
 WEATHER: Mapping[str, Mapping[str, Any]] = {
-    "get_weather": {
-        "city": {"type": "string"},
-        "days": {"type": "integer"},
-        "hourly": {"type": "boolean"},
-        "limits": {"anyOf": [{"type": "object"}, {"type": "null"}]},
-    }
+    "get_weather": parameter_types(
+        {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string"},
+                "days": {"type": "integer"},
+                "hourly": {"type": "boolean"},
+                "limits": {"anyOf": [{"type": "object"}, {"type": "null"}]},
+            },
+        }
+    )
 }
 
 
@@ -72,11 +79,14 @@ def read(
     use: ToolUse = FREE,
     reasoning: str = "none",
     prompt_tail: str = "",
+    continued: ContinuedMessage | None = None,
+    is_cut: bool = False,
 ) -> Answer:
     """The answer that comes in these pieces."""
-    parser = OutputSyntax.chosen(tools, reasoning, "").parser(use, prompt_tail)
+    prompt = PromptTail(prompt_tail, continued)
+    parser = OutputSyntax.chosen(tools, reasoning, "").parser(use, prompt)
     deltas = [delta for piece in pieces for delta in parser.feed(piece)]
-    return gathered([*deltas, *parser.flush()])
+    return gathered([*deltas, *parser.flush(is_cut=is_cut)])
 
 
 PARIS = ("get_weather", '{"city": "Paris"}')

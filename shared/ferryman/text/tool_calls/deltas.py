@@ -43,15 +43,21 @@ OutputDelta = ContentDelta | ReasoningDelta | CallStarted | ArgumentsDelta
 class _Last(Enum):
     NOTHING = auto()
     CONTENT = auto()
-    MARKED = auto()  # a thought or a call
+    THOUGHT = auto()
+    CALL = auto()
+
+
+_MARKED = (_Last.THOUGHT, _Last.CALL)
 
 
 class DeltaSink:
     """Collects deltas in order. White space between content and a call or a thought is layout of
-    the format, and belongs to neither. `num_taken` counts all texts and calls ever taken."""
+    the format, and belongs to neither. `num_taken` counts all texts and calls ever taken. At the
+    end of a text `is_cut` says whether the model would have gone on."""
 
     def __init__(self) -> None:
         self.num_calls = self.num_taken = 0
+        self.is_cut = False
         self._deltas: list[OutputDelta] = []
         self._space, self._last = "", _Last.NOTHING
 
@@ -61,28 +67,47 @@ class DeltaSink:
         if not trimmed:
             self._space += text
             return
-        whole = text.lstrip() if self._last is _Last.MARKED else self._space + text
+        whole = text.lstrip() if self._last in _MARKED else self._space + text
         end = len(whole) - len(text) + len(trimmed)
         self._deltas.append(ContentDelta(whole[:end]))
         self._space, self._last = whole[end:], _Last.CONTENT
 
+    @property
+    def is_behind_call(self) -> bool:
+        """Whether nothing but white space came behind a call."""
+        return self._last is _Last.CALL
+
+    def aside(self, text: str) -> None:
+        """Content that a model wrote within a call, behind the call. Marks may still follow."""
+        self.content(text)
+        self._last = _Last.CALL
+
+    def layout(self, mark: str) -> None:
+        """A mark that belongs to a format behind a call, and is content anywhere else."""
+        if not self.is_behind_call:
+            self.content(mark)
+
     def reasoning(self, text: str) -> None:
-        self._mark()
+        self._mark(_Last.THOUGHT)
         self._deltas.append(ReasoningDelta(text))
 
+    def end_thought(self) -> None:
+        """The mark behind a thought, which may have been empty."""
+        self._mark(_Last.THOUGHT)
+
     def begin_call(self, name: str) -> None:
-        self._mark()
+        self._mark(_Last.CALL)
         self._deltas.append(CallStarted(self.num_calls, name))
         self.num_calls += 1
 
     def arguments(self, text: str) -> None:
         """Arguments of the call that began last."""
-        self._mark()
+        self._mark(_Last.CALL)
         self._deltas.append(ArgumentsDelta(self.num_calls - 1, text))
 
     def end(self) -> None:
         """Ends the text: white space after content was part of it."""
-        if self._space and self._last is not _Last.MARKED:
+        if self._space and self._last not in _MARKED:
             self._deltas.append(ContentDelta(self._space))
         self._space = ""
 
@@ -91,9 +116,9 @@ class DeltaSink:
         deltas, self._deltas = joined(self._deltas), []
         return deltas
 
-    def _mark(self) -> None:
+    def _mark(self, last: _Last) -> None:
         self.num_taken += 1
-        self._space, self._last = "", _Last.MARKED
+        self._space, self._last = "", last
 
 
 def joined(deltas: Iterable[OutputDelta]) -> tuple[OutputDelta, ...]:

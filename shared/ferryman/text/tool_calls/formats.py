@@ -18,8 +18,9 @@ from ferryman.text.tool_calls.grammar import (
     content,
 )
 from ferryman.text.tool_calls.pythonic import pythonic
-from ferryman.text.tool_calls.qwen3_coder import Parameters, qwen3_coder
-from ferryman.text.tool_calls.thought import ThoughtMarks, thought_then
+from ferryman.text.tool_calls.qwen3_coder import qwen3_coder
+from ferryman.text.tool_calls.thought import PromptTail, ThoughtMarks, thought_then
+from ferryman.text.tool_calls.value_types import Parameters
 
 AUTO, NONE = "auto", "none"
 NO_TOKENS: frozenset[str] = frozenset()
@@ -31,25 +32,28 @@ class ToolFormat:
     chat template has in it that asks for it. `form` is the grammar of an answer that is calls and
     nothing else. `call_id` makes a call's name from hex digits."""
 
-    make: Callable[[DeltaSink, Parameters], Grammar[None]]
+    make: Callable[[DeltaSink, Parameters, PromptTail], Grammar[None]]
     special: frozenset[str]
     signs: tuple[str, ...]
     form: CallForm
     call_id: Callable[[str], str] = "call_{:.24}".format
 
 
-def _plain(grammar: Callable[[DeltaSink], Grammar[None]]) -> Callable[..., Grammar[None]]:
-    return lambda sink, parameters: grammar(sink)
+def _calls(
+    grammar: Callable[[DeltaSink, Parameters], Grammar[None]],
+) -> Callable[[DeltaSink, Parameters, PromptTail], Grammar[None]]:
+    """A format that begins alike behind any prompt."""
+    return lambda sink, parameters, prompt: grammar(sink, parameters)
 
 
 # If a template has the signs of several, it means the first.
 TOOL_FORMATS: Mapping[str, ToolFormat] = {
-    "openai": ToolFormat(
-        _plain(openai.openai), openai.SPECIAL, (openai.CHANNEL,), call_forms.harmony
+    "openai": ToolFormat(openai.openai, openai.SPECIAL, (openai.CHANNEL,), call_forms.harmony),
+    "qwen3_coder": ToolFormat(
+        _calls(qwen3_coder), NO_TOKENS, ("<function=",), call_forms.qwen3_coder
     ),
-    "qwen3_coder": ToolFormat(qwen3_coder, NO_TOKENS, ("<function=",), call_forms.qwen3_coder),
     "deepseek_v3": ToolFormat(
-        _plain(json_calls.deepseek_v3),
+        _calls(json_calls.deepseek_v3),
         frozenset(
             {
                 json_calls.DEEPSEEK_CALLS,
@@ -64,29 +68,29 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
     ),
     "mistral": ToolFormat(
         # Its templates take ids of nine characters, and no others.
-        _plain(json_calls.mistral),
+        _calls(json_calls.mistral),
         frozenset({json_calls.MISTRAL_BEGIN, json_calls.MISTRAL_ID, json_calls.MISTRAL_ARGUMENTS}),
         (json_calls.MISTRAL_BEGIN,),
         call_forms.mistral,
         "{:.9}".format,
     ),
     "granite": ToolFormat(
-        _plain(json_calls.granite),
+        _calls(json_calls.granite),
         frozenset({"<|tool_call|>"}),
         ("<|tool_call|>",),
         call_forms.granite,
     ),
     "hermes": ToolFormat(
-        _plain(json_calls.hermes), NO_TOKENS, (json_calls.HERMES_BEGIN,), call_forms.hermes
+        _calls(json_calls.hermes), NO_TOKENS, (json_calls.HERMES_BEGIN,), call_forms.hermes
     ),
     "llama3_json": ToolFormat(
-        _plain(json_calls.llama3_json),
+        _calls(json_calls.llama3_json),
         frozenset({json_calls.LLAMA_BEGIN}),
         (json_calls.LLAMA_BEGIN, '"parameters"'),
         call_forms.llama3_json,
     ),
     "pythonic": ToolFormat(
-        _plain(pythonic), NO_TOKENS, ("[func_name1(", "```tool_code"), call_forms.pythonic
+        _calls(pythonic), NO_TOKENS, ("[func_name1(", "```tool_code"), call_forms.pythonic
     ),
 }
 # Other names of vLLM for the same.
@@ -197,30 +201,31 @@ class OutputSyntax:
         """Whether an answer may hold anything but content."""
         return self.reasoning is not None or not isinstance(use, NoTools)
 
-    def parser(self, use: ToolUse, prompt_tail: str) -> OutputParser:
+    def parser(self, use: ToolUse, prompt: PromptTail) -> OutputParser:
         """For one answer to a prompt that ends so."""
         sink = KnownCallsSink(use.parameters) if isinstance(use, FormOrCall) else DeltaSink()
-        return OutputParser(partial(self._grammar, use, prompt_tail), sink)
+        return OutputParser(partial(self._grammar, use, prompt), sink)
 
-    def _grammar(self, use: ToolUse, prompt_tail: str, sink: DeltaSink) -> Grammar[None]:
-        rest = self._call_grammar(use, sink)
+    def _grammar(self, use: ToolUse, prompt: PromptTail, sink: DeltaSink) -> Grammar[None]:
+        rest = self._call_grammar(use, prompt, sink)
         if self.reasoning is None or self.reasoning.marks is None or _is_forced(use):
             return rest
-        marks, has_form = self.reasoning.marks, isinstance(use, FormAlone | FormOrCall)
-        # A form begins with the answer: it is no thought, though the prompt may have begun one.
-        is_open = not has_form and marks.is_open_behind(prompt_tail)
-        return thought_then(sink, marks, rest, is_open=is_open)
+        marks = self.reasoning.marks
+        if isinstance(use, FormAlone | FormOrCall):
+            # A form begins with the answer: it is no thought, though the prompt may have begun one.
+            prompt = PromptTail(marks.ends[0])
+        return thought_then(sink, marks, rest, prompt)
 
-    def _call_grammar(self, use: ToolUse, sink: DeltaSink) -> Grammar[None]:
+    def _call_grammar(self, use: ToolUse, prompt: PromptTail, sink: DeltaSink) -> Grammar[None]:
         match use:
             case NamedTool(name):
                 return forced_calls.named_call(sink, name)
             case SomeTool():
                 return forced_calls.required_calls(sink)
             case FreeTools(parameters) if self.tools is not None:
-                return self.tools.make(sink, parameters)
+                return self.tools.make(sink, parameters, prompt)
         if self.reasoning is not None and self.reasoning.marks is None:
-            return openai.openai(sink)
+            return openai.openai(sink, {}, prompt)
         return content(sink)
 
 

@@ -9,7 +9,7 @@ A text that is not as a grammar expects raises Malformed inside; `attempt` makes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Generator
+from collections.abc import Callable, Container, Generator, Mapping
 from contextlib import suppress
 from typing import TypeVar
 
@@ -57,8 +57,11 @@ class OutputParser:
             self._grammar.send(character)
         return self._sink.drain()
 
-    def flush(self) -> tuple[OutputDelta, ...]:
-        """The deltas that were held back, as the end of the text. Feed nothing afterwards."""
+    def flush(self, *, is_cut: bool = False) -> tuple[OutputDelta, ...]:
+        """The deltas that were held back, as the end of the text. Feed nothing afterwards. What a
+        model left open is closed where it ended by itself; in a text that `is_cut` it stays
+        open."""
+        self._sink.is_cut = is_cut
         with suppress(StopIteration):
             self._grammar.send("")
         self._sink.end()
@@ -71,27 +74,49 @@ def content(sink: DeltaSink) -> Grammar[None]:
         sink.content(character)
 
 
-def text_until(emit: Emit, marks: tuple[str, ...]) -> Grammar[str]:
+def text_until(emit: Emit, marks: tuple[str, ...], taken: str | None = None) -> Grammar[str]:
     """Emits text up to a mark, and returns that; "" at the end of the text. No mark may begin
-    another one."""
+    another one. What was `taken` was read already: the end, some characters, or a whole mark."""
     held, first = "", frozenset(mark[0] for mark in marks)
-    while character := (yield):
-        if not held and character not in first:
-            emit(character)
-            continue
-        held += character
-        while held and not any(mark.startswith(held) for mark in marks):
-            emit(held[0])
-            held = held[1:]
-        if held in marks:
-            return held
+    while text := ((yield) if taken is None else taken):
+        taken = None
+        for character in text:
+            if not held and character not in first:
+                emit(character)
+                continue
+            held += character
+            while held and not any(mark.startswith(held) for mark in marks):
+                emit(held[0])
+                held = held[1:]
+            if held in marks:
+                return held
     for character in held:
         emit(character)
     return ""
 
 
-def word_until(marks: tuple[str, ...], max_chars: int) -> Grammar[tuple[str, str]]:
-    """The text before a mark, and the mark. Malformed when it is too long or the text ends."""
+def marked_text(
+    sink: DeltaSink,
+    openings: Mapping[str, Callable[[], Grammar[str]]],
+    ends: tuple[str, ...] = (),
+    following: str | None = None,
+) -> Grammar[None]:
+    """Content, and what stands behind the marks of `openings`: their grammars return what follows,
+    a character or a mark. `ends` are left out behind a call."""
+    marks = (*openings, *ends)
+    while mark := (yield from text_until(sink.content, marks, following)):
+        following = None
+        if mark in ends:
+            sink.layout(mark)
+        else:
+            following = yield from attempt(sink, mark, openings[mark]())
+
+
+def word_until(
+    marks: tuple[str, ...], max_chars: int, taken: str | None = None
+) -> Grammar[tuple[str, str]]:
+    """The text before a mark, and the mark. Malformed when it is too long or the text ends. What
+    was `taken` was read already."""
     word: list[str] = []
 
     def take(character: str) -> None:
@@ -99,7 +124,7 @@ def word_until(marks: tuple[str, ...], max_chars: int) -> Grammar[tuple[str, str
             raise Malformed
         word.append(character)
 
-    mark = yield from text_until(take, marks)
+    mark = yield from text_until(take, marks, taken)
     if not mark:
         raise Malformed
     return "".join(word), mark
@@ -107,10 +132,16 @@ def word_until(marks: tuple[str, ...], max_chars: int) -> Grammar[tuple[str, str
 
 def skip_space() -> Grammar[str]:
     """The first character that is no white space."""
-    while True:
-        character = yield
-        if not character.isspace():
-            return character
+    _, character = yield from spaced()
+    return character
+
+
+def spaced() -> Grammar[tuple[str, str]]:
+    """White space, and the first character that is none."""
+    space = ""
+    while (character := (yield)).isspace():
+        space += character
+    return space, character
 
 
 def expect(text: str, character: str | None = None) -> Grammar[None]:
@@ -145,12 +176,14 @@ def attempt(sink: DeltaSink, taken: str, inner: Grammar[T]) -> Grammar[T | None]
         return None
 
 
-def replayed(text: str, inner: Grammar[None]) -> Grammar[None]:
-    """Gives `text` to a grammar before what comes."""
+def replayed(text: str, inner: Grammar[None], *, is_over: bool = False) -> Grammar[None]:
+    """Gives `text` to a grammar before what comes; nothing comes if the text `is_over`."""
     try:
         next(inner)
         for character in text:
             inner.send(character)
+        if is_over:
+            inner.send("")
         while True:
             inner.send((yield))
     except StopIteration:

@@ -3,6 +3,9 @@
 <|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>…<|return|>
 <|channel|>commentary to=functions.name <|constrain|>json<|message|>{…}<|call|>
 
+The recipient may stand behind the role, on any channel, and without `functions.`; the word `json`
+may be glued to it; a message may end where the next one begins.
+
 Source: OpenAI's description of the harmony response format (cookbook, 2025).
 """
 
@@ -10,6 +13,7 @@ from __future__ import annotations
 
 import re
 
+from ferryman.text.tool_calls.call_object import Names
 from ferryman.text.tool_calls.deltas import DeltaSink
 from ferryman.text.tool_calls.grammar import (
     Emit,
@@ -21,46 +25,73 @@ from ferryman.text.tool_calls.grammar import (
     word_until,
 )
 from ferryman.text.tool_calls.json_text import json_object
+from ferryman.text.tool_calls.thought import PromptTail
+from ferryman.text.tool_calls.value_types import Parameters
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 CONSTRAIN = "<|constrain|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>")
 SPECIAL = frozenset({START, CHANNEL, MESSAGE, CONSTRAIN, *ENDS})
 MAX_HEADER_CHARS = 512
+_BEGINS = (START, CHANNEL)
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
+_ROLE = re.compile(r"<\|start\|>\s*assistant\b")
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
-_FUNCTIONS = "functions."
+_FUNCTIONS, _GLUED = "functions.", ("json", "code")
+# The prompt ends with the role: a recipient may follow it at once.
+_RECIPIENT_FIRST = " to="
 
 
-def openai(sink: DeltaSink) -> Grammar[None]:
+def openai(sink: DeltaSink, parameters: Parameters, prompt: PromptTail) -> Grammar[None]:
     """Thoughts are on the channel `analysis`, everything else without a recipient is content. A
-    text that has no header is content too."""
-    while first := (yield):
-        begins_header = first in (START[0], " ")
-        header = (yield from attempt(sink, first, _header(first))) if begins_header else None
-        if header is None:
-            if not begins_header:
-                sink.content(first)
-            yield from text_until(sink.content, ENDS)
-        elif name := _function(header):
-            yield from attempt(sink, "", _call(sink, name))
-        else:
-            yield from text_until(_emit(sink, header), ENDS)
+    text that has no header is content too, or of the message that the prompt has begun."""
+    names, open_message = parameters.keys(), prompt.continued
+    goes_on_thinking = open_message is not None and open_message.is_thought
+    emit: Emit = sink.reasoning if goes_on_thinking else sink.content
+    following = None if open_message else (yield from _recipient_first(sink, names))
+    while mark := (yield from text_until(emit, (*_BEGINS, *ENDS), following)):
+        emit, following = sink.content, None
+        if mark in ENDS:
+            continue
+        header = yield from attempt(sink, mark, _header(mark))
+        if header is not None:
+            name = _function(header, names)
+            emit = sink.content if name else _emit(sink, header)
+            following = (yield from attempt(sink, "", _call(sink, name))) if name else None
+
+
+def _recipient_first(sink: DeltaSink, names: Names) -> Grammar[str | None]:
+    """A first message whose header begins with its recipient. Returns what follows."""
+    held = ""
+    while held != _RECIPIENT_FIRST:
+        character = yield
+        if not character or not _RECIPIENT_FIRST.startswith(held + character):
+            sink.content(held)
+            return character
+        held += character
+    header = yield from attempt(sink, held, _header(held))
+    name = _function(header or "", names)
+    return (yield from attempt(sink, "", _call(sink, name))) if name else None
 
 
 def _header(first: str) -> Grammar[str]:
-    header, _ = yield from word_until((MESSAGE,), MAX_HEADER_CHARS)
-    if not _CHANNEL.search(first + header):
+    """A header, up to the mark of its message. Malformed for one that is none."""
+    header, mark = yield from word_until((MESSAGE, START, *ENDS), MAX_HEADER_CHARS)
+    header = first + header
+    if mark != MESSAGE or not any(word.search(header) for word in (_CHANNEL, _ROLE, _RECIPIENT)):
         raise Malformed
-    return first + header
+    return header
 
 
-def _function(header: str) -> str:
+def _function(header: str, names: Names) -> str:
     """The function that a message is for; empty when it is for none."""
     match = _RECIPIENT.search(header)
-    if match is None or not match[1].startswith(_FUNCTIONS):
+    if match is None:
         return ""
-    return match[1].removeprefix(_FUNCTIONS)
+    name = match[1].removeprefix(_FUNCTIONS)
+    glued = [name.removesuffix(word) for word in _GLUED if name.endswith(word)]
+    offered = next((spelling for spelling in (name, *glued) if spelling in names), "")
+    return offered or (name if match[1].startswith(_FUNCTIONS) else "")
 
 
 def _emit(sink: DeltaSink, header: str) -> Emit:
@@ -70,9 +101,16 @@ def _emit(sink: DeltaSink, header: str) -> Emit:
     return sink.reasoning if is_thought or _RECIPIENT.search(header) else sink.content
 
 
-def _call(sink: DeltaSink, name: str) -> Grammar[None]:
-    if (yield from skip_space()) != "{":
-        raise Malformed
+def _call(sink: DeltaSink, name: str) -> Grammar[str]:
+    """The arguments, an object or nothing. Returns what follows, a character or a mark."""
+    first = yield from skip_space()
+    if first == "{":
+        sink.begin_call(name)
+        yield from json_object(sink.arguments)
+        return (yield from skip_space())
+    if not first and sink.is_cut:
+        return ""
+    mark = first and (yield from word_until((*ENDS, *_BEGINS), 0, first))[1]
     sink.begin_call(name)
-    yield from json_object(sink.arguments)
-    yield from text_until(lambda _: None, ENDS)
+    sink.arguments("{}")
+    return mark

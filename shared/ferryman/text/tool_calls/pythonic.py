@@ -1,13 +1,20 @@
 """Gemma 3, Llama 4 and others: the whole answer is `[name(key="value"), …]`, as Python writes it,
-or such a list in a fence of kind `tool_code`."""
+or such a list in a fence of kind `tool_code`, where calls may also stand on lines.
+
+Without the fence a list is one of calls only if it calls tools that were offered.
+"""
 
 from __future__ import annotations
 
 import ast
 import json
+import keyword
+import re
 from collections.abc import Iterator
 from typing import Any
 
+from ferryman.text.tool_calls.call_object import FENCE as ANY_FENCE
+from ferryman.text.tool_calls.call_object import Names
 from ferryman.text.tool_calls.deltas import DeltaSink
 from ferryman.text.tool_calls.grammar import (
     Grammar,
@@ -15,81 +22,166 @@ from ferryman.text.tool_calls.grammar import (
     attempt,
     content,
     expect,
+    replayed,
     skip_space,
+    spaced,
 )
+from ferryman.text.tool_calls.value_types import Parameters
 
 MAX_CALL_CHARS = 1 << 16
 FENCE = "```tool_code"
+_PAIRS = {"[": "]", "(": ")", "{": "}"}
+_NAME = re.compile(r"[\w.:/-]+$")
+MAX_NAME_CHARS = 256
+_STAND_IN = "f"  # a name that Python reads, for one that it may not
+_KEYWORD = "_is_no_keyword_here"
 
 
-def pythonic(sink: DeltaSink) -> Grammar[None]:
-    """Calls when the text begins with a list of them; otherwise content."""
-    space = ""
-    while (first := (yield)).isspace():
-        space += first
-    if first == "[":
-        yield from attempt(sink, space + first, _calls(sink))
-    elif first == "`":
+def pythonic(sink: DeltaSink, parameters: Parameters) -> Grammar[None]:
+    """Calls when the text begins with them; otherwise content."""
+    space, first = yield from spaced()
+    while first == "[":
+        outcome = yield from attempt(sink, space + first, _listed(sink, parameters.keys()))
+        if outcome is None:
+            yield from content(sink)
+            return
+        space, first = outcome
+    if first == FENCE[0]:
         yield from attempt(sink, space + first, _fenced(sink))
-    else:
-        sink.content(space + first)
-    if first:
         yield from content(sink)
+        return
+    sink.content(space)
+    yield from replayed(first, content(sink))
+
+
+def _listed(sink: DeltaSink, names: Names) -> Grammar[tuple[str, str]]:
+    """A list whose bracket was read. Returns what follows: white space, and a character."""
+    calls = _CallText(sink, "[")
+    yield from calls.read()
+    _pass_on(sink, calls.values(), names)
+    return (yield from spaced())
 
 
 def _fenced(sink: DeltaSink) -> Grammar[None]:
+    """Lists, or calls on lines, up to the end of the fence. The mark names them calls."""
     yield from expect(FENCE[1:])
-    yield from expect("[", (yield from skip_space()))
-    yield from _calls(sink)
-    yield from expect("```", (yield from skip_space()))
+    calls, first = list[tuple[str, str]](), (yield from skip_space())
+    while first and first != FENCE[0]:
+        text = _CallText(sink, first)
+        yield from text.read()
+        calls += text.values()
+        first = yield from skip_space()
+        first = first if first not in (",", ";") else (yield from skip_space())
+    if first:
+        yield from expect(ANY_FENCE, first)
+    _pass_on(sink, calls, None)
 
 
-def _calls(sink: DeltaSink) -> Grammar[None]:
-    """A list whose opening bracket was read. Python's text of a value is not JSON's, so all of it
-    is read before anything is passed on."""
-    text, depth, quote = ["["], 1, ""
-    while depth:
-        character = yield
-        if not character or len(text) >= MAX_CALL_CHARS:
-            raise Malformed
-        text.append(character)
-        if quote:
-            if character == "\\":
-                if not (escaped := (yield)):
-                    raise Malformed
-                text.append(escaped)
-            elif character == quote:
-                quote = ""
-        elif character in "\"'":
-            quote = character
-        elif character in "[({":
-            depth += 1
-        elif character in "])}":
-            depth -= 1
-    # All of them are read before the first is passed on.
-    for name, arguments in list(_read("".join(text))):
+def _pass_on(sink: DeltaSink, calls: list[tuple[str, str]], names: Names | None) -> None:
+    """All of them are read before the first is passed on."""
+    if not calls or (names is not None and any(name not in names for name, _ in calls)):
+        raise Malformed
+    for name, arguments in calls:
         sink.begin_call(name)
         sink.arguments(arguments)
 
 
-def _read(text: str) -> Iterator[tuple[str, str]]:
-    try:
-        tree = ast.parse(text, mode="eval").body
-        calls = tree.elts if isinstance(tree, ast.List) else []
-        if not calls:
+class _CallText:
+    """A list of calls, or one call, as Python reads it. Python's text of a value is not JSON's, so
+    all of it is read before anything is passed on.
+
+    Names of functions and parameters need not be names of Python: others stand in for them.
+    """
+
+    def __init__(self, sink: DeltaSink, first: str) -> None:
+        self._sink, self._written, self._names = sink, [first], list[str]()
+        self._open = [_PAIRS[first]] if first in _PAIRS else list[str]()
+
+    def read(self) -> Grammar[None]:
+        """Up to the bracket that ends it. Only the last bracket of a list may be missing, where
+        the model ended by itself."""
+        while character := (yield):
+            if len(self._written) >= MAX_CALL_CHARS:
+                raise Malformed
+            if character in "\"'":
+                self._written.append(character)
+                yield from self._string(character)
+            elif self._takes(character):
+                return
+        if self._open != ["]"] or self._sink.is_cut:
             raise Malformed
-        for call in calls:
-            yield _read_call(call)
-    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
-        raise Malformed from None
+        self._written.append("]")
+
+    def _takes(self, character: str) -> bool:
+        """Whether that was the last character."""
+        if character == "(" and ")" not in self._open:
+            self._names.append(self._taken_word())
+            self._written.append(_STAND_IN)
+        elif character == "=" and keyword.iskeyword(self._last_word):
+            self._written.append(self._taken_word() + _KEYWORD)
+        self._written.append(character)
+        if character in _PAIRS:
+            self._open.append(_PAIRS[character])
+        elif self._open and character == self._open[-1]:
+            self._open.pop()
+            return not self._open
+        elif character in "])}":
+            raise Malformed
+        return False
+
+    @property
+    def _last_word(self) -> str:
+        word = _NAME.search("".join(self._written[-MAX_NAME_CHARS:]).rstrip())
+        return word[0] if word else ""
+
+    def _taken_word(self) -> str:
+        """The word at the end, which is taken away. Raises Malformed if there is none."""
+        end = "".join(self._written[-MAX_NAME_CHARS:])
+        last = _NAME.search(end.rstrip())
+        if last is None:
+            raise Malformed
+        self._written[-MAX_NAME_CHARS:] = end[: last.start()]
+        return last[0]
+
+    def _string(self, quote: str) -> Grammar[None]:
+        """A string whose quote was read. A line break in it is an escape to Python."""
+        while (character := (yield)) != quote:
+            if not character or len(self._written) >= MAX_CALL_CHARS:
+                raise Malformed
+            self._written.append(_ESCAPES.get(character, character))
+            if character == "\\":
+                if not (escaped := (yield)):
+                    raise Malformed
+                self._written.append(escaped)
+        self._written.append(quote)
+
+    def values(self) -> list[tuple[str, str]]:
+        """Names, and JSON of the arguments. Raises Malformed."""
+        try:
+            return list(zip(self._names, self._arguments(), strict=True))
+        except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+            raise Malformed from None
+
+    def _arguments(self) -> Iterator[str]:
+        tree = ast.parse("".join(self._written), mode="eval").body
+        for call in tree.elts if isinstance(tree, ast.List) else [tree]:
+            if not isinstance(call, ast.Call) or call.args:
+                raise Malformed
+            yield _read_arguments(call.keywords)
 
 
-def _read_call(call: ast.expr) -> tuple[str, str]:
-    if not isinstance(call, ast.Call) or call.args or any(k.arg is None for k in call.keywords):
+_ESCAPES = {"\n": "\\n", "\r": "\\r", "\0": "\\0"}
+
+
+def _read_arguments(arguments: list[ast.keyword]) -> str:
+    if any(argument.arg is None for argument in arguments):
         raise Malformed
-    arguments = {str(keyword.arg): _literal_value(keyword.value) for keyword in call.keywords}
+    values = {
+        str(argument.arg).removesuffix(_KEYWORD): _literal_value(argument.value)
+        for argument in arguments
+    }
     # Escapes of half characters stay escapes.
-    return ast.unparse(call.func), json.dumps(arguments, allow_nan=False)
+    return json.dumps(values, allow_nan=False)
 
 
 def _literal_value(node: ast.expr) -> Any:

@@ -1,0 +1,139 @@
+"""What models really write is read, whole and in every cut, and what is no call is not lost."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.text.tool_calls.samples import Answer, read
+from tests.text.tool_calls.sloppy import SLOPPY, TYPES, Sloppy
+
+from ferryman.text.tool_calls.formats import REASONING_FORMATS, TOOL_FORMATS, FreeTools
+
+USE = FreeTools(TYPES)
+PIECES = sorted(
+    {
+        *"{}[]()\"'\\`:,;=< >\n\u00a0x1é",
+        *("<tool_call>", "</tool_call>", "<function=f>", "<function=f", "</function>", "</para"),
+        *("<parameter=a>", "<parameter=tags>", "</parameter>", "[TOOL_CALLS]", "[ARGS]"),
+        *("<|python_tag|>", "<|tool_call|>", "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"),
+        *("<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>", "function", "```"),
+        *("```json\n", "```tool_code\n", "<|channel|>", "<|message|>", "<|start|>", "<|end|>"),
+        *("<|call|>", "assistant", "analysis", "to=functions.f", " to=", "<think>", "</think>"),
+        *('{"name": "f", "arguments": ', '{"a": 1}', "f(a=1", "None", "\\u00", "[CALL_ID]"),
+    }
+)
+ODD_TEXTS = st.lists(st.sampled_from(PIECES), max_size=16).map("".join)
+
+
+def _cut(text: str, places: list[int]) -> list[str]:
+    cuts = sorted({place % (len(text) + 1) for place in places} | {0, len(text)})
+    return [text[begin:end] for begin, end in pairwise(cuts)] or [text]
+
+
+@pytest.mark.parametrize("case", SLOPPY.values(), ids=SLOPPY.keys())
+def test_a_call_is_read_as_it_was_really_written(case: Sloppy) -> None:
+    expected = Answer(case.content, "", case.calls)
+    assert read(case.tools, [case.text], use=USE) == expected
+    assert read(case.tools, case.text, use=USE) == expected
+    for place in range(1, len(case.text)):
+        pieces = [case.text[:place], case.text[place:]]
+        assert read(case.tools, pieces, use=USE) == expected, pieces
+    for _, arguments in case.calls:
+        json.loads(arguments)
+
+
+@pytest.mark.parametrize("tools", sorted(TOOL_FORMATS))
+@given(data=st.data())
+def test_any_cut_of_any_text_says_the_same(tools: str, data: st.DataObject) -> None:
+    seen = [case.text for case in SLOPPY.values() if case.tools == tools]
+    text = data.draw(ODD_TEXTS | st.sampled_from(seen or [""]) | _spoilt(seen))
+    is_cut, reasoning = data.draw(st.booleans()), data.draw(st.sampled_from(_REASONING))
+    places = data.draw(st.lists(st.integers(0, 999), max_size=8))
+    whole = read(tools, [text], use=USE, reasoning=reasoning, is_cut=is_cut)
+    assert whole == read(tools, _cut(text, places), use=USE, reasoning=reasoning, is_cut=is_cut)
+    if not whole.calls and reasoning == "none" and tools != "openai":
+        assert whole.content == text
+
+
+_REASONING = ["none", *(name for name in REASONING_FORMATS if name != "openai_gptoss")]
+
+
+def _spoilt(texts: list[str]) -> st.SearchStrategy[str]:
+    """Texts without a stretch of theirs, or with another piece in their middle."""
+
+    def spoil(text: str, begin: int, length: int, piece: str) -> str:
+        begin %= len(text) + 1
+        return text[:begin] + piece + text[begin + length :]
+
+    return st.builds(
+        spoil,
+        st.sampled_from(texts or [""]),
+        st.integers(0, 999),
+        st.integers(0, 20),
+        st.sampled_from(["", *PIECES]),
+    )
+
+
+@given(text=ODD_TEXTS)
+def test_nothing_but_headers_is_left_out_of_harmony(text: str) -> None:
+    answer = read("openai", [text], use=USE)
+    if "<|message|>" not in text and not answer.calls:
+        assert _without_ends(answer.content) == _without_ends(text)
+
+
+def _without_ends(text: str) -> str:
+    for end in ("<|end|>", "<|call|>", "<|return|>"):
+        text = text.replace(end, "")
+    return text
+
+
+CUT = {
+    "a value": ("qwen3_coder", "<function=f>\n<parameter=a>\nPar", ("f", '{"a": "Par')),
+    "behind a value": (
+        "qwen3_coder",
+        "<function=f>\n<parameter=a>\n1\n</parameter>\n",
+        ("f", '{"a": "1"'),
+    ),
+    "a tag": ("qwen3_coder", "<function=f><parameter=a>1</parameter>\n</fu", ("f", '{"a": "1"')),
+    "a parameter's name": ("qwen3_coder", "<function=f>\n<parameter=a", ("f", "")),
+    "a typed value": ("qwen3_coder", "<function=typed><parameter=count>1", ("typed", '{"count": ')),
+    "an object": ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "1"', ("f", '{"a": "1"')),
+}
+
+
+@pytest.mark.parametrize(("tools", "text", "call"), CUT.values(), ids=CUT.keys())
+def test_a_call_that_was_cut_off_stays_open(tools: str, text: str, call: tuple[str, str]) -> None:
+    assert read(tools, text, use=USE, is_cut=True) == Answer("", "", (call,))
+
+
+def test_a_list_that_was_cut_off_is_content() -> None:
+    assert read("pythonic", "[f(a='1')", use=USE, is_cut=True) == Answer("[f(a='1')", "", ())
+    assert read("mistral", "[TOOL_CALLS]now", use=USE, is_cut=True).calls == ()
+
+
+def test_a_text_is_passed_on_while_it_comes_however_long_it_is() -> None:
+    """A file of more than any buffer; it came as content before."""
+    text = "line\n" * 40_000
+    call = f"<function=f>\n<parameter=a>\n{text}</parameter>\n</function>"
+    answer = read("qwen3_coder", [call], use=USE)
+    assert json.loads(answer.calls[0][1]) == {"a": text.removesuffix("\n")}
+    assert answer.content == ""
+
+
+def test_a_thousand_calls_that_never_end_are_a_thousand() -> None:
+    answer = read("qwen3_coder", ["<tool_call><function=now>" * 1000], use=USE)
+    assert answer.calls == (("now", "{}"),) * 1000
+    objects = '{"name": "now", "arguments": {}}' * 1000
+    assert len(read("hermes", [f"<tool_call>{objects}"], use=USE).calls) == 1000
+
+
+@pytest.mark.parametrize("reasoning", REASONING_FORMATS)
+def test_the_beginning_of_a_mark_is_not_lost(reasoning: str) -> None:
+    """The text ends where it still could be a mark of a thought."""
+    for text in ("<", "<thi", "[", "Here is my", " \n<t"):
+        answer = read("none", [text], reasoning=reasoning)
+        assert answer.content + answer.reasoning == text
