@@ -13,7 +13,7 @@ from tests.router.recorded_agents import CHAT, MESSAGES, RESPONSES, RecordedCall
 
 from ferryman.errors import InvalidRequest
 from ferryman_router.bodies.parsed_request import ParsedRequest
-from ferryman_router.bodies.place import BodyPlace
+from ferryman_router.bodies.place import BodyPlace, BodyRules
 from ferryman_router.bodies.unread_fields import Api
 from ferryman_router.intake.reader import BODY_KINDS
 
@@ -140,7 +140,7 @@ def test_an_unknown_name_in_any_object_is_noted(api: Api, body: dict[str, Any]) 
         BODY_KINDS[api](changed, place)
         assert [field.name for field in place.ignored.listed] == [f"{path}.zzz" if path else "zzz"]
         with pytest.raises(InvalidRequest, match="zzz is no known field"):
-            BODY_KINDS[api](changed, BodyPlace.of_body(is_strict=True))
+            BODY_KINDS[api](changed, BodyPlace.of_body(BodyRules(is_strict=True)))
 
 
 @pytest.mark.parametrize(("api", "body"), BODIES.values(), ids=BODIES.keys())
@@ -153,7 +153,7 @@ def test_null_in_any_object_is_absent(api: Api, body: dict[str, Any]) -> None:
         _, inner = list(objects(changed))[index]
         absent = [name for name in ("zzz", "strict", "cache_control", "name") if name not in inner]
         inner.update(dict.fromkeys(absent))
-        place = BodyPlace.of_body(is_strict=True)
+        place = BodyPlace.of_body(BodyRules(is_strict=True))
         assert BODY_KINDS[api](changed, place) == expected
         assert place.ignored.listed == ()
 
@@ -223,6 +223,6 @@ def test_a_known_field_without_effect_is_noted(
     api: Api, body: dict[str, Any], noted: list[str]
 ) -> None:
     for is_strict in (False, True):
-        place = BodyPlace.of_body(is_strict=is_strict)
+        place = BodyPlace.of_body(BodyRules(is_strict=is_strict))
         BODY_KINDS[api](body, place)
         assert [field.shown for field in place.ignored.listed] == noted

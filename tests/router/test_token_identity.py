@@ -36,6 +36,7 @@ from ferryman_router.routing.generate_request import (
     TextOptions,
     TokenizedRequest,
 )
+from ferryman_router.routing.located_prompt import LocatedPrompt
 
 PROMPT = (1, 9, 12)
 TEXTS = ("the ferry waits; héllo 日本語 👍🏽 and waits", "日本", "a\N{REPLACEMENT CHARACTER}b", "")
@@ -112,9 +113,8 @@ def said(
         arrived=0.0,
         text=TextOptions(shown),
     )
-    stream = ResponseStream(
-        TokenizedRequest(request, ids, params, frozenset()), tokenizer, RouterMetrics(), lambda: 1.0
-    )
+    asked = TokenizedRequest(request, LocatedPrompt(ids), params, frozenset())
+    stream = ResponseStream(asked, tokenizer, RouterMetrics(), lambda: 1.0)
     stream.begin_attempt(1)
     logprobs = logprobs_of(token_ids, tokenizer.vocab_size, seed)
     ends = sorted({cut % (len(token_ids) + 1) for cut in cuts} | {len(token_ids)})
