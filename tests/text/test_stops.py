@@ -5,11 +5,13 @@ from __future__ import annotations
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.text.folders import write_folder
 
 from ferryman.cache.manifest import Exactness
+from ferryman.errors import InvalidRequest
 from ferryman.llm import _Answer
 from ferryman.schedule.batch import Sampled
 from ferryman.schedule.request import Request, SamplingParams
@@ -71,3 +73,10 @@ def test_an_offline_answer_whose_last_held_back_character_is_a_stop_ends_by_it(
     answer.finished("length")
     completion = answer.completion(Exactness.VALUES)
     assert (completion.text, completion.finish_reason) == ("", "stop")
+
+
+def test_half_a_character_is_no_stop_string() -> None:
+    """At the doors no body has one; callers of the offline engine may write one."""
+    with pytest.raises(InvalidRequest, match="not valid Unicode") as caught:
+        SamplingParams(stop=("\ud800",))
+    assert caught.value.param == "stop"

@@ -107,8 +107,7 @@ class BodyPlace(str):
     def pass_over(self, name: str, names: Iterable[str]) -> None:
         """Notes a field of this object that is none of those `names`. Raises InvalidRequest
         where bodies are read strictly."""
-        # Half a character is no text, and would fail where the answer is encoded.
-        short = name[:MAX_SHOWN_CHARS].encode(errors="replace").decode()
+        short = name[:MAX_SHOWN_CHARS]
         full_name = str(self.field(short))
         if self.ignored.rules.is_strict:
             near = suggestion(short, names)
