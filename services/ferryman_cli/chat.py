@@ -117,7 +117,7 @@ def usage_note(usage: Usage, request_id: str) -> str:
 
 
 def parting_note(parting: Parting) -> str:
-    """Where the prompt parts from an earlier one, with the characters there."""
+    """The place at which the prompt parts from an earlier one, with the characters there."""
     return (
         f"[parts at token {parting.position}, in {parting.place}, from request"
         f" {parting.request_id}: {parting.missed_tokens} tokens computed that may have been cached;"

@@ -9,6 +9,7 @@ import pytest
 
 from ferryman.schedule.request import SamplingParams
 from ferryman.wire.public import NOT_PARTED
+from ferryman_router.prompts.located_prompt import AFTER, LocatedPrompt, NamedPlace
 from ferryman_router.routing.generate_request import (
     Caller,
     GenerateRequest,
@@ -17,7 +18,6 @@ from ferryman_router.routing.generate_request import (
     Tenant,
     TokenizedRequest,
 )
-from ferryman_router.routing.located_prompt import AFTER, LocatedPrompt, NamedPlace
 from ferryman_router.routing.recent_prompts import (
     Alike,
     OtherModel,

@@ -26,6 +26,7 @@ from ferryman.text.detokenizer import REPLACEMENT
 from ferryman.text.tokenizer import Tokenizer
 from ferryman.wire.public import GenerateFinished
 from ferryman.wire.values import RequestTokens, Usage
+from ferryman_router.prompts.located_prompt import LocatedPrompt
 from ferryman_router.request.metrics import RouterMetrics
 from ferryman_router.request.response import OutputLog, ResponseStream
 from ferryman_router.routing.generate_request import (
@@ -35,7 +36,6 @@ from ferryman_router.routing.generate_request import (
     RequestedSampling,
     TokenizedRequest,
 )
-from ferryman_router.routing.located_prompt import LocatedPrompt
 
 TEXT = "the ferry waits; héllo 日本語 👍🏽 and waits"
 KINDS = ("byte_level", "byte_fallback", "byte_window", "word_piece")

@@ -24,7 +24,7 @@ from ferryman.text.tokenizer import Tokenizer
 from ferryman.wire.codec.prefill import progress_from_wire
 from ferryman.wire.public import ChatPrompt, ChatTurn
 from ferryman.wire.values import PrefillAdmitted
-from ferryman_router.routing.located_prompt import LocatedPrompt
+from ferryman_router.prompts.located_prompt import LocatedPrompt
 from ferryman_router.served_model import ServedModel
 
 SYSTEM_TOKENS, MAX_POSITIONS, PAGE_SIZE = 6_000, 8192, 16

@@ -29,7 +29,7 @@ from ferryman_launcher.options import demo_model
 from ferryman_router.bodies.place import BodyPlace
 from ferryman_router.bodies.unread_fields import Api
 from ferryman_router.intake.reader import BODY_KINDS
-from ferryman_router.routing.located_prompt import LocatedPrompt
+from ferryman_router.prompts.located_prompt import LocatedPrompt
 from ferryman_router.served_model import ServedModel
 from ferryman_simulator.mooncake import BlockNames, mooncake_line
 
@@ -57,7 +57,7 @@ _WORDS = "the red kite is in Oslo a fox sleeps night blue Lima where what sevent
 
 
 @dataclass(frozen=True, slots=True)
-class TracedPrompt:
+class SessionPrompt:
     """A prompt of a session, when it came, and its answer."""
 
     at_seconds: float
@@ -117,7 +117,7 @@ class Session:
 
 def session_of(
     model: ServedModel, client: str, number: int, begin: float, rng: Random
-) -> Iterator[TracedPrompt]:
+) -> Iterator[SessionPrompt]:
     """The prompts of one session; in every third one the last is asked again in other words."""
     session, at, prompts = Session(client, number, rng.randrange(4)), begin, list[LocatedPrompt]()
     for api, sent in bodies(client):
@@ -130,7 +130,7 @@ def session_of(
         answer = ids[shared : shared + ANSWER_TOKENS]
         if not len(answer):
             answer = np.array([rng.randrange(1000) for _ in range(ANSWER_TOKENS)], dtype="<u4")
-        yield TracedPrompt(at, prompt, answer)
+        yield SessionPrompt(at, prompt, answer)
         at += 4.0 + rng.expovariate(1 / 20.0)
 
 
@@ -139,10 +139,10 @@ def _prompt(model: ServedModel, api: Api, body: dict[str, Any]) -> LocatedPrompt
     return model.tokenized(prompt, MAX_TOKENS)
 
 
-def trace(num_sessions: int, gap_seconds: float, seed: int = 0) -> list[TracedPrompt]:
+def trace(num_sessions: int, gap_seconds: float, seed: int = 0) -> list[SessionPrompt]:
     """So many sessions of each client, one beginning every `gap_seconds`, in order of arrival."""
     model, rng = ServedModel.load(demo_model(), "", 0), Random(seed)
-    prompts, begin = list[TracedPrompt](), 0.0
+    prompts, begin = list[SessionPrompt](), 0.0
     for number in range(num_sessions):
         for client in LENGTHS:
             prompts += session_of(model, client, number, begin, rng)

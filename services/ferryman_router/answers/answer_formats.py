@@ -71,8 +71,8 @@ def answer_format(
     diagnostics = cache_diagnostics(body, asked, compare)
     if body.api is Api.MESSAGES:
         writes = CacheWrites(asked.located.breakpoints, page_size)
-        shown = MessageFields(json.loads(body.echo), diagnostics, writes)
-        return MessagesFormat(heading, asked.prompt_len, shown, reading)
+        fields = MessageFields(json.loads(body.echo), diagnostics, writes)
+        return MessagesFormat(heading, asked.prompt_len, fields, reading)
     return ResponsesFormat(heading, json.loads(body.echo) | diagnostics, reading)
 
 

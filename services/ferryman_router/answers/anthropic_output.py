@@ -77,11 +77,11 @@ class MessagesFormat(PartsFormat):
         self,
         heading: ResponseHeader,
         prompt_len: int,
-        shown: MessageFields,
+        fields: MessageFields,
         reading: OutputReading,
     ) -> None:
         super().__init__(heading, reading)
-        self._prompt_len, self._shown = prompt_len, shown
+        self._prompt_len, self._fields = prompt_len, fields
         self._blocks: list[dict[str, Any]] = []
         self._end: GenerateFinished | None = None
 
@@ -93,7 +93,7 @@ class MessagesFormat(PartsFormat):
         )
 
     def end(self, usage: dict[str, Any]) -> bytes:
-        fields = {"delta": self._stopped, "usage": self._usage(usage), **self._shown.echo}
+        fields = {"delta": self._stopped, "usage": self._usage(usage), **self._fields.echo}
         return named_event("message_delta", fields) + named_event("message_stop", {})
 
     def failure(self, broken: OutputFailed) -> bytes:
@@ -105,7 +105,7 @@ class MessagesFormat(PartsFormat):
         return 32
 
     def _whole(self, usage: dict[str, Any]) -> bytes:
-        return as_json({**self._message(self._usage(usage)), **self._shown.echo})
+        return as_json({**self._message(self._usage(usage)), **self._fields.echo})
 
     def _finish(self, end: GenerateFinished) -> None:
         self._end = end
@@ -155,7 +155,7 @@ class MessagesFormat(PartsFormat):
             "model": self._heading.model,
             "content": list(self._blocks),
             **self._stopped,
-            **self._shown.diagnostics,
+            **self._fields.diagnostics,
             "usage": usage,
         }
 
@@ -164,7 +164,7 @@ class MessagesFormat(PartsFormat):
         nor those that it was asked to keep as input."""
         of_prompt = usage["prompt_tokens_details"]
         cached, written = of_prompt["cached_tokens"], of_prompt["cache_write_tokens"]
-        created = self._shown.writes.counts(cached, written)
+        created = self._fields.writes.counts(cached, written)
         num_created = sum(created.values())
         return {
             "input_tokens": usage["prompt_tokens"] - cached - num_created,

@@ -1,4 +1,4 @@
-"""How a prompt differs from an earlier one that its caller names, in the words of each protocol.
+"""The difference between a prompt and an earlier one that its caller names, in each protocol.
 
 Anthropic's `diagnostics` of a message, by the id of an earlier message; OpenAI's
 `prompt_cache_diagnostics` of a response, by that of an earlier response. Where and how two prompts
@@ -13,8 +13,8 @@ from typing import Any
 from ferryman.wire.public import Parting
 from ferryman_router.bodies.parsed_request import ParsedRequest
 from ferryman_router.bodies.unread_fields import Api
+from ferryman_router.prompts.located_prompt import TEMPLATE
 from ferryman_router.routing.generate_request import TokenizedRequest
-from ferryman_router.routing.located_prompt import TEMPLATE
 from ferryman_router.routing.recent_prompts import (
     Alike,
     Comparison,

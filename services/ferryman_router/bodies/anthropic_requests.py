@@ -13,13 +13,6 @@ from ferryman.text.tool_calls.thought import ContinuedMessage
 from ferryman.wire.public import ChatPrompt, ChatTurn
 from ferryman_router.bodies.anthropic_tools import TOOL_REFERENCE, message_tools
 from ferryman_router.bodies.billing_lines import without_billing
-from ferryman_router.bodies.cache_control import (
-    CACHE_CONTROL,
-    TextBreakpoint,
-    breakpoints_of,
-    ended,
-    marked,
-)
 from ferryman_router.bodies.chat_messages import (
     AssistantTurn,
     continued,
@@ -37,7 +30,13 @@ from ferryman_router.bodies.field_kinds import (
     record,
     required,
 )
-from ferryman_router.bodies.field_readers import TextPart, in_lines, joined_text
+from ferryman_router.bodies.field_readers import (
+    CACHE_CONTROL,
+    TextPart,
+    breakpoints_of,
+    in_lines,
+    joined_text,
+)
 from ferryman_router.bodies.field_table import BODIES
 from ferryman_router.bodies.openai_requests import parses_special
 from ferryman_router.bodies.parsed_request import ParsedRequest, answer_options, sampling_params
@@ -45,6 +44,7 @@ from ferryman_router.bodies.place import BodyPlace
 from ferryman_router.bodies.structured_outputs import flat_format
 from ferryman_router.bodies.tool_fields import ToolFields
 from ferryman_router.bodies.unread_fields import Api
+from ferryman_router.prompts.marked_turn import TextBreakpoint, ended, marked
 from ferryman_router.routing.generate_request import RequestedSampling
 
 # The messages.
@@ -142,7 +142,7 @@ def _assistant(role: str, content: Any, name: BodyPlace) -> list[ChatTurn]:
                 called = required(block, "name", place)
                 call_id = required(block, "id", place)
                 turn.call(call_id, called, dict(block["input"]), f"{place}.name")
-    return [ended(said, ttl) for said in turn.turns()]
+    return [ended(whole, ttl) for whole in turn.turns()]
 
 
 def _blocks(value: Any, name: BodyPlace, kinds: Sequence[str]) -> list[tuple[Values, BodyPlace]]:

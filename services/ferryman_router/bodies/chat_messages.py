@@ -14,7 +14,6 @@ from ferryman.text.tokenizer import CONTINUES
 from ferryman.text.tool_calls.thought import ContinuedMessage
 from ferryman.wire.public import ChatTurn
 from ferryman_router.bodies.billing_lines import SYSTEM_ROLES, without_billing
-from ferryman_router.bodies.cache_control import breakpoints_of, marked
 from ferryman_router.bodies.field_kinds import (
     ANY,
     LIST,
@@ -26,8 +25,9 @@ from ferryman_router.bodies.field_kinds import (
     record,
     required,
 )
-from ferryman_router.bodies.field_readers import TextPart, joined_text
+from ferryman_router.bodies.field_readers import TextPart, breakpoints_of, joined_text
 from ferryman_router.bodies.place import BodyPlace
+from ferryman_router.prompts.marked_turn import marked
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MAX_CALLS = 128

@@ -16,6 +16,7 @@ from ferryman_router.bodies.field_kinds import (
     LIST,
     MAX_INT,
     TEXT,
+    FieldKind,
     Record,
     choice,
     flag,
@@ -26,6 +27,7 @@ from ferryman_router.bodies.field_kinds import (
     whole,
 )
 from ferryman_router.bodies.place import BodyPlace
+from ferryman_router.prompts.marked_turn import TextBreakpoint
 
 MAX_SALT_CHARS = 1024
 MAX_WORD_CHARS = 256
@@ -211,3 +213,30 @@ def _part(value: object, place: BodyPlace, parts: Mapping[str, TextPart]) -> str
         allowed = " or ".join(parts)
         raise InvalidRequest(f"{place} must be a part of type {allowed}: models read text", place)
     return parts[kind].read(value, place)
+
+
+# Marks: Anthropic's blocks have them, and parts of a chat of gateways. Prefixes are kept and found
+# without. A place that is marked is one more to resume at, and usage counts what is kept up to it.
+
+TTL_SECONDS = {"5m": 300, "1h": 3600}
+_MARK = record("type", ttl=choice(*TTL_SECONDS, default="5m"))
+
+
+def cache_mark(value: Any, place: BodyPlace) -> int:
+    """The seconds for which a mark wants its place to be kept."""
+    return TTL_SECONDS[_MARK.read(value, place)["ttl"]]
+
+
+CACHE_CONTROL = FieldKind({"type": "object"}, cache_mark, 0, {"type": "ephemeral", "ttl": "5m"})
+
+
+def breakpoints_of(content: Any, place: BodyPlace) -> tuple[TextBreakpoint, ...]:
+    """The marks of a content that has been read as text: a list of parts, joined in lines."""
+    points, num_chars = list[TextBreakpoint](), 0
+    for index, part in enumerate(content if isinstance(content, list) else ()):
+        if text_of_part := part.get("text"):
+            num_chars += len(text_of_part) + (1 if num_chars else 0)
+        if (mark := part.get("cache_control")) is not None:
+            ttl = cache_mark(mark, place.item(index).field("cache_control"))
+            points.append(TextBreakpoint(num_chars, ttl))
+    return tuple(points)

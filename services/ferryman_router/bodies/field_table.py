@@ -14,7 +14,6 @@ from typing import Any
 
 from ferryman.schedule.request import MAX_LOGPROBS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
 from ferryman_router.bodies import field_readers as readers
-from ferryman_router.bodies.cache_control import CACHE_CONTROL
 from ferryman_router.bodies.chat_messages import EFFORTS, MAX_DOCUMENTS
 from ferryman_router.bodies.field_kinds import (
     ANY,
@@ -153,7 +152,7 @@ FIELDS = (
     Field("reasoning", REASONING.kind, RESPONSES, example={"effort": "low"}),
     Field("thinking", replace(THINKING.kind, default=None), ANTHROPIC, example=_A_THOUGHT),
     Field("context_management", _EDITS, ANTHROPIC, example={"edits": []}),
-    Field("cache_control", CACHE_CONTROL, ANTHROPIC),
+    Field("cache_control", readers.CACHE_CONTROL, ANTHROPIC),
     Field("diagnostics", replace(DIAGNOSTICS.kind, default=None), MESSAGES, "", _AN_ANSWER),
     Field("prompt_cache_options", replace(CACHE_OPTIONS.kind, default=None), RESPONSES, "", {}),
     Field("add_generation_prompt", replace(FLAG, default=None), TEMPLATE),

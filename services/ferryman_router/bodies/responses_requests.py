@@ -213,10 +213,10 @@ def response_body(raw: dict[str, Any], body: BodyPlace) -> ParsedRequest:
 
 def _cache_options(values: Values) -> dict[str, Any]:
     """The options of a body that has some, with those that OpenAI takes for what it leaves out."""
-    if (given := values["prompt_cache_options"]) is None:
+    if (options := values["prompt_cache_options"]) is None:
         return {}
-    told = {name: value for name, value in given.items() if value is not None}
-    return {"prompt_cache_options": {"mode": "implicit", "ttl": "30m", **told}}
+    set_ones = {name: value for name, value in options.items() if value is not None}
+    return {"prompt_cache_options": {"mode": "implicit", "ttl": "30m", **set_ones}}
 
 
 def _echo(values: Values, params: SamplingParams, tools: ToolFields) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from ferryman_router.intake.reader import (
     prompt_message,
     tokens_of,
 )
+from ferryman_router.prompts.located_prompt import LocatedPrompt
 from ferryman_router.request.context import RouterContext
 from ferryman_router.request.request_log import check_goes_on
 from ferryman_router.request.request_runner import RequestRunner
@@ -37,7 +38,6 @@ from ferryman_router.routing.generate_request import (
     TokenizedRequest,
     kept_tokens,
 )
-from ferryman_router.routing.located_prompt import LocatedPrompt
 from ferryman_router.routing.recent_prompts import RecentPrompts
 from ferryman_router.routing.routing_policy import longest_request
 

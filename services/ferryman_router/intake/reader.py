@@ -43,8 +43,8 @@ from ferryman_router.bodies.place import AS_USUAL, BodyPlace, BodyRules, Ignored
 from ferryman_router.bodies.responses_requests import response_body
 from ferryman_router.bodies.tool_fields import ToolChoice
 from ferryman_router.bodies.unread_fields import Api
+from ferryman_router.prompts.located_prompt import LocatedPrompt, NamedPlace
 from ferryman_router.routing.generate_request import RequestedSampling, kept_tokens
-from ferryman_router.routing.located_prompt import LocatedPrompt, NamedPlace
 from ferryman_router.served_model import ServedModel
 
 log = logging.getLogger(__name__)

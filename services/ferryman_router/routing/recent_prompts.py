@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from ferryman.cache.keys import TokenIds
 from ferryman.text.chat_beginnings import common_length
 from ferryman.wire.public import NOT_PARTED, Parting
+from ferryman_router.prompts.located_prompt import LocatedPrompt
 from ferryman_router.routing.generate_request import TokenizedRequest
-from ferryman_router.routing.located_prompt import LocatedPrompt
 
 MAX_TOKENS = 16 << 20  # of all prompts, 64 MiB
 SHOWN_TOKENS, SHOWN_CHARS = 12, 40
@@ -116,8 +116,8 @@ class RecentPrompts:
             del self._kept[tenant]
 
     def nearest(self, asked: TokenizedRequest) -> Parting:
-        """Where a prompt parts from the one that is most like it, the latest of several. NOT_PARTED
-        if it begins as that one does, or there is none."""
+        """The place at which a prompt parts from the one that is most like it, the latest of
+        several. NOT_PARTED if it begins as that one does, or there is none."""
         new = KeptPrompt.of(asked)
         kept = reversed(self._kept.get(new.tenant, OrderedDict()).values())
         others = [other for other in kept if other.may_share(new)]
@@ -129,7 +129,7 @@ class RecentPrompts:
         return comparison if isinstance(comparison, Parting) else NOT_PARTED
 
     def with_named(self, asked: TokenizedRequest, request_id: str) -> Comparison:
-        """How a prompt differs from that of the tenant's request of this id."""
+        """The difference between a prompt and that of the tenant's request of this id."""
         new = KeptPrompt.of(asked)
         other = self._kept.get(new.tenant, OrderedDict()).get(request_id)
         if other is None:
@@ -161,5 +161,5 @@ class RecentPrompts:
         return self._decode(token_ids[:SHOWN_TOKENS].tolist())
 
 
-def _num_alike(one: KeptPrompt, other: KeptPrompt) -> int:
-    return common_length(one.prompt.token_ids, other.prompt.token_ids)
+def _num_alike(new: KeptPrompt, other: KeptPrompt) -> int:
+    return common_length(new.prompt.token_ids, other.prompt.token_ids)

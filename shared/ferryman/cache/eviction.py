@@ -10,7 +10,7 @@ A snapshot saves the pages between the next shallower snapshot and itself, once 
 below it and once for each use so far. All pages of a pool save the same, so the number of a page is
 the time of its last use. A unit that serves no resume point any more (a window page without its
 snapshot, a snapshot without its window) is evicted before all others; one that a caller pinned
-(`pins`) after all others. Reading the order changes nothing.
+(`Pins`) after all others. Reading the order changes nothing.
 """
 
 from __future__ import annotations

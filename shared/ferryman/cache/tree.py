@@ -18,8 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from ferryman.cache.eviction import EvictionOrder, IsFree
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, StateManifest
-from ferryman.cache.node import Branch, Inserted, TreeChange, TreeNode
-from ferryman.cache.pins import Owner, Pins
+from ferryman.cache.node import Branch, Inserted, Owner, Pins, TreeChange, TreeNode
 from ferryman.cache.resume import resume_set
 from ferryman.cache.slots import SlotHandle
 

@@ -64,7 +64,7 @@ Prompt = TextPrompt | ChatPrompt | TokenPrompt
 
 @dataclass(frozen=True, slots=True)
 class Parting:
-    """Where a prompt parts from the latest one of its owner that is most like it.
+    """The place at which a prompt parts from the latest one of its owner that is most like it.
 
     That one's caller called it `request_id`. The token at `position`, in the part of the prompt
     that `place` names, is the first that differs; the texts are a few characters before it, and

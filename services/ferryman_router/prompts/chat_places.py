@@ -18,8 +18,8 @@ from ferryman.text.chat import Message
 from ferryman.text.prompt_layout import MAX_MESSAGES, PromptLayout
 from ferryman.text.tokenizer import Tokenizer
 from ferryman.wire.public import ChatTurn
-from ferryman_router.bodies.cache_control import MarkedTurn
-from ferryman_router.routing.located_prompt import AFTER, LocatedPrompt, NamedPlace
+from ferryman_router.prompts.located_prompt import AFTER, LocatedPrompt, NamedPlace
+from ferryman_router.prompts.marked_turn import MarkedTurn
 
 MAX_TURNS = 3  # turns of the user before which state is kept: the latest ones
 MAX_BREAKPOINTS = 32
@@ -53,8 +53,8 @@ def located_chat(
 
 
 def _later_turns(layout: PromptLayout, messages: Sequence[Message]) -> Iterator[int]:
-    """Where the latest turns of the user begin: a conversation that goes on otherwise, or that a
-    template writes otherwise once it has gone on, parts there. The beginnings have the first."""
+    """The beginnings of the user's latest turns: a conversation that goes on otherwise, or that a
+    template writes otherwise once it has gone on, parts there. The first turn is no such one."""
     users = [index for index, message in enumerate(messages) if message["role"] == "user"][1:]
     begins = (layout.begin(index) for index in users[-MAX_TURNS:])
     return (begin for begin in begins if begin is not None)
