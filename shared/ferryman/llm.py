@@ -219,9 +219,13 @@ class LLM:
 
     def _compiled(self, params: SamplingParams) -> CompiledGrammar | None:
         """Raises InvalidRequest for a grammar that cannot be served."""
-        if params.grammar is None:
+        grammar, grammars = params.grammar, self._engine.grammars
+        if grammar is None:
             return None
-        return self._engine.grammars.compiled(params.grammar)
+        if grammars.known(grammar) is None:
+            for path, name in grammar.unknown_formats:
+                log.warning("%s of the schema holds nothing: format %s is not known", path, name)
+        return grammars.compiled(grammar)
 
     def _token_ids(self, prompt: Prompt) -> TokenIds:
         if isinstance(prompt, str):

@@ -3,6 +3,7 @@ overlap, drafts, retraction, another batch, and after another attempt began them
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -144,3 +145,20 @@ def test_retraction_changes_no_token(folder: Path, plain: Sequence[Completion]) 
     found, counts = run(folder, memory_bytes=1_220_000, max_running=4)
     assert counts.retractions > 0
     assert same(found, plain)
+
+
+def test_the_offline_engine_says_what_a_schema_does_not_hold(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    schema = {"type": "string", "format": "color", "maxLength": 4}
+    either = OutputGrammar.either([OutputGrammar.json_schema(schema), OutputGrammar.choice(["x"])])
+    params = SamplingParams(max_tokens=30, temperature=1.0, grammar=either)
+    with LLM(folder, **PLAIN) as llm:
+        answers = llm.generate([PROMPT] * 4, params)
+        with pytest.raises(InvalidRequest, match=r"maximum is beyond 2\^53"):
+            OutputGrammar.json_schema({"type": "integer", "maximum": 2**63})
+    assert all(re.fullmatch('x|"[^"]*"', answer.text) for answer in answers)
+    messages = [
+        record.getMessage() for record in caplog.records if "holds nothing" in record.message
+    ]
+    assert messages == ["format of the schema holds nothing: format color is not known"]

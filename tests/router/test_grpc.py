@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,28 @@ async def test_a_stream_begins_goes_on_and_ends(one_pair: RouterCluster) -> None
     assert isinstance(last, GenerateFinished)
     assert (last.usage.completion_tokens, last.usage.cached.device) == (8, 16)
     assert "".join(chunk.text for chunk in chunks) + last.text == one_pair.expected(8)
+
+
+async def test_a_format_that_holds_nothing_is_in_the_trace(one_pair: RouterCluster) -> None:
+    schema = '{"properties": {"a": {"type": "string", "format": "color"}, "é": {"format": "b"}}}'
+    request = _request("g-format")
+    request.sampling.grammar.kind = types_pb2.GRAMMAR_KIND_JSON_SCHEMA
+    request.sampling.grammar.text = schema
+    await collect(one_pair.stub.Generate(request))
+    await one_pair.life_of("g-format")
+    recorded = await one_pair.recorded(one_pair.subjects.all_life_of("g-format"))
+    facts = json.loads(recorded[0].payload)["facts"]
+    name = "sampling.grammar.properties"
+    assert facts["ignored"] == f"{name}.a.format, {name}.?.format"
+
+
+async def test_a_number_that_no_grammar_holds_is_refused(one_pair: RouterCluster) -> None:
+    request = _request()
+    request.sampling.grammar.kind = types_pb2.GRAMMAR_KIND_JSON_SCHEMA
+    request.sampling.grammar.text = '{"items": {"const": -9223372036854775808}}'
+    with pytest.raises(grpc.aio.AioRpcError, match=r"items.const is beyond 2\^53") as refused:
+        await collect(one_pair.stub.Generate(request))
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_a_finished_request_can_be_heard_again_from_any_offset(

@@ -77,6 +77,9 @@ def grammars() -> SearchStrategy[OutputGrammar]:
         options.map(OutputGrammar.choice),
         st.text(min_size=1, max_size=9).map(OutputGrammar.regex),
         st.text(min_size=1, max_size=9).map(OutputGrammar.context_free),
+        st.lists(options.map(OutputGrammar.choice), min_size=2, max_size=3).map(
+            OutputGrammar.either
+        ),
     )
 
 

@@ -9,13 +9,11 @@ json_schema, regex, ebnf                                      the same, as SGLan
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ferryman.errors import InvalidRequest
-from ferryman.json_schema import unknown_formats
 from ferryman.schedule.output_grammar import OutputGrammar
 from ferryman_router.bodies.field_kinds import FieldKind, Record, Values, choice, record
 from ferryman_router.bodies.place import BodyPlace
@@ -49,8 +47,7 @@ class GrammarField:
             grammar = MADE[self.kind](self.value, self.field)
         except InvalidRequest as error:
             raise InvalidRequest(f"{self.field}: {error}", self.field) from None
-        if self.kind == "json":
-            note_formats(json.loads(grammar.text), self.field)
+        note_formats(grammar.unknown_formats, self.field)
         return grammar
 
 
@@ -59,9 +56,9 @@ def form_of(kind: str) -> Callable[[Any, BodyPlace], GrammarField]:
     return lambda value, place: GrammarField(place, kind, value)
 
 
-def note_formats(schema: Any, place: BodyPlace) -> None:
-    """Notes the formats in a schema that hold nothing."""
-    for path, name in unknown_formats(schema):
+def note_formats(formats: Iterable[tuple[str, str]], place: BodyPlace) -> None:
+    """Notes the formats of a schema that hold nothing, each at its path from here."""
+    for path, name in formats:
         place.field(path).note(f"format {name[:MAX_FORMAT_CHARS]} is not known")
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ferryman.errors import InvalidRequest
-from ferryman.json_schema import with_references_under, without_nulls
+from ferryman.json_schema import unknown_formats, with_references_under, without_nulls
 from ferryman.schedule.output_grammar import GrammarKind, OutputGrammar, check_depth
 from ferryman.text.tool_calls.formats import (
     FreeTools,
@@ -148,7 +148,7 @@ def _note_formats(function: Mapping[str, Any], body: BodyPlace) -> None:
     """A call that is demanded is held to its tool's schema, but for formats that are not known."""
     parameters = function.get("parameters") or {}
     check_depth(parameters, GrammarKind.JSON_SCHEMA)
-    note_formats(parameters, body.field(f"tools.{function['name']}"))
+    note_formats(unknown_formats(parameters), body.field(f"tools.{function['name']}"))
 
 
 def check_type(tool: Any, name: str, wanted: str, *, default: str = "", why: str = "") -> None:

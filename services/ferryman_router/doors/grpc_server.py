@@ -31,6 +31,8 @@ from ferryman.wire.public import (
     ModelCard,
 )
 from ferryman.wire.v1 import inference_pb2, inference_pb2_grpc
+from ferryman_router.bodies.place import BodyPlace
+from ferryman_router.bodies.structured_outputs import note_formats
 from ferryman_router.doors.auth import Authenticator
 from ferryman_router.intake.body_intake import BodyMemory
 from ferryman_router.intake.frontend import Frontend
@@ -150,9 +152,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             runner = None  # its client came back too late, and has to begin again
         sampling = _sampling(request, runner)
         arrived = self._frontend.ctx.clock()
-        ask = GenerateRequest(
-            caller, request.model, prompt_from_wire(request.prompt), sampling, arrived
-        )
+        prompt, ignored = prompt_from_wire(request.prompt), _ignored(sampling.params)
+        ask = GenerateRequest(caller, request.model, prompt, sampling, arrived, ignored=ignored)
         if runner is None and not request.resume_from_offset:
             return await self._frontend.open(replace(ask, caller=requests.named(caller)))
         if runner is None:
@@ -246,6 +247,14 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             ctx.model.vocab,
             *ctx.fleet.promise(),
         )
+
+
+def _ignored(params: SamplingParams) -> tuple[str, ...]:
+    """The parts of a request that have no effect, for its trace."""
+    place = BodyPlace.of_body()
+    if params.grammar is not None:
+        note_formats(params.grammar.unknown_formats, place.field("sampling").field("grammar"))
+    return tuple(field.plain for field in place.ignored.listed)
 
 
 def _sampling(

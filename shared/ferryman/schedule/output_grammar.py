@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from ferryman.errors import InvalidRequest
-from ferryman.json_schema import check_numbers, schemas_in_lark
+from ferryman.json_schema import check_numbers, schemas_in_lark, unknown_formats
 
 MAX_GRAMMAR_BYTES = 64 << 10
 MAX_EITHER_BYTES = 256 << 10
@@ -99,6 +99,16 @@ class OutputGrammar:
         """A text of any of these grammars, none of which is itself such a choice."""
         texts = [{"kind": grammar.kind, "text": grammar.text} for grammar in alternatives]
         return cls(GrammarKind.EITHER, _dumped(texts, GrammarKind.EITHER))
+
+    @property
+    def unknown_formats(self) -> tuple[tuple[str, str], ...]:
+        """The formats in JSON Schemas that hold nothing, each with the path of its keyword."""
+        schemas = (
+            json.loads(grammar.text)
+            for grammar in self.alternatives
+            if grammar.kind is GrammarKind.JSON_SCHEMA
+        )
+        return tuple(pair for schema in schemas for pair in unknown_formats(schema))
 
     @property
     def alternatives(self) -> tuple[OutputGrammar, ...]:
