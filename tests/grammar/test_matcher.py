@@ -200,3 +200,30 @@ def test_a_mask_is_written_whole(compiler: GrammarCompiler) -> None:
     assert matcher.fill(dirty)
     assert matcher.fill(clean)
     assert dirty.tolist() == clean.tolist()
+
+
+# Of the kind that coding agents send for the input of a tool, in OpenAI's Lark: common terminals,
+# aliases, a rule that refers to several others.
+PATCH = """
+start: begin part+ end
+begin: "== Begin" LF
+end: "== End" LF?
+part: added | moved
+added: "== Add: " name LF line+
+moved: "== Move: " name LF -> renamed
+name: /[a-z.]+/
+line: "+" /[^\\n]*/ LF -> kept
+%import common.LF
+"""
+A_PATCH = re.compile(
+    r"== Begin\n(== Add: [a-z.]+\n(\+[^\n]*\n)+|== Move: [a-z.]+\n)+== End\n?", re.ASCII
+)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_grammar_of_an_agents_tool_is_held(
+    seed: int, compiler: GrammarCompiler, tokenizer: Tokenizer
+) -> None:
+    matcher = matcher_of(compiler, OutputGrammar.context_free(PATCH))
+    text = tokenizer.decode(walk(matcher, tokenizer, random.Random(seed)))
+    assert A_PATCH.fullmatch(text), text

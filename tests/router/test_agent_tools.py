@@ -31,6 +31,7 @@ FREE = (
     '<tool_call>{"name": "apply_patch", "arguments": {"input": "*** \\"Begin\\"\\n"}}</tool_call>'
 )
 USER = {"role": "user", "content": "hi"}
+NOT_HELD = "told to the model, and enforced where tool_choice names the tool"
 
 
 @pytest.fixture
@@ -54,9 +55,11 @@ async def test_a_function_of_a_namespace_is_called_apart(calling: RouterCluster)
     assert json.loads(call["arguments"]) == {"city": "Paris"}
     assert [tool["type"] for tool in found["tools"]] == ["namespace", "custom"]
     assert found["tools"] == [NAMESPACE, CUSTOM]
-    assert response.headers["x-ferryman-ignored"] == "tools[2] of type web_search"
+    ignored = response.headers["x-ferryman-ignored"]
+    assert ignored == "tools[2] of type web_search, tools[1].format"
     assert found["usage"]["ferryman"]["ignored"] == [
-        "tools[2] of type web_search (tools are called by the client)"
+        "tools[2] of type web_search (tools are called by the client)",
+        f"tools[1].format ({NOT_HELD})",
     ]
     told = events((await _respond(calling, stream=True)).text)
     added = next(event for event in told if event["type"] == "response.output_item.added")
@@ -86,6 +89,8 @@ async def test_a_custom_tool_gets_free_text(calling: RouterCluster) -> None:
     assert call["id"].startswith("ctc_")
     told = events((await _respond(calling, stream=True)).text)
     deltas = [e["delta"] for e in told if e["type"] == "response.custom_tool_call_input.delta"]
+    assert len(deltas) > 4, "the input is streamed as it comes"
+    assert [event["sequence_number"] for event in told] == list(range(len(told)))
     (done,) = [e for e in told if e["type"] == "response.custom_tool_call_input.done"]
     assert ("".join(deltas), done["input"]) == (wanted[2], wanted[2])
     assert not [e for e in told if "function_call_arguments" in e["type"]]
@@ -95,11 +100,127 @@ async def test_a_custom_tool_gets_free_text(calling: RouterCluster) -> None:
 
 async def test_a_custom_tool_that_is_cut_off_shows_how_far_it_came(calling: RouterCluster) -> None:
     says(calling, FREE)
-    num_tokens = len(calling.decodes[0].script) - 30
+    num_tokens = len(calling.decodes[0].script) - 22
     found = (await _respond(calling, max_output_tokens=num_tokens)).json()
     assert found["status"] == "incomplete"
     (call,) = found["output"]
     assert call["type"] == "custom_tool_call"
+    assert call["input"]
+    assert '*** "Begin"\n'.startswith(call["input"]), "no JSON, and nothing that did not come"
+
+
+DEMANDED = {"type": "custom", "name": "apply_patch"}
+
+
+@pytest.mark.parametrize("is_grouped", [False, True], ids=["alone", "of a namespace"])
+@pytest.mark.parametrize(
+    ("syntax", "definition", "kind"),
+    [("lark", 'start: /[^"]+/ "\\n"', "grammar"), ("regex", r"\*\*\* [^\n]+\n", "regex")],
+    ids=["lark", "regex"],
+)
+async def test_a_demanded_custom_tool_is_held_to_its_grammar(
+    calling: RouterCluster, syntax: str, definition: str, kind: str, is_grouped: bool
+) -> None:
+    form = {"type": "grammar", "syntax": syntax, "definition": definition}
+    tool, choice = {**CUSTOM, "format": form}, dict(DEMANDED)
+    tools = [NAMESPACE, tool]
+    if is_grouped:
+        choice["namespace"] = "files"
+        tools = [FUNCTION, {**NAMESPACE, "name": "files", "tools": [tool]}]
+    says(calling, "*** Begin é\n")
+    response = await _respond(calling, tools=tools, tool_choice=choice)
+    (call,) = response.json()["output"]
+    assert (call["type"], call["name"], call["input"]) == (
+        "custom_tool_call",
+        "apply_patch",
+        "*** Begin é\n",
+    )
+    grammar = calling.prefills[0].orders[-1].request.sampling.grammar
+    assert grammar is not None
+    assert (grammar.kind.value, grammar.text) == (kind, definition)
+    assert "x-ferryman-ignored" not in response.headers
+    told = events((await _respond(calling, tools=tools, tool_choice=choice, stream=True)).text)
+    deltas = [e["delta"] for e in told if e["type"] == "response.custom_tool_call_input.delta"]
+    assert ("".join(deltas), len(deltas) > 2) == ("*** Begin é\n", True)
+
+
+async def test_a_demanded_custom_tool_that_is_cut_off_is_incomplete(calling: RouterCluster) -> None:
+    says(calling, "xxxxxxxx")
+    asked = {"tool_choice": DEMANDED, "tools": [{**CUSTOM, "format": REGEX}]}
+    found = (await _respond(calling, max_output_tokens=3, **asked)).json()
+    assert (found["status"], found["output"][0]["input"]) == ("incomplete", "xxx")
+
+
+REGEX = {"type": "grammar", "syntax": "regex", "definition": "x+"}
+
+
+@pytest.mark.parametrize(
+    ("form", "choice", "is_noted"),
+    [
+        (REGEX, "auto", True),
+        (REGEX, "required", False),
+        (REGEX, "none", False),
+        (GRAMMAR, "required", True),
+        ({"type": "text"}, "auto", False),
+        (REGEX, {"type": "function", "name": "get_weather"}, False),
+    ],
+    ids=["auto", "a regex demanded", "none", "Lark demanded", "text", "another tool"],
+)
+async def test_a_grammar_that_is_not_enforced_is_noted(
+    calling: RouterCluster, form: Any, choice: Any, is_noted: bool
+) -> None:
+    says(calling, "hi")
+    tools = [FUNCTION, {**CUSTOM, "format": form}]
+    response = await _respond(calling, tools=tools, tool_choice=choice)
+    noted = response.json()["usage"]["ferryman"].get("ignored", [])
+    assert noted == ([f"tools[1].format ({NOT_HELD})"] if is_noted else [])
+
+
+async def test_a_regex_is_the_pattern_of_a_call_that_is_demanded(calling: RouterCluster) -> None:
+    says(calling, '[{"name": "apply_patch", "parameters": {"input": "xx"}}]')
+    tools = [FUNCTION, {**CUSTOM, "format": REGEX}]
+    found = (await _respond(calling, tools=tools, tool_choice="required")).json()
+    assert [call["input"] for call in found["output"]] == ["xx"]
+    grammar = calling.prefills[0].orders[-1].request.sampling.grammar
+    assert grammar is not None
+    assert '"pattern": "^(?:x+)$"' in grammar.text
+
+
+@pytest.mark.parametrize(
+    ("form", "field"),
+    [
+        ({"type": "grammar", "definition": "x"}, "format.syntax"),
+        ({"type": "grammar", "syntax": "ebnf", "definition": "x"}, "format.syntax"),
+        ({"type": "grammar", "syntax": "regex"}, "format.definition"),
+        ({"type": "grammar", "syntax": "regex", "definition": "x" * 70_000}, "format.definition"),
+        ({"type": "json"}, "format.type"),
+    ],
+    ids=["no syntax", "another syntax", "no definition", "too long", "another type"],
+)
+async def test_a_form_of_input_that_is_none_is_refused_by_name(
+    calling: RouterCluster, form: Any, field: str
+) -> None:
+    body = {"input": "hi", "tools": [{**CUSTOM, "format": form}]}
+    refused = await calling.post(RESPONSES, **body)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, f"tools[0].{field}")
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"type": "grammar", "syntax": "regex", "definition": "a(?=b)"},
+        {"type": "grammar", "syntax": "lark", "definition": "start: nothing"},
+    ],
+    ids=["regex", "lark"],
+)
+async def test_a_demanded_grammar_that_cannot_be_held_is_refused(
+    calling: RouterCluster, form: Any
+) -> None:
+    body = {"input": "hi", "tools": [{**CUSTOM, "format": form}], "tool_choice": DEMANDED}
+    refused = await calling.post(RESPONSES, **body)
+    assert refused.status_code == 400
+    assert "cannot be served" in refused.json()["error"]["message"]
+    assert (await calling.post(RESPONSES, **{**body, "tool_choice": "auto"})).status_code == 200
 
 
 @pytest.mark.parametrize(

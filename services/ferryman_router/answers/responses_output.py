@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ferryman.schedule.request import FinishReason
+from ferryman.text.tool_calls.free_text import FreeText
 from ferryman.wire.public import GenerateFinished, TokenChunk
 from ferryman_router.answers.chat_output import OutputReading
 from ferryman_router.answers.errors import failure_fields
@@ -25,8 +26,7 @@ from ferryman_router.answers.output_parts import (
 )
 from ferryman_router.answers.response_format import as_json, named_event
 from ferryman_router.answers.response_header import ResponseHeader
-from ferryman_router.bodies.responses_tools import custom_input
-from ferryman_router.bodies.tool_fields import ToolSource
+from ferryman_router.bodies.tool_fields import CUSTOM_INPUT, ToolSource
 from ferryman_router.request.response import OutputFailed
 
 # By the kind of an item: how its id begins, and the name of its deltas.
@@ -51,6 +51,7 @@ class ResponsesFormat(PartsFormat):
         self._is_cut = False
         self._new: list[TokenChunk] = []  # their log probabilities were not shown yet
         self._logprobs: list[dict[str, Any]] = []  # of the message that is open
+        self._free = FreeText(CUSTOM_INPUT)  # of the call that is open
 
     def first(self, index: int) -> bytes:
         response = self._response("in_progress")
@@ -92,8 +93,8 @@ class ResponsesFormat(PartsFormat):
         match event:
             case PartBegun(part):
                 return self._begun(part)
-            case PartText(part, _) if self._is_custom(part):
-                return b""  # the free text stands in arguments, which are whole at the end
+            case PartText(part, text) if self._is_custom(part):
+                return self._free_delta(part, self._free.feed(text))
             case PartText(part, text):
                 more = self._shown_logprobs(part)
                 return self._of(part, f"{_TEXTS[part.kind]}.delta", delta=text, **more)
@@ -101,7 +102,7 @@ class ResponsesFormat(PartsFormat):
                 return self._ended(part, text)
 
     def _begun(self, part: OutputPart) -> bytes:
-        self._logprobs = []
+        self._logprobs, self._free = [], FreeText(CUSTOM_INPUT)
         added = self._event(
             "response.output_item.added",
             output_index=part.index,
@@ -112,18 +113,21 @@ class ResponsesFormat(PartsFormat):
         return added + self._of(part, "content_part.added", part=self._content(part, ""))
 
     def _ended(self, part: OutputPart, text: str) -> bytes:
+        rest = self._free_delta(part, self._free.end()) if self._is_custom(part) else b""
         item = self._item(part, text, self._status)
         self._items.append(item)
-        return self._text_done(part, text) + self._event(
-            "response.output_item.done", output_index=part.index, item=item
-        )
+        # Events are numbered as they are made.
+        rest += self._text_done(part, text)
+        return rest + self._event("response.output_item.done", output_index=part.index, item=item)
+
+    def _free_delta(self, part: OutputPart, text: str) -> bytes:
+        """A piece of a custom tool's input, which stands in the call's arguments."""
+        return self._of(part, "custom_tool_call_input.delta", delta=text) if text else b""
 
     def _text_done(self, part: OutputPart, text: str) -> bytes:
         name = f"{_TEXTS[part.kind]}.done"
         if self._is_custom(part):
-            free = custom_input(text)
-            delta = self._of(part, "custom_tool_call_input.delta", delta=free)
-            return delta + self._of(part, "custom_tool_call_input.done", input=free)
+            return self._of(part, "custom_tool_call_input.done", input=self._free.text)
         if part.kind is PartKind.CALL:
             called = self._source(part).get("name", part.name)
             return self._of(part, name, name=called, arguments=text)
@@ -160,8 +164,7 @@ class ResponsesFormat(PartsFormat):
         if "namespace" in source:
             called["namespace"] = source["namespace"]
         if self._is_custom(part):
-            free = custom_input(text) if text else ""
-            return {"type": "custom_tool_call", **named, **called, "input": free}
+            return {"type": "custom_tool_call", **named, **called, "input": self._free.text}
         return {"type": "function_call", **named, **called, "arguments": text}
 
     def _source(self, part: OutputPart) -> ToolSource:

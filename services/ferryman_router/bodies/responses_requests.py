@@ -37,13 +37,12 @@ from ferryman_router.bodies.openai_requests import parses_special
 from ferryman_router.bodies.parsed_request import ParsedRequest, answer_options, sampling_params
 from ferryman_router.bodies.place import BodyPlace
 from ferryman_router.bodies.responses_tools import (
-    CUSTOM_INPUT,
     ResponseTools,
     echoed_choice,
     flat_name,
 )
 from ferryman_router.bodies.structured_outputs import flat_format
-from ferryman_router.bodies.tool_fields import NAMED, ToolFields
+from ferryman_router.bodies.tool_fields import CUSTOM_INPUT, NAMED, ToolFields
 from ferryman_router.bodies.unread_fields import Api
 from ferryman_router.routing.generate_request import RequestedSampling
 

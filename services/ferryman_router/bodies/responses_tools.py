@@ -7,27 +7,30 @@ to know which name came from what.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from ferryman.errors import InvalidRequest
+from ferryman.schedule.output_grammar import GrammarKind, OutputGrammar
 from ferryman_router.bodies.field_kinds import (
     ANY,
     SOME_OBJECT,
     TEXT,
     Record,
     Values,
+    choice,
     list_of,
     mapping,
     record,
+    required,
     text,
 )
 from ferryman_router.bodies.place import BodyPlace
 from ferryman_router.bodies.tool_fields import (
     BY_CLIENT,
+    CUSTOM_INPUT,
     FUNCTION,
     MAX_TOOLS,
     SCHEMA,
@@ -39,7 +42,6 @@ from ferryman_router.bodies.tool_fields import (
     tools_of,
 )
 
-CUSTOM_INPUT = "input"  # the one parameter of a custom tool
 HOSTED = (
     "web_search web_search_preview file_search code_interpreter computer computer_use_preview"
     " image_generation local_shell shell apply_patch mcp tool_search"
@@ -50,7 +52,13 @@ _MORE: Mapping[str, Any] = {"type": ANY, "defer_loading": ANY}
 _AS_IN_CHATS = dict.fromkeys(("function", "custom"), "its fields stand beside its type here")
 _FUNCTION = Record({**FUNCTION, **_MORE, "parameters": SCHEMA}, _AS_IN_CHATS)
 _CUSTOM = Record({**FUNCTION, **_MORE, "format": SOME_OBJECT}, _AS_IN_CHATS)
-_FORMAT = record("syntax", type=replace(TEXT, default="text"), definition=TEXT)
+_FORMAT = record(
+    type=choice("text", "grammar", default="text"),
+    syntax=choice("lark", "regex"),
+    definition=TEXT,
+)
+_MADE = {"lark": OutputGrammar.context_free, "regex": OutputGrammar.regex}
+_NOT_HELD = "told to the model, and enforced where tool_choice names the tool"
 _NAMESPACE = Record(
     {
         "type": ANY,
@@ -61,12 +69,6 @@ _NAMESPACE = Record(
 )
 _TYPES = ("function", "custom", "namespace")
 _CHOICES = dict.fromkeys(("function", "custom"), record("type", name=TEXT, namespace=TEXT))
-_INPUT_SCHEMA = {
-    "type": "object",
-    "properties": {CUSTOM_INPUT: {"type": "string"}},
-    "required": [CUSTOM_INPUT],
-    "additionalProperties": False,
-}
 
 
 def flat_name(namespace: str | None, name: str) -> str:
@@ -85,6 +87,7 @@ class ResponseTools:
     def __init__(self) -> None:
         self.echo: list[dict[str, Any]] = []
         self.sources: dict[str, ToolSource] = {}
+        self._grammars: dict[str, tuple[OutputGrammar, BodyPlace]] = {}
 
     def fields(self, values: Values, body: BodyPlace) -> ToolFields:
         """The tools and the choice. Raises InvalidRequest, naming the field."""
@@ -94,7 +97,17 @@ class ResponseTools:
         choice, name = tool_choice(values["tool_choice"], place, _CHOICES, _chosen, otherwise)
         is_parallel = values["parallel_tool_calls"]
         fields = chosen_tools(tools, choice, name, body, is_parallel=is_parallel)
-        return replace(fields, sources=self.sources)
+        return replace(fields, sources=self.sources, free_text=self._enforced(fields))
+
+    def _enforced(self, fields: ToolFields) -> OutputGrammar | None:
+        """The grammar of the input that a choice demands. A model that chooses itself is told of a
+        grammar and not held to it, which is noted; a demanded call is held to its schema, and that
+        has a regex as its pattern."""
+        for grammar, place in self._grammars.values():
+            is_held = fields.choice == "required" and grammar.kind is GrammarKind.REGEX
+            if fields.choice in ("auto", "required") and not is_held:
+                place.note(_NOT_HELD)
+        return self._grammars[fields.name][0] if fields.name in self._grammars else None
 
     def _read(self, value: object, place: BodyPlace) -> list[dict[str, Any]]:
         """The functions of a tool, in the form of a chat."""
@@ -106,6 +119,7 @@ class ResponseTools:
             echo, function = _one(kind, value, place)
             if kind == "custom":
                 self.sources[function["name"]] = {"type": kind}
+                self._read_grammar(function["name"], echo, place)
             self.echo.append(echo)
             return [_as_in_a_chat(function)]
         return self._of_namespace(_NAMESPACE.read(value, place), place)
@@ -126,6 +140,7 @@ class ResponseTools:
                 "namespace": group["name"],
                 "name": function["name"],
             }
+            self._read_grammar(name, echo, inner)
             echoes.append(echo)
             functions.append({**function, "name": name})
         if functions and group["description"]:
@@ -134,6 +149,20 @@ class ResponseTools:
         named = {name: group[name] for name in ("name", "description") if group[name] is not None}
         self.echo.append({"type": "namespace", **named, "tools": echoes})
         return [_as_in_a_chat(function) for function in functions]
+
+    def _read_grammar(self, name: str, tool: Mapping[str, Any], place: BodyPlace) -> None:
+        """The grammar of a custom tool's input, if it has one. Raises InvalidRequest."""
+        place = place.field("format")
+        form = _FORMAT.read(tool.get("format") or {}, place)
+        if form["type"] != "grammar":
+            return
+        syntax = required(form, "syntax", place)
+        try:
+            grammar = _MADE[syntax](required(form, "definition", place))
+        except InvalidRequest as error:
+            field = f"{place}.definition"
+            raise InvalidRequest(f"{field}: {error}", field) from None
+        self._grammars[name] = (grammar, place)
 
 
 def echoed_choice(fields: ToolFields) -> dict[str, str]:
@@ -159,20 +188,29 @@ def _one(kind: str, value: object, place: BodyPlace) -> tuple[dict[str, Any], di
     echo = {"type": kind, **fields}
     if kind == "function":
         return echo, fields
-    texts = (tool["description"], _told_format(tool["format"], place.field("format")))
-    description = "\n\n".join(filter(None, texts))
+    form = _FORMAT.read(tool["format"] or {}, place.field("format"))
+    description = "\n\n".join(filter(None, (tool["description"], _told_format(form))))
     more = {"description": description} if description else {}
-    return echo, {"name": tool["name"], **more, "parameters": _INPUT_SCHEMA}
+    return echo, {"name": tool["name"], **more, "parameters": _input_schema(form)}
 
 
-def _told_format(value: Any, place: BodyPlace) -> str:
+def _told_format(form: Values) -> str:
     """The words about the form of a custom tool's input, for its description."""
-    if value is None:
-        return ""
-    form = _FORMAT.read(value, place)
     if form["type"] != "grammar":
         return ""
     return f"The input has this form ({form['syntax']}):\n{form['definition']}"
+
+
+def _input_schema(form: Values) -> dict[str, Any]:
+    """The schema of the function that a custom tool is for a model."""
+    is_regex = form["type"] == "grammar" and form["syntax"] == "regex"
+    pattern = {"pattern": f"^(?:{form['definition']})$"} if is_regex else {}
+    return {
+        "type": "object",
+        "properties": {CUSTOM_INPUT: {"type": "string", **pattern}},
+        "required": [CUSTOM_INPUT],
+        "additionalProperties": False,
+    }
 
 
 def _as_in_a_chat(function: Mapping[str, Any]) -> dict[str, Any]:
@@ -182,13 +220,3 @@ def _as_in_a_chat(function: Mapping[str, Any]) -> dict[str, Any]:
 def _chosen(choice: Values) -> str | None:
     """The name by which the model knows the function of a choice."""
     return flat_name(choice["namespace"], choice["name"]) if choice["name"] else None
-
-
-def custom_input(arguments: str) -> str:
-    """The free text in a call's arguments; arguments that were cut off are shown as they are."""
-    try:
-        parsed = json.loads(arguments)
-    except ValueError:
-        return arguments
-    free_text = parsed.get(CUSTOM_INPUT) if isinstance(parsed, dict) else None
-    return free_text if isinstance(free_text, str) else arguments

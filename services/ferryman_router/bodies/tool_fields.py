@@ -12,6 +12,7 @@ from ferryman.errors import InvalidRequest
 from ferryman.json_schema import unknown_formats, with_references_under, without_nulls
 from ferryman.schedule.output_grammar import GrammarKind, OutputGrammar, check_depth
 from ferryman.text.tool_calls.formats import (
+    FreeTextTool,
     FreeTools,
     NamedTool,
     NoTools,
@@ -39,6 +40,7 @@ BY_CLIENT = ": the client calls its tools itself"
 CHOICES = ("none", "auto", "required")
 NAMED = "named"
 _DEMANDS = (NAMED, "required")
+CUSTOM_INPUT = "input"  # the one parameter of a custom tool
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 # If a schema has one of these, `properties` are not all that it allows.
 _OPEN_FIELDS = frozenset(
@@ -56,25 +58,29 @@ ToolSource = Mapping[str, str]
 @dataclass(frozen=True, slots=True)
 class ToolFields:
     """The tools as the template shows them, and the choice: one of CHOICES, or NAMED and a name.
-    `sources` has the tool of the client by the name that the model knows, if that is another."""
+    `sources` has the tool of the client by the name that the model knows, if that is another. The
+    named tool's input may have a grammar: then `free_text`, which the answer is."""
 
     tools: tuple[Mapping[str, Any], ...] = ()
     choice: str = "none"
     name: str = ""
     is_parallel: bool = True
     sources: Mapping[str, ToolSource] = field(default_factory=dict)
+    free_text: OutputGrammar | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
     """The reading of an answer: plain values, which travel as JSON. `parameters` are the types of
-    each tool's parameters; `sources` are as in ToolFields."""
+    each tool's parameters; `sources` are as in ToolFields; `text_of` is the parameter of the named
+    tool that the answer is the text of, empty for arguments in JSON."""
 
     choice: str = "none"
     name: str = ""
     parameters: Parameters = field(default_factory=dict)
     is_parallel: bool = True
     sources: Mapping[str, ToolSource] = field(default_factory=dict)
+    text_of: str = ""
 
     @classmethod
     def of(cls, fields: ToolFields) -> ToolChoice:
@@ -86,12 +92,13 @@ class ToolChoice:
                 for function in functions
             }
         name, is_parallel = fields.name, fields.is_parallel
-        return cls(fields.choice, name, parameters, is_parallel, fields.sources)
+        text_of = CUSTOM_INPUT if fields.free_text is not None else ""
+        return cls(fields.choice, name, parameters, is_parallel, fields.sources, text_of)
 
     @property
     def use(self) -> ToolUse:
         if self.choice == NAMED:
-            return NamedTool(self.name)
+            return FreeTextTool(self.name, self.text_of) if self.text_of else NamedTool(self.name)
         if self.choice == "required":
             return SomeTool()
         return FreeTools(self.parameters) if self.choice == "auto" else NoTools()
@@ -223,6 +230,8 @@ def forced_grammar(fields: ToolFields) -> OutputGrammar | None:
     InvalidRequest for a schema that is too large or no schema."""
     if fields.choice not in _DEMANDS:
         return None
+    if fields.free_text is not None:
+        return fields.free_text
     functions = [tool["function"] for tool in fields.tools]
     try:
         if fields.choice == NAMED:

@@ -11,6 +11,7 @@ from ferryman.errors import ConfigError
 from ferryman.text.tool_calls import call_forms, forced_calls, json_calls, openai
 from ferryman.text.tool_calls.call_forms import CallForm
 from ferryman.text.tool_calls.deltas import DeltaSink
+from ferryman.text.tool_calls.free_text import free_text_call
 from ferryman.text.tool_calls.grammar import (
     Grammar,
     KnownCallsSink,
@@ -166,11 +167,19 @@ class NamedTool:
 
 
 @dataclass(frozen=True, slots=True)
+class FreeTextTool:
+    """The answer is the text of the only parameter of this tool, and nothing else."""
+
+    name: str
+    parameter: str
+
+
+@dataclass(frozen=True, slots=True)
 class SomeTool:
     """The model has to call some tool."""
 
 
-ToolUse = NoTools | FreeTools | NamedTool | SomeTool
+ToolUse = NoTools | FreeTools | NamedTool | FreeTextTool | SomeTool
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +229,8 @@ class OutputSyntax:
         match use:
             case NamedTool(name):
                 return forced_calls.named_call(sink, name)
+            case FreeTextTool(name, parameter):
+                return free_text_call(sink, name, parameter)
             case SomeTool():
                 return forced_calls.required_calls(sink)
             case FreeTools(parameters) if self.tools is not None:
@@ -231,7 +242,7 @@ class OutputSyntax:
 
 def _is_forced(use: ToolUse) -> bool:
     """The grammar of a forced call leaves no room for a thought."""
-    return isinstance(use, NamedTool | SomeTool)
+    return isinstance(use, NamedTool | FreeTextTool | SomeTool)
 
 
 F = TypeVar("F", ToolFormat, ReasoningFormat)
