@@ -126,3 +126,32 @@ def test_what_goes_on_with_a_thought_is_that_thought_up_to_its_mark(
     answer = read("none", [f"{after}</think>{text}"], reasoning="qwen3", continued=message)
     assert answer.reasoning == after
     assert answer.content == text.lstrip()
+
+
+OPEN = "<think>I call."
+CALLED = "<tool_call>\n" + CALL.removeprefix("<tool_call>") + "\n"
+UNCLOSED = {
+    # vllm-project/vllm#39056, ollama/ollama#13764
+    "a call at the end": (f"{OPEN}\n{CALLED}", (PARIS,)),
+    "two calls": (f"{OPEN}{CALL}\n{CALL}", (PARIS, PARIS)),
+    "tags": (f"{OPEN}\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n", (PARIS,)),
+    # PrimeIntellect-ai/renderers#78, verl-project/verl#4757
+    "a call that is spoken of": (f"{OPEN} {CALL} would do.", ()),
+    "a rehearsal, and a call": (f"{OPEN} {CALL} would do. {CALL}", (PARIS,)),
+    "the beginning of a call": (f"{OPEN} <tool_call>", ()),
+    "a call that cannot be read": (f"{OPEN} <tool_call>Paris</tool_call>", ()),
+}
+
+
+@pytest.mark.parametrize(("text", "calls"), UNCLOSED.values(), ids=UNCLOSED.keys())
+def test_an_answer_ends_with_a_call_behind_a_thought_without_its_mark(
+    text: str, calls: tuple[tuple[str, str], ...]
+) -> None:
+    tools = "qwen3_coder" if "<function" in text else "hermes"
+    thought = text.removeprefix("<think>")
+    for pieces in ([text], list(text)):
+        assert read(tools, pieces, reasoning="qwen3") == Answer("", thought, calls)
+        cut = read(tools, pieces, reasoning="qwen3", is_cut=True)
+        assert cut == Answer("", thought, ()), "a model that was cut off may have gone on thinking"
+    closed = read(tools, [f"{text}</think>So."], reasoning="qwen3")
+    assert closed == Answer("So.", thought, ())

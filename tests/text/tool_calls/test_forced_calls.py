@@ -24,7 +24,7 @@ def test_no_cut_of_demanded_calls_shows_their_form(pieces: int) -> None:
     for end in range(len(LIST) + 1):
         text = LIST[:end]
         parts = [text[at : at + pieces] for at in range(0, end, pieces)]
-        answer = read("none", parts, use=SomeTool())
+        answer = read("none", parts, use=SomeTool(), is_cut=True)
         assert (answer.content, answer.reasoning) == ("", ""), text
         calls = answer.calls
         assert [name for name, _ in calls] == list(NAMES[: len(calls)])
@@ -39,7 +39,7 @@ def test_no_cut_of_demanded_calls_shows_their_form(pieces: int) -> None:
 def test_no_cut_of_a_named_call_shows_anything_else() -> None:
     for arguments in ARGUMENTS:
         for end in range(len(arguments) + 1):
-            answer = read("none", [arguments[:end]], use=NamedTool("draw"))
+            answer = read("none", [arguments[:end]], use=NamedTool("draw"), is_cut=True)
             assert answer.content == ""
             assert [name for name, _ in answer.calls] == (["draw"] if end else [])
 

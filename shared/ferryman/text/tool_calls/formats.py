@@ -216,9 +216,9 @@ class OutputSyntax:
         return OutputParser(partial(self._grammar, use, prompt), sink)
 
     def _grammar(self, use: ToolUse, prompt: PromptTail, sink: DeltaSink) -> Grammar[None]:
-        rest = self._call_grammar(use, prompt, sink)
+        rest = partial(self._call_grammar, use, prompt)
         if self.reasoning is None or self.reasoning.marks is None or _is_forced(use):
-            return rest
+            return rest(sink)
         marks = self.reasoning.marks
         if isinstance(use, FormAlone | FormOrCall):
             # A form begins with the answer: it is no thought, though the prompt may have begun one.

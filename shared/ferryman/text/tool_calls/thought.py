@@ -6,9 +6,11 @@ it does where it goes on with a message whose thought is open.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
-from ferryman.text.tool_calls.deltas import DeltaSink
+from ferryman.text.tool_calls.deltas import ArgumentsDelta, CallStarted, DeltaSink
 from ferryman.text.tool_calls.grammar import Grammar, replayed, text_until
 
 
@@ -51,28 +53,68 @@ class ThoughtMarks:
         return text.lstrip().startswith(self.begins) and not any(end in text for end in self.ends)
 
 
+class _ThoughtCalls:
+    """The calls in a thought. Models rehearse calls there, and those are none; but one may forget
+    the mark behind its thought, call, and end: then its answer ends with what it calls."""
+
+    def __init__(self, make: Callable[[DeltaSink], Grammar[None]]) -> None:
+        self._sink = DeltaSink()
+        self._grammar = make(self._sink)
+        next(self._grammar)
+
+    def add(self, character: str) -> None:
+        self._grammar.send(character)
+        if not self._sink.is_behind_call:
+            self._sink.drain()
+
+    def pass_on(self, sink: DeltaSink) -> None:
+        """Passes the calls on with which the text ends, as the end of the text."""
+        with suppress(StopIteration):
+            self._grammar.send("")
+        if not self._sink.is_behind_call or sink.is_cut:
+            return
+        for delta in self._sink.drain():
+            if isinstance(delta, CallStarted):
+                sink.begin_call(delta.name)
+            elif isinstance(delta, ArgumentsDelta):
+                sink.arguments(delta.text)
+
+
 def thought_then(
-    sink: DeltaSink, marks: ThoughtMarks, rest: Grammar[None], prompt: PromptTail
+    sink: DeltaSink,
+    marks: ThoughtMarks,
+    make: Callable[[DeltaSink], Grammar[None]],
+    prompt: PromptTail,
 ) -> Grammar[None]:
-    """A thought, if the text begins with one, and then `rest`."""
+    """A thought, if the text begins with one, and then the grammar that `make` makes."""
     is_open = marks.is_open_behind(prompt)
     if prompt.continued is not None:
         # A message has its thought behind it once it has come to its text.
-        yield from (_thought(sink, marks, rest) if is_open else rest)
+        yield from (_thought(sink, marks, make) if is_open else make(sink))
         return
     held, is_over = yield from _opening(marks)
     if held in marks.begins:
         # Some models repeat the mark that the prompt ends with.
-        yield from _thought(sink, marks, rest)
+        yield from _thought(sink, marks, make)
     else:
-        begun = _thought(sink, marks, rest) if is_open else rest
+        begun = _thought(sink, marks, make) if is_open else make(sink)
         yield from replayed(held, begun, is_over=is_over)
 
 
-def _thought(sink: DeltaSink, marks: ThoughtMarks, rest: Grammar[None]) -> Grammar[None]:
-    if (yield from text_until(sink.reasoning, marks.ends)):
+def _thought(
+    sink: DeltaSink, marks: ThoughtMarks, make: Callable[[DeltaSink], Grammar[None]]
+) -> Grammar[None]:
+    calls = _ThoughtCalls(make)
+
+    def emit(text: str) -> None:
+        sink.reasoning(text)
+        calls.add(text)
+
+    if (yield from text_until(emit, marks.ends)):
         sink.end_thought()
-        yield from rest
+        yield from make(sink)
+    else:
+        calls.pass_on(sink)
 
 
 def _opening(marks: ThoughtMarks) -> Grammar[tuple[str, bool]]:
