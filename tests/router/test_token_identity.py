@@ -26,6 +26,7 @@ from ferryman_router.answers.completion_output import CompletionFormat
 from ferryman_router.answers.logprobs import TokenNames, chat_logprobs, echoed_offsets
 from ferryman_router.answers.response_format import AnsweredChoice
 from ferryman_router.answers.response_header import ResponseHeader
+from ferryman_router.prompts.located_prompt import LocatedPrompt
 from ferryman_router.request.metrics import RouterMetrics
 from ferryman_router.request.response import OutputLog, ResponseStream
 from ferryman_router.routing.generate_request import (
@@ -36,7 +37,6 @@ from ferryman_router.routing.generate_request import (
     TextOptions,
     TokenizedRequest,
 )
-from ferryman_router.routing.located_prompt import LocatedPrompt
 
 PROMPT = (1, 9, 12)
 TEXTS = ("the ferry waits; héllo 日本語 👍🏽 and waits", "日本", "a\N{REPLACEMENT CHARACTER}b", "")

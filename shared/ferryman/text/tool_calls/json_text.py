@@ -128,6 +128,8 @@ def _code_point(emit: Emit) -> Grammar[str]:
     digits = ""
     while (digit := (yield)) in _HEX and len(digits) < 4:
         digits += digit
+    if not digit and len(digits) < 4:
+        raise Malformed  # a text that is cut says nothing by half an escape
     emit(("\\u" if len(digits) == 4 else "\\\\u") + digits)
     return digit
 
