@@ -205,4 +205,4 @@ def assert_same(found: Completion, expected: Completion) -> None:
     assert found.token_ids == expected.token_ids
     for mine, theirs in zip(found.logprobs, expected.logprobs, strict=True):
         assert mine.keys() == theirs.keys()
-        assert mine == pytest.approx(theirs, abs=1e-9, rel=0)
+        assert mine == pytest.approx(theirs, abs=1e-12, rel=0)

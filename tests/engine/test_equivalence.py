@@ -1,4 +1,4 @@
-"""Ways to arrive at the same answer: every cell equals the cold run, in float64, to 1e-9.
+"""Ways to arrive at the same answer: every cell equals the cold run, in float64, to 1e-12.
 
 {cold, device hit, host hit, one kind loaded, partial hit, fork} × {chunkings} × {overlap on, off} ×
 {retracted or not} × {alone, in a mixed batch}, in one process; and a hit at every position, from

@@ -192,7 +192,7 @@ def neighbours_are_as_without(engine: Engine, found: Answers, whole: Answers) ->
             found.tokens[name], whole.tokens[name], strict=True
         ):
             assert token == right
-            assert logs == pytest.approx(right_logs, abs=1e-9, rel=0)
+            assert logs == pytest.approx(right_logs, abs=1e-12, rel=0)
     assert sorted(found.finished) == ["free", "guided"]
     everything_is_given_back(engine)
 

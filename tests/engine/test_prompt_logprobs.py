@@ -30,7 +30,7 @@ GREEDY = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
 SCORED = SamplingParams(
     max_tokens=4, temperature=0.0, ignore_eos=True, prompt_logprobs=NUM_BEST, logprobs=2
 )
-EXACT = 1e-9
+EXACT = 1e-12
 
 
 @dataclass(frozen=True)

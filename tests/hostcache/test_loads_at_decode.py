@@ -57,7 +57,7 @@ class WithHostTier:
         answer, _ = await self.pair.read_answer("second", attempt)
         assert tuple(answer.token_ids) == self.cold.token_ids
         for found, right in zip(answer.logprobs, self.cold.logprobs, strict=True):
-            assert found == pytest.approx(right, abs=1e-9, rel=0)
+            assert found == pytest.approx(right, abs=1e-12, rel=0)
 
     def request(self, name: str) -> Request:
         manifest, ids = self.pair.decode.engine.manifest, as_token_ids(PROMPT)

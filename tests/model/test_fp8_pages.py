@@ -62,7 +62,7 @@ def test_the_state_is_the_nearest_e4m3(folder: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(state.AttentionState, "write", write)
     expected = logits(folder, "auto")
     for some, others, unrounded in zip(found, expected, plain, strict=True):
-        assert difference(some, others) < 1e-9
+        assert difference(some, others) < 1e-12
         assert difference(some, unrounded) > 1e-4, "rounding shows"
 
 
@@ -114,7 +114,7 @@ def answers(folder: Path, prompts: Sequence[Sequence[int]], **options: Any) -> l
 def assert_same(found: Completion, expected: Completion) -> None:
     assert found.token_ids == expected.token_ids
     for some, others in zip(found.logprobs, expected.logprobs, strict=True):
-        assert some == pytest.approx(others, abs=1e-9)
+        assert some == pytest.approx(others, abs=1e-12)
 
 
 @pytest.mark.parametrize("chunk_tokens", [16, 48])

@@ -125,7 +125,7 @@ def test_a_folder_that_also_sees_images_serves_as_its_text_model(
     run = PagedRun(load_model(tmp_path / "whole", LoadOptions("float64", page_size=8)))
     (found,) = run.prefill([Part(run.start(), prompt)])
     expected = load_oracle(text, torch.float64).logits(prompt)
-    assert difference(found, expected) < 1e-9
+    assert difference(found, expected) < 1e-12
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

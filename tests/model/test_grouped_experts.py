@@ -92,7 +92,7 @@ def test_grouped_experts_are_the_separate_ones(
     right = logits(folder)
     made = request.getfixturevalue("made")
     for one, other in zip(logits(folder), right, strict=True):
-        assert difference(one, other) < 1e-9
+        assert difference(one, other) < 1e-12
     assert made
 
 
@@ -109,7 +109,7 @@ def test_grouped_experts_in_codes_are_the_separate_ones(
     right = logits(folder)
     made = request.getfixturevalue("made")
     for one, other in zip(logits(folder), right, strict=True):
-        assert difference(one, other) < 1e-9
+        assert difference(one, other) < 1e-12
     assert all(isinstance(each.down, CodeStack) for each in made)
     assert made
 
@@ -136,7 +136,7 @@ def test_a_model_of_experts_runs_in_triton(
     monkeypatch.setattr(experts, "grouped_product", product)
     made.clear()
     for one, other in zip(logits(coded if is_mxfp4 else plain), right, strict=True):
-        assert difference(one, other) < 1e-9
+        assert difference(one, other) < 1e-12
     assert calls
     assert all(isinstance(each.down, CodeStack) == is_mxfp4 for each in made)
 

@@ -18,7 +18,7 @@ from ferryman.model.config import load_config
 from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_model
 
-TOLERANCES = {"float32": 1e-4, "float64": 1e-9}
+TOLERANCES = {"float32": 1e-4, "float64": 1e-12}
 ATTENTION = ("full_attention", "sliding_attention")
 RECURRENT = ("mamba", "linear_attention")
 

@@ -92,7 +92,7 @@ def assert_the_same_slots(kind: Kind, whole: RankRun, ranks: Sequence[RankRun]) 
             for slab in (joined, whole.slabs[kind])
         )
         assert not np.isnan(right).all(), f"nothing was written to {section}"
-        np.testing.assert_allclose(found, right, rtol=1e-9, atol=1e-9, err_msg=str(section))
+        np.testing.assert_allclose(found, right, rtol=1e-12, atol=1e-12, err_msg=str(section))
 
 
 @pytest.mark.parametrize("family", swept(FAMILIES))

@@ -44,7 +44,7 @@ def test_five_layers_share_a_few_blocks(
     model = load_model(folder, LoadOptions("float64", page_size=16))
     oracle = load_oracle(folder, torch.float64)
     for found, prompt in zip(ragged_logits(PagedRun(model), prompts, rng), prompts, strict=True):
-        assert difference(found, oracle.logits(prompt)) < 1e-9
+        assert difference(found, oracle.logits(prompt)) < 1e-11
     full = model.manifest.layout(Kind.FULL)
     assert full.layers == tuple(config.hybrid_layer_ids), "each use keeps pages of its own"
 

@@ -126,7 +126,9 @@ class OneJourney:
     """As much of a journey as an answer looks at."""
 
     def __init__(self, num_chunks: int, end: GenerateFinished) -> None:
-        self.asked: Any = SimpleNamespace(params=SimpleNamespace(prompt_logprobs=None))
+        self.asked: Any = SimpleNamespace(
+            params=SimpleNamespace(prompt_logprobs=None), parting=None
+        )
         self.output_log = OutputLog()
         for offset in range(num_chunks):
             self.output_log.add(TokenChunk(offset, (1,), "x"))

@@ -1,4 +1,4 @@
-"""Four processes against one: token-identical, log probabilities within 1e-9, in float64.
+"""Four processes against one: token-identical, log probabilities within 1e-12, in float64.
 
 {cold, device hit, partial, fork, host hit} × {chunkings} × {overlap on, off} × {alone, mixed},
 handed off by NIXL where it is installed, and by gRPC; what each answer says it reused, and each

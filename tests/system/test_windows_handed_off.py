@@ -1,4 +1,4 @@
-"""Windows from prefill to decode, by NIXL and by gRPC: token-identical, 1e-9, in float64.
+"""Windows from prefill to decode, by NIXL and by gRPC: token-identical, 1e-12, in float64.
 
 gpt-oss with windows of 32 tokens in pages of 16: prompts of lengths around one and two windows, so
 that what is handed over begins and ends everywhere within a page.

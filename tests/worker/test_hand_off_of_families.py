@@ -1,6 +1,6 @@
 """Every family, handed off between two workers, answers as one process that computes everything.
 
-In float64, to 1e-9. In CI each family goes by one plane, not all by the same; with
+In float64, to 1e-12. In CI each family goes by one plane, not all by the same; with
 FERRYMAN_TEST_ALL_CELLS set, by both; with FERRYMAN_TEST_RANKS set, by both between workers of one
 rank and of two: 1 → 2, 2 → 1, 2 → 2. One family goes from 1 to 2 and from 2 to 1 in CI too.
 """

@@ -1,6 +1,6 @@
 """A model of every kind of state, handed off by NIXL where workers have two ranks.
 
-It answers as one process that computes everything, in float64 to 1e-9, and a byte that changes at
+It answers as one process that computes everything, in float64 to 1e-12, and a byte that changes at
 any rank is noticed.
 """
 

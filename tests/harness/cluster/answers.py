@@ -88,15 +88,15 @@ def one_process(
 
 
 def assert_same(found: Generated, wanted: Completion) -> None:
-    """The same tokens, log probabilities within 1e-9, those of the prompt with their ranks."""
+    """The same tokens, log probabilities within 1e-12, those of the prompt with their ranks."""
     assert tuple(found.token_ids) == wanted.token_ids
     for mine, theirs in zip(found.logprobs, wanted.logprobs, strict=True):
-        assert mine == pytest.approx(theirs, abs=1e-9, rel=0)
+        assert mine == pytest.approx(theirs, abs=1e-12, rel=0)
     assert len(found.prompt_logprobs) == len(wanted.prompt_logprobs)
     for scored, right in zip(found.prompt_logprobs[1:], wanted.prompt_logprobs[1:], strict=True):
         assert scored is not None
         assert right is not None
         assert list(scored) == list(right)
         for token_id, (logprob, rank) in scored.items():
-            assert logprob == pytest.approx(right[token_id].logprob, abs=1e-9, rel=0)
+            assert logprob == pytest.approx(right[token_id].logprob, abs=1e-12, rel=0)
             assert rank == right[token_id].rank

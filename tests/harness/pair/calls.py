@@ -195,4 +195,4 @@ async def check(pair: WorkerPair, name: str, cold: Completion) -> None:
     answer, _ = await pair.read_answer(name)
     assert tuple(answer.token_ids) == cold.token_ids
     for found, right in zip(answer.logprobs, cold.logprobs, strict=True):
-        assert found == pytest.approx(right, abs=1e-9, rel=0)
+        assert found == pytest.approx(right, abs=1e-12, rel=0)
