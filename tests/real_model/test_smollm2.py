@@ -1,8 +1,8 @@
 """Published weights, tokenizer and template, asked by the clients that people use.
 
 Tiny random models hide what sizes and real text do: a vocabulary of 49,152 is a multiple of 32, and
-the words of a trained model are not equally likely. What it says is asked of transformers, or is
-the same on every way; what it knows is asked once.
+the words of a trained model are not equally likely. Its answers are compared with transformers, or
+with each other on every way; its knowledge is asked once.
 """
 
 from __future__ import annotations

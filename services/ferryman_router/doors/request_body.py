@@ -19,7 +19,7 @@ from ferryman_router.bodies.body_codec import HEADER, OFFERED, coding_of, decode
 from ferryman_router.doors.cors import CorsPolicy
 from ferryman_router.intake.body_intake import QUICK_BYTES, Intake
 
-# What a refusal with 415 tells a client about others it may send.
+# A refusal with 415 says by these headers which bodies are read.
 ACCEPTED = {"accept": "application/json", "accept-encoding": OFFERED}
 _JSON = re.compile(r"application/(?:[a-z0-9!#$&^_.+-]+\+)?json")
 # A body of this many bytes may become a thousand times as many, so none is decoded on the loop.
