@@ -168,7 +168,7 @@ def test_a_demanded_call_has_arguments_of_its_schema(
     named = {"type": "function", "function": {"name": "get_weather"}} if is_named else choice
     plain: dict[str, Any] = {"model": MODEL, "temperature": 0}
     chat: Any = chat_client.chat.completions.create(
-        messages=WEATHER_ASKED, tools=[tool], tool_choice=named, max_tokens=64, **plain
+        messages=WEATHER_ASKED, tools=[tool], tool_choice=named, max_tokens=40, **plain
     )
     (call,) = chat.choices[0].message.tool_calls
     assert (chat.choices[0].finish_reason, call.function.name) == ("tool_calls", "get_weather")
@@ -178,7 +178,7 @@ def test_a_demanded_call_has_arguments_of_its_schema(
         messages=WEATHER_ASKED,
         tools=[tool],
         tool_choice=named,
-        max_tokens=64,
+        max_tokens=40,
         stream=True,
         **plain,
     )
@@ -188,7 +188,7 @@ def test_a_demanded_call_has_arguments_of_its_schema(
         input=WEATHER_ASKED,
         tools=[{"type": "function", **WEATHER}],
         tool_choice=choice,
-        max_output_tokens=64,
+        max_output_tokens=40,
         **plain,
     )
     (item,) = [item for item in response.output if item.type == "function_call"]
@@ -197,7 +197,7 @@ def test_a_demanded_call_has_arguments_of_its_schema(
         messages=WEATHER_ASKED,
         tools=[{"name": "get_weather", "input_schema": PARAMETERS, "description": "The weather"}],
         tool_choice={"type": "tool", "name": "get_weather"} if is_named else {"type": "any"},
-        max_tokens=64,
+        max_tokens=40,
         model=MODEL,
         extra_body={"temperature": 0},
     )
