@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 
 import pytest
-from tests.harness.router import RouterCluster
+from tests.harness.router import FaultStage, Pause, RouterCluster
 from tests.router.raw_http import GENERATES, GETS, POSTS, head, raw_client
 
 JSON = "content-type: application/json"
@@ -83,3 +84,17 @@ async def test_a_router_that_ends_says_when_to_come_back(one_pair: RouterCluster
         assert refused.status_code == 503
         assert refused.headers["retry-after"] == "1"
         assert "ending" in refused.json()["error"]["message"]
+
+
+async def test_an_answer_that_a_router_cannot_end_says_when_to_come_back(
+    one_pair: RouterCluster,
+) -> None:
+    gate = one_pair.decodes[0].suffers(Pause(FaultStage.NEXT_TOKEN))
+    calls = [asyncio.create_task(one_pair.post(path, **POSTS[path])) for path in GENERATES]
+    await gate.reached(len(calls))
+    await one_pair.router.break_off()
+    for call in calls:
+        response = await call
+        assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+        assert response.json()["error"]["code"] == "stopping"
+    gate.release()

@@ -47,6 +47,8 @@ def parse_object(body: bytes) -> dict[str, Any]:
     Raises InvalidRequest saying what is wrong, TooLarge for too many values or fields. Call it off
     the event loop when the body is not small.
     """
+    if not body.strip():
+        raise InvalidRequest("the body is empty; send a JSON object")
     for mark, encoding in _BYTE_ORDER_MARKS:
         if body.startswith(mark):
             message = f"the body begins with a byte order mark (BOM) of {encoding}"
