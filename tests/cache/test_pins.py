@@ -91,11 +91,13 @@ def test_the_path_s_own_bound_gives_up_what_is_not_pinned_first() -> None:
 
 def test_an_owner_has_so_many_pins_and_all_owners_twice_as_many() -> None:
     tree, slots = PrefixTree(HYBRID, path_snapshots=2), Slots()
-    for number in range(1, 7):
+    grow(tree, slots, [1] * 2, 0.0, snapshots=[2])
+    for number in range(2, 7):
         grow(tree, slots, [number] * 3, 0.0, snapshots=[3])
-    for number in (1, 2, 3):
-        pin(tree, [number] * 3, DAY, 0.0)
-    assert set(snapshots_in_order(tree, slots)[-2:]) == {(2,) * 3, (3,) * 3}
+    for path in ([1] * 2, [2] * 3, [3] * 3):
+        pin(tree, path, DAY, 0.0)
+    order = snapshots_in_order(tree, slots)
+    assert (order[0], set(order[-2:])) == ((1, 1), {(2,) * 3, (3,) * 3}), "its oldest pin ended"
     for number, owner in ((4, OTHER), (5, OTHER), (6, b"third")):
         pin(tree, [number] * 3, DAY, 0.0, owner)
     last = snapshots_in_order(tree, slots)[-4:]

@@ -93,6 +93,7 @@ def test_a_prompt_that_begins_as_the_other_one_parts_nowhere(
 
 def test_no_tenant_and_no_salt_sees_the_prompts_of_another(recent: RecentPrompts) -> None:
     recent.add(asked("a", "<<secret words", OTHER))
+    recent.add(asked("t", "<<twin's words", Tenant("twin", OWNER.salt)))
     recent.add(asked("a", "<<salted words", salt="s"))
     recent.add(asked("b", "<<adapted words", adapter="ab"))
     new = asked("c", "<<system")
