@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -77,11 +76,14 @@ class PartedPrompt:
 def parted_prompts(events: Iterable[LifecycleEvent]) -> list[PartedPrompt]:
     """The places that the lifecycle log has."""
     begun = [event for event in events if event.event in ("received", "taken_over")]
-    facts = [decode_event(event.json.encode()).facts for event in begun]
-    return [place for named in facts for place in _parted(named)]
+    return [place for event in begun for place in _parted(event)]
 
 
-def _parted(facts: Mapping[str, Any]) -> Iterator[PartedPrompt]:
+def _parted(event: LifecycleEvent) -> Iterator[PartedPrompt]:
+    try:
+        facts = decode_event(event.json.encode()).facts
+    except ValueError:  # of a router that writes another version of the log
+        return
     if isinstance(parts := facts.get("parts"), dict):
         place, other = str(facts.get("parts_in", "")), str(facts.get("parts_from", ""))
         yield PartedPrompt(int(parts.get("at", 0)), place, other, int(parts.get("missed", 0)))

@@ -11,10 +11,10 @@ from typing import Any
 from ferryman.errors import ConfigError, InvalidRequest, UnknownModel
 from ferryman.schedule.request import SamplingParams
 from ferryman.settings.declaration import suggestion
+from ferryman.text.chat_places import located_chat
+from ferryman.text.located_prompt import LocatedPrompt
 from ferryman.text.tokenizer import Tokenizer
 from ferryman.wire.public import ChatPrompt, ChatTurn, Prompt, TextPrompt, TokenPrompt
-from ferryman_router.prompts.chat_places import located_chat
-from ferryman_router.prompts.located_prompt import LocatedPrompt
 
 _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 LONGER = 8  # than the context may a text be that is to be truncated

@@ -11,11 +11,11 @@ from anthropic.types import Message as AnthropicMessage
 from tests.harness.router import SENTENCE, RouterCluster, events
 from tests.router.test_choices import orders_of
 
+from ferryman.text.located_prompt import LocatedPrompt
 from ferryman_router.bodies.place import BodyPlace
 from ferryman_router.bodies.unread_fields import Api
 from ferryman_router.intake.body_intake import LARGE_BYTES
 from ferryman_router.intake.reader import BODY_KINDS
-from ferryman_router.prompts.located_prompt import LocatedPrompt
 
 PAGE_SIZE = 16
 USER: dict[str, Any] = {"role": "user", "content": "hi"}

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from ferryman.schedule.request import SamplingParams
+from ferryman.text.located_prompt import AFTER, LocatedPrompt, NamedPlace
 from ferryman.wire.public import NOT_PARTED
-from ferryman_router.prompts.located_prompt import AFTER, LocatedPrompt, NamedPlace
 from ferryman_router.routing.generate_request import (
     Caller,
     GenerateRequest,

@@ -23,10 +23,10 @@ from ferryman.handoff.offsets import (
 )
 from ferryman.schedule.request import FinishReason, SamplingParams
 from ferryman.text.detokenizer import REPLACEMENT
+from ferryman.text.located_prompt import LocatedPrompt
 from ferryman.text.tokenizer import Tokenizer
 from ferryman.wire.public import GenerateFinished
 from ferryman.wire.values import RequestTokens, Usage
-from ferryman_router.prompts.located_prompt import LocatedPrompt
 from ferryman_router.request.metrics import RouterMetrics
 from ferryman_router.request.response import OutputLog, ResponseStream
 from ferryman_router.routing.generate_request import (

@@ -20,11 +20,11 @@ from ferryman.cache.manifest import Kind
 from ferryman.llm import LLM
 from ferryman.schedule.request import SamplingParams
 from ferryman.text.chat_beginnings import common_length
+from ferryman.text.located_prompt import LocatedPrompt
 from ferryman.text.tokenizer import Tokenizer
 from ferryman.wire.codec.prefill import progress_from_wire
 from ferryman.wire.public import ChatPrompt, ChatTurn
 from ferryman.wire.values import PrefillAdmitted
-from ferryman_router.prompts.located_prompt import LocatedPrompt
 from ferryman_router.served_model import ServedModel
 
 SYSTEM_TOKENS, MAX_POSITIONS, PAGE_SIZE = 6_000, 8192, 16

@@ -25,11 +25,11 @@ from typing import Any
 import numpy as np
 
 from ferryman.text.chat_beginnings import common_length
+from ferryman.text.located_prompt import LocatedPrompt
 from ferryman_launcher.options import demo_model
 from ferryman_router.bodies.place import BodyPlace
 from ferryman_router.bodies.unread_fields import Api
 from ferryman_router.intake.reader import BODY_KINDS
-from ferryman_router.prompts.located_prompt import LocatedPrompt
 from ferryman_router.served_model import ServedModel
 from ferryman_simulator.mooncake import BlockNames, mooncake_line
 

@@ -1,4 +1,4 @@
-"""What conversations behind one long system message find again, asked of a cluster that runs.
+"""Conversations behind one long system message, asked of a cluster that runs: what they find again.
 
     ferryman up                                             # any model with a chat template
     python -m tools.campaigns.forks --tokens 6000
@@ -31,8 +31,8 @@ QUESTIONS = ("Where is the red kite?", "Where is the fox?", "What is in Lima?", 
 
 @dataclass(frozen=True, slots=True)
 class AskedConversation:
-    """What became of one conversation: tokens, of which so many `usable` ones were cached, and the
-    positions at which prefill kept its state."""
+    """One conversation: its tokens, of which so many `usable` ones were `cached`, and the positions
+    at which prefill kept its state."""
 
     prompt: int
     usable: int

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ferryman.text.located_prompt import TEMPLATE
 from ferryman.wire.public import Parting
 from ferryman_router.bodies.parsed_request import ParsedRequest
 from ferryman_router.bodies.unread_fields import Api
-from ferryman_router.prompts.located_prompt import TEMPLATE
 from ferryman_router.routing.generate_request import TokenizedRequest
 from ferryman_router.routing.recent_prompts import (
     Alike,

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from ferryman.errors import InvalidRequest
+from ferryman.text.marked_turn import TextBreakpoint, ended, marked
 from ferryman.text.tool_calls.thought import ContinuedMessage
 from ferryman.wire.public import ChatPrompt, ChatTurn
 from ferryman_router.bodies.anthropic_tools import TOOL_REFERENCE, message_tools
@@ -44,7 +45,6 @@ from ferryman_router.bodies.place import BodyPlace
 from ferryman_router.bodies.structured_outputs import flat_format
 from ferryman_router.bodies.tool_fields import ToolFields
 from ferryman_router.bodies.unread_fields import Api
-from ferryman_router.prompts.marked_turn import TextBreakpoint, ended, marked
 from ferryman_router.routing.generate_request import RequestedSampling
 
 # The messages.

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from ferryman.errors import InvalidRequest
+from ferryman.text.marked_turn import marked
 from ferryman.text.tokenizer import CONTINUES
 from ferryman.text.tool_calls.thought import ContinuedMessage
 from ferryman.wire.public import ChatTurn
@@ -27,7 +28,6 @@ from ferryman_router.bodies.field_kinds import (
 )
 from ferryman_router.bodies.field_readers import TextPart, breakpoints_of, joined_text
 from ferryman_router.bodies.place import BodyPlace
-from ferryman_router.prompts.marked_turn import marked
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MAX_CALLS = 128

@@ -12,6 +12,7 @@ import numpy as np
 from ferryman.cache.keys import TokenIds, as_token_ids
 from ferryman.errors import InvalidRequest
 from ferryman.schedule.token_rules import MAX_BAD_WORDS
+from ferryman.text.marked_turn import TextBreakpoint
 from ferryman_router.bodies.field_kinds import (
     LIST,
     MAX_INT,
@@ -27,7 +28,6 @@ from ferryman_router.bodies.field_kinds import (
     whole,
 )
 from ferryman_router.bodies.place import BodyPlace
-from ferryman_router.prompts.marked_turn import TextBreakpoint
 
 MAX_SALT_CHARS = 1024
 MAX_WORD_CHARS = 256

@@ -14,6 +14,7 @@ from ferryman.runtime.background import Background
 from ferryman.schedule.prompt_scores import check_num_entries
 from ferryman.schedule.request import SamplingParams
 from ferryman.settings.router import LimitSettings
+from ferryman.text.located_prompt import LocatedPrompt
 from ferryman.wire.public import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from ferryman_router.bodies.parsed_request import ParsedRequest
 from ferryman_router.bodies.place import BodyRules
@@ -26,7 +27,6 @@ from ferryman_router.intake.reader import (
     prompt_message,
     tokens_of,
 )
-from ferryman_router.prompts.located_prompt import LocatedPrompt
 from ferryman_router.request.context import RouterContext
 from ferryman_router.request.request_log import check_goes_on
 from ferryman_router.request.request_runner import RequestRunner

@@ -31,6 +31,7 @@ from ferryman.runtime.logs import configure_logs
 from ferryman.schedule.output_grammar import GrammarKind, OutputGrammar
 from ferryman.schedule.request import Pin, SamplingParams
 from ferryman.schedule.token_rules import TokenRules
+from ferryman.text.located_prompt import LocatedPrompt, NamedPlace
 from ferryman.text.tool_calls.thought import ContinuedMessage
 from ferryman.wire.grpc.status import error_of, failure_of
 from ferryman.wire.public import ChatPrompt, ChatTurn, Prompt, TextPrompt
@@ -43,7 +44,6 @@ from ferryman_router.bodies.place import AS_USUAL, BodyPlace, BodyRules, Ignored
 from ferryman_router.bodies.responses_requests import response_body
 from ferryman_router.bodies.tool_fields import ToolChoice
 from ferryman_router.bodies.unread_fields import Api
-from ferryman_router.prompts.located_prompt import LocatedPrompt, NamedPlace
 from ferryman_router.routing.generate_request import RequestedSampling, kept_tokens
 from ferryman_router.served_model import ServedModel
 

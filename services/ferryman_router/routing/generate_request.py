@@ -7,9 +7,9 @@ from hashlib import blake2b
 
 from ferryman.cache.keys import PageKey, TokenIds, extend_keys, root_key
 from ferryman.schedule.request import SamplingParams
+from ferryman.text.located_prompt import LocatedPrompt
 from ferryman.wire.nats.heartbeat import ServedState
 from ferryman.wire.public import NOT_PARTED, Parting, Prompt
-from ferryman_router.prompts.located_prompt import LocatedPrompt
 from ferryman_router.routing.fleet import WorkerName
 
 KEY_CHARS, SALT_BYTES = 64, 32

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from ferryman.cache.keys import TokenIds
 from ferryman.text.chat_beginnings import common_length
+from ferryman.text.located_prompt import LocatedPrompt
 from ferryman.wire.public import NOT_PARTED, Parting
-from ferryman_router.prompts.located_prompt import LocatedPrompt
 from ferryman_router.routing.generate_request import TokenizedRequest
 
 MAX_TOKENS = 16 << 20  # of all prompts, 64 MiB

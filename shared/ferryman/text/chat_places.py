@@ -15,11 +15,11 @@ from typing import Any
 from ferryman.cache.keys import TokenIds
 from ferryman.schedule.request import Pin
 from ferryman.text.chat import Message
+from ferryman.text.located_prompt import AFTER, LocatedPrompt, NamedPlace
+from ferryman.text.marked_turn import MarkedTurn
 from ferryman.text.prompt_layout import MAX_MESSAGES, PromptLayout
 from ferryman.text.tokenizer import Tokenizer
 from ferryman.wire.public import ChatTurn
-from ferryman_router.prompts.located_prompt import AFTER, LocatedPrompt, NamedPlace
-from ferryman_router.prompts.marked_turn import MarkedTurn
 
 MAX_TURNS = 3  # turns of the user before which state is kept: the latest ones
 MAX_BREAKPOINTS = 32
