@@ -277,6 +277,7 @@ def test_a_model_that_cannot_be_described_exactly_is_refused(
         loaded("tokenizer.model", trained(**options))
 
 
+@example(846, 0x11)  # a score of eight bytes
 @given(st.integers(0, 2**20), st.integers(0, 255))
 def test_a_damaged_model_is_refused_or_read_and_nothing_else(at: int, byte: int) -> None:
     content = bytearray(_small_model())

@@ -160,7 +160,9 @@ def _check(model: PieceModel) -> None:
 
 def _piece(content: bytes) -> ScoredPiece:
     fields = dict(_fields(content))
-    (score,) = struct.unpack("<f", fields.get(2, bytes(4)))
+    if len(number := fields.get(2, bytes(4))) != 4:
+        raise ValueError("it has a score that is no number of four bytes")
+    (score,) = struct.unpack("<f", number)
     return ScoredPiece(bytes(fields[1]).decode(), score, PieceType(fields.get(3, PieceType.NORMAL)))
 
 
