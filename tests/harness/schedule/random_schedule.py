@@ -8,6 +8,7 @@ order, while pools have a few slots. A new event is a method of `RandomSchedule`
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from random import Random
 
 from tests.harness.schedule.counts import counts_of
@@ -26,7 +27,7 @@ from ferryman.schedule.events import (
     Retracted,
     SequenceHeld,
 )
-from ferryman.schedule.request import Request
+from ferryman.schedule.request import Pin, Request
 from ferryman.schedule.sequence import Goal
 
 FULL, WINDOW, RECURRENT = Kind.FULL, Kind.WINDOW, Kind.RECURRENT
@@ -206,7 +207,10 @@ class RandomSchedule:
         prompt = [*self.rng.choice(stems), *tail][:48]
         self.counts["asked"] += 1
         name = f"r{self.counts['asked']}"
-        return request(self.manifest, name, prompt, self.rng.randint(1, 12))
+        asked = request(self.manifest, name, prompt, self.rng.randint(1, 12))
+        marks = sorted(self.rng.sample(range(len(prompt) + 2), self.rng.randint(0, 2)))
+        pins = tuple(Pin(mark, self.rng.choice((1, 30, 3600))) for mark in marks[:1])
+        return replace(asked, fork_points=tuple(marks), pins=pins)
 
     def _view(self, keys: tuple[PageKey, ...]) -> HostView:
         """The host's units: whole kinds may be missing, and single units of the others."""
