@@ -131,6 +131,15 @@ def test_junctions_are_what_a_shared_prompt_is_reused_by() -> None:
     assert without.reasons["no_snapshot"] > there.reasons["no_snapshot"]
 
 
+def test_with_forks_already_the_second_user_finds_what_is_shared() -> None:
+    trace = shared_prompt(12)
+    told = [replace(request, fork_points=(192,)) for request in trace.requests]
+    forked = Trace(told)
+    assert simulate(setup_of(), forked).tokens["device"] >= 11 * 192
+    without = simulate(replace(setup_of(), has_forks=False), forked)
+    assert without.tokens["device"] == simulate(setup_of(), trace).tokens["device"] < 11 * 192
+
+
 def test_a_coarse_grid_helps_where_junctions_are_off() -> None:
     setup = replace(setup_of(states=100), has_junctions=False)
     limits = replace(setup.prefill.limits, snapshot_grid=64)

@@ -53,6 +53,14 @@ def test_a_next_turn_repeats_the_answer_that_answer_ids_name(tmp_path: Path) -> 
     assert (said == again.content.token_ids()[:64]).all(), "four of the 70 tokens' full blocks"
 
 
+def test_fork_points_are_read_as_they_were_written(tmp_path: Path) -> None:
+    names, path = BlockNames(16), tmp_path / "trace.jsonl"
+    prompt = list(range(100, 140))
+    lines = [mooncake_line(names, 0.0, prompt, [1], forks) for forks in ((16, 32), ())]
+    path.write_text("".join(f"{line}\n" for line in lines))
+    assert [request.fork_points for request in read(path).requests] == [(16, 32), ()]
+
+
 def test_answers_without_names_are_nobody_elses(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text(f"{GOOD}\n{GOOD}\n")
@@ -73,6 +81,8 @@ def test_answers_without_names_are_nobody_elses(tmp_path: Path) -> None:
         pytest.param(GOOD.replace("[7, 8]", "[7]"), "--block-tokens", id="too few ids"),
         pytest.param(GOOD.replace("[7, 8]", "[7, -8]"), "hash_ids", id="a negative id"),
         pytest.param(GOOD.replace("}", ', "answer_ids": []}'), "answer_ids", id="no answer ids"),
+        pytest.param(GOOD.replace("}", ', "fork_points": [-1]}'), "fork_points", id="no position"),
+        pytest.param(GOOD.replace("}", ', "fork_points": 5}'), "fork_points", id="one position"),
     ],
 )
 def test_a_bad_line_is_named_with_its_file_and_number(
