@@ -12,6 +12,7 @@ from tests.harness.router import SENTENCE, RouterCluster, events
 from tests.router.test_choices import orders_of
 
 from ferryman.text.located_prompt import LocatedPrompt
+from ferryman.wire.public import ChatPrompt
 from ferryman_router.bodies.place import BodyPlace
 from ferryman_router.bodies.unread_fields import Api
 from ferryman_router.intake.body_intake import LARGE_BYTES
@@ -84,6 +85,21 @@ async def test_marks_of_results_calls_and_parts_of_a_chat_are_read(one_pair: Rou
     chat = {"messages": [{"role": "user", "content": [text("a"), text("bc", LONG)]}]}
     (prompt,) = BODY_KINDS[Api.CHAT](chat, BodyPlace.of_body()).prompts
     assert prompt.turns[0].breakpoints == ((4, 3600),)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("api", "field", "kind"),
+    [(Api.CHAT, "messages", "text"), (Api.RESPONSES, "input", "input_text")],
+)
+def test_a_breakpoint_of_openai_is_a_mark(api: Api, field: str, kind: str) -> None:
+    points = [{"mode": "explicit"}, {"mode": "explicit", "ttl": "12h"}, None]
+    content = [{"type": kind, "text": "one", "prompt_cache_breakpoint": point} for point in points]
+    place = BodyPlace.of_body()
+    body = {field: [{"role": "user", "content": content}]}
+    (prompt,) = BODY_KINDS[api](body, place).prompts
+    assert isinstance(prompt, ChatPrompt)
+    assert [getattr(turn, "breakpoints", ()) for turn in prompt.turns] == [((3, 1800), (7, 43_200))]
+    assert place.ignored.listed == ()
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,10 @@ _FUNCTION = record(name=TEXT, arguments=FieldKind({}, default="{}"))
 _CALL = record("index", id=TEXT, type=replace(TEXT, default="function"), function=_FUNCTION.kind)
 
 
-_PARTS = {"text": TextPart.of("text", "cache_control"), "refusal": TextPart.of("refusal")}
+_PARTS = {
+    "text": TextPart.of("text", "cache_control prompt_cache_breakpoint"),
+    "refusal": TextPart.of("refusal"),
+}
 
 
 def chat_turns(values: Values, body: BodyPlace) -> tuple[ChatTurn, ...]:

@@ -215,16 +215,21 @@ def _part(value: object, place: BodyPlace, parts: Mapping[str, TextPart]) -> str
     return parts[kind].read(value, place)
 
 
-# Marks: Anthropic's blocks have them, and parts of a chat of gateways. Prefixes are kept and found
-# without. A place that is marked is one more to resume at, and usage counts what is kept up to it.
+# Marks: `cache_control` of Anthropic's blocks and of parts of a chat, OpenAI's
+# `prompt_cache_breakpoint` of parts. Prefixes are kept and found without. A place that is marked is
+# one more to resume at, and usage counts what is kept up to it.
 
-TTL_SECONDS = {"5m": 300, "1h": 3600}
-_MARK = record("type", ttl=choice(*TTL_SECONDS, default="5m"))
+TTL_SECONDS = {"5m": 300, "30m": 1800, "1h": 3600, "12h": 43_200}
+_CONTROL = record("type", ttl=choice("5m", "1h", default="5m"))
+_MARKS = {
+    "cache_control": _CONTROL,
+    "prompt_cache_breakpoint": record("mode", ttl=choice("30m", "12h", default="30m")),
+}
 
 
 def cache_mark(value: Any, place: BodyPlace) -> int:
-    """The seconds for which a mark wants its place to be kept."""
-    return TTL_SECONDS[_MARK.read(value, place)["ttl"]]
+    """The seconds for which a `cache_control` wants its place to be kept."""
+    return TTL_SECONDS[_CONTROL.read(value, place)["ttl"]]
 
 
 CACHE_CONTROL = FieldKind({"type": "object"}, cache_mark, 0, {"type": "ephemeral", "ttl": "5m"})
@@ -236,7 +241,8 @@ def breakpoints_of(content: Any, place: BodyPlace) -> tuple[TextBreakpoint, ...]
     for index, part in enumerate(content if isinstance(content, list) else ()):
         if text_of_part := part.get("text"):
             num_chars += len(text_of_part) + (1 if num_chars else 0)
-        if (mark := part.get("cache_control")) is not None:
-            ttl = cache_mark(mark, place.item(index).field("cache_control"))
-            points.append(TextBreakpoint(num_chars, ttl))
+        for name, mark in _MARKS.items():
+            if (sent := part.get(name)) is not None:
+                ttl = mark.read(sent, place.item(index).field(name))["ttl"]
+                points.append(TextBreakpoint(num_chars, TTL_SECONDS[ttl]))
     return tuple(points)

@@ -11,6 +11,7 @@ from typing import Any
 
 from ferryman.errors import InvalidRequest
 from ferryman.schedule.request import SamplingParams
+from ferryman.text.marked_turn import marked
 from ferryman.wire.public import ChatPrompt, ChatTurn
 from ferryman_router.bodies.billing_lines import SYSTEM_ROLES, without_billing
 from ferryman_router.bodies.chat_messages import (
@@ -31,7 +32,12 @@ from ferryman_router.bodies.field_kinds import (
     required,
     text,
 )
-from ferryman_router.bodies.field_readers import LOGPROBS, TextPart, joined_text
+from ferryman_router.bodies.field_readers import (
+    LOGPROBS,
+    TextPart,
+    breakpoints_of,
+    joined_text,
+)
 from ferryman_router.bodies.field_table import BODIES
 from ferryman_router.bodies.openai_requests import parses_special
 from ferryman_router.bodies.parsed_request import ParsedRequest, answer_options, sampling_params
@@ -149,7 +155,7 @@ class InputTurns:
         content = without_billing(sent, place) if role in SYSTEM_ROLES else sent
         text = joined_text(content, place, _TEXTS)
         if text or content is sent:
-            self.add(ChatTurn(role, text))
+            self.add(marked(ChatTurn(role, text), breakpoints_of(content, place)))
 
     def _reasoning(self, item: Values, name: BodyPlace) -> None:
         if self._open.has_said or self._open.thought:

@@ -44,7 +44,7 @@ from ferryman.wire.values import Failure, RequestContext, UncachedPages, Usage, 
 MAX_SALT_BYTES = 64
 MAX_SIBLINGS = 1024
 MAX_FORK_POINTS = 64
-MAX_PINS, MAX_PIN_SECONDS = 32, 3600
+MAX_PINS, MAX_PIN_SECONDS = 32, 43_200
 DEFAULT_SAMPLING = SamplingParams()
 _MAX_RULES = {
     "biased_token_ids": MAX_BIASES,
