@@ -15,7 +15,7 @@ from tests.harness.router import cluster, collect
 
 from ferryman.errors import Cancelled, DeadlineExceeded, QueueFull
 from ferryman.schedule.request import FinishReason
-from ferryman.wire.public import GenerateFinished, TokenChunk
+from ferryman.wire.public import NOT_PARTED, GenerateFinished, TokenChunk
 from ferryman.wire.v1 import inference_pb2 as pb
 from ferryman.wire.values import Usage
 from ferryman_router import service
@@ -127,7 +127,7 @@ class OneJourney:
 
     def __init__(self, num_chunks: int, end: GenerateFinished) -> None:
         self.asked: Any = SimpleNamespace(
-            params=SimpleNamespace(prompt_logprobs=None), parting=None
+            params=SimpleNamespace(prompt_logprobs=None), parting=NOT_PARTED
         )
         self.output_log = OutputLog()
         for offset in range(num_chunks):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, SecretStr
+from pydantic import BaseModel, Field, SecretStr
 
 from ferryman.settings.declaration import GROUP, Called, Count, Fixed, Seconds, Share
 from ferryman.settings.folders import LoraFolders, ModelFolder
@@ -39,6 +39,8 @@ class LimitSettings(BaseModel):
     body_seconds: Fixed[Seconds] = 60.0
     default_max_tokens: Annotated[int, Field(ge=0)] = 0
     """Tokens of an answer to a request that names no limit; 0: as many as there is room for."""
+    # Prompts of each tenant that are kept in memory to say where the next one parts from them.
+    compared_prompts: Fixed[Count] = 8
     deadline_seconds: Seconds = 300.0
     """For callers that name none (`x-ferryman-deadline-ms`, or gRPC's)"""
     # The time before a request without a client is cancelled.
