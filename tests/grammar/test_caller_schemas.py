@@ -11,8 +11,8 @@ from tests.grammar.walks import may_write
 
 from ferryman.errors import InvalidRequest
 from ferryman.grammar.compiler import GrammarCompiler
-from ferryman.json_schema import FORMATS, fitted, unknown_formats
 from ferryman.schedule.output_grammar import GrammarKind, OutputGrammar
+from ferryman.schedule.schemas.json_schema import FORMATS, fitted, unknown_formats
 from ferryman.text.tokenizer import Tokenizer
 
 EXACT = 2**53

@@ -120,9 +120,7 @@ class BodyPlace(str):
     def note(self, why: str) -> None:
         """Notes that the value here has no effect. It may be there, also where bodies are read
         strictly: no name in it is unknown."""
-        short = self[:MAX_PLACE_CHARS].encode(errors="replace").decode()
-        if self.ignored.is_new(short):
-            self.ignored.add(IgnoredField(short, why))
+        self._note(self[:MAX_PLACE_CHARS], why)
 
     def leave_out(self, kind: str, why: str) -> None:
         """Notes that the object here, of this type, has no effect. Raises InvalidRequest where

@@ -42,7 +42,7 @@ class GrammarField:
     value: Any
 
     def grammar(self) -> OutputGrammar:
-        """The grammar. What a schema says without effect is noted at its place."""
+        """The grammar. Formats in a schema that have no effect are noted at their places."""
         try:
             grammar = MADE[self.kind](self.value, self.field)
         except InvalidRequest as error:

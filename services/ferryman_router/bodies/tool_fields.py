@@ -9,8 +9,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ferryman.errors import InvalidRequest
-from ferryman.json_schema import unknown_formats, with_references_under, without_nulls
 from ferryman.schedule.output_grammar import GrammarKind, OutputGrammar, check_depth
+from ferryman.schedule.schemas.json_schema import (
+    unknown_formats,
+    with_references_under,
+    without_nulls,
+)
 from ferryman.text.tool_calls.formats import (
     FreeTextTool,
     FreeTools,

@@ -24,8 +24,8 @@ from llguidance.gbnf_to_lark import any_to_lark
 from ferryman.errors import ConfigError, DeadlineExceeded, InvalidRequest, QueueFull
 from ferryman.grammar.matcher import GrammarMatcher
 from ferryman.grammar.vocabulary import GrammarVocabulary
-from ferryman.json_schema import JSON_STYLE, fitted
 from ferryman.schedule.output_grammar import GrammarKind, OutputGrammar
+from ferryman.schedule.schemas.json_schema import JSON_STYLE, fitted
 from ferryman.text.tokenizer import Tokenizer
 
 # A lexer of so many states takes some 50 MB.

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from ferryman.errors import InvalidRequest
-from ferryman.json_schema import check_numbers, schemas_in_lark, unknown_formats
+from ferryman.schedule.schemas.json_schema import check_numbers, schemas_in_lark, unknown_formats
 
 MAX_GRAMMAR_BYTES = 64 << 10
 MAX_EITHER_BYTES = 256 << 10

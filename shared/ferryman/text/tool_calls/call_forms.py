@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ferryman.json_schema import JSON_STYLE
+from ferryman.schedule.schemas.json_schema import JSON_STYLE
 from ferryman.text.tool_calls import json_calls, openai
 
 # Bounds that the parsers have, or that keep a text from never ending.

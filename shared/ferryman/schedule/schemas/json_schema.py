@@ -162,8 +162,8 @@ def with_references_under(schema: Any, pointer: str) -> Any:
 
 
 def schemas_in_lark(text: str) -> Iterator[Any]:
-    """The JSON behind each `%json` of a grammar in Lark, wherever it stands. What is no JSON there
-    is left to the reader of the grammar."""
+    """The JSON behind each `%json` of a grammar in Lark, wherever it stands. Text that is no JSON
+    there is left to the reader of the grammar."""
     decoder = json.JSONDecoder()
     for mark in _IN_LARK.finditer(text):
         try:

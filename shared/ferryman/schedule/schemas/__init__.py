@@ -1,0 +1,1 @@
+"""Schemas of callers: walks through them, and what of them no grammar holds."""
