@@ -192,13 +192,13 @@ def test_whatever_the_grammar_writes_is_read_as_calls(
 SHAPE = OutputGrammar.json_schema(
     {
         "type": "object",
-        "properties": {"name": {"type": "string"}, "parameters": {"type": "integer"}},
-        "required": ["name", "parameters"],
+        "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+        "required": ["name", "age"],
         "additionalProperties": False,
     }
 )
-# As near to a call as an answer of the form comes.
-SHAPED = '{"name": "get_weather!", "parameters": 7}'
+# A call in Llama's format, but for its name.
+SHAPED = '{"name": "get_weather!", "age": 7}'
 
 
 @pytest.mark.parametrize("name", WRITTEN)
