@@ -4,6 +4,7 @@ the answer, and either is held to its form."""
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -131,3 +132,22 @@ async def test_what_a_form_beside_tools_cannot_be_is_refused(answering: RouterCl
         response = await answering.post(chat.path, **chat.asks, **form)
         assert (response.status_code, response.json()["error"]["param"]) == (400, "json_schema")
     assert answering.prefills[0].orders == []
+
+
+async def test_a_large_schema_beside_tools_is_joined_beside_the_loop(
+    answering: RouterCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joined_by: list[int] = []
+
+    def noted(*alternatives: Any) -> OutputGrammar:
+        joined_by.append(threading.get_ident())
+        return either(*alternatives)
+
+    either = OutputGrammar.either
+    monkeypatch.setattr(OutputGrammar, "either", noted)
+    chat, words = PROTOCOLS["chat"], [f"word {index}" for index in range(2000)]
+    for schema in (SCHEMA, {"type": "object", "properties": {"a": {"enum": words}}}):
+        body = {**chat.asks, chat.limit: 120, "guided_json": schema}
+        assert chat.shown((await answering.post(chat.path, **body)).json()) == ("", CALLED)
+    small, large = joined_by
+    assert small == threading.get_ident() != large

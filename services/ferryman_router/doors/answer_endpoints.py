@@ -110,7 +110,8 @@ async def _answer(deps: HttpDeps, api: Api, request: Request) -> Response:
         parts = await deps.body_parts(request, grow, within)
         arrived = frontend.ctx.clock()
         reads = frontend.read_body(api, parts, within=within, rules=deps.rules)
-        body = _offered(deps, await while_connected(request.receive, reads))
+        body = await while_connected(request.receive, reads)
+        body = await _offered(deps, body, within=within)
         first = _first_request(deps, body, caller, arrived)
         begins = partial(_begun, deps, body, request, tokenized=reading.close)
         try:
@@ -155,12 +156,15 @@ def _first_request(
     )
 
 
-def _offered(deps: HttpDeps, body: ParsedRequest) -> ParsedRequest:
+async def _offered(deps: HttpDeps, body: ParsedRequest, *, within: float) -> ParsedRequest:
     """The body as this model can answer it. Raises InvalidRequest for tools that it cannot."""
-    tokenizer = deps.frontend.ctx.model.tokenizer
+    tokenizer, grammar = deps.frontend.ctx.model.tokenizer, body.sampling.params.grammar
     template = tokenizer.chat_template.tool_source if tokenizer.chat_template else ""
     check_offered(body.answer.tools, deps.syntax, template)
-    return with_calls(body, deps.syntax, tokenizer)
+    # A large schema is checked once more as a part of another grammar.
+    num_bytes = 0 if grammar is None else len(grammar.text)
+    work = partial(with_calls, body, deps.syntax, tokenizer)
+    return await deps.frontend.intake.run(num_bytes, work, within=within)
 
 
 def _text_options(deps: HttpDeps, body: ParsedRequest) -> TextOptions:
