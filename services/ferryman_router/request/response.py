@@ -203,8 +203,9 @@ class ResponseStream:
         self, offset: int, token_ids: tuple[int, ...], logprobs: Sequence[Mapping[int, float]]
     ) -> None:
         # With stop strings one token at a time: the answer ends after the one that completes a
-        # stop, wherever the worker has cut its frames.
-        size = 1 if self._stops.is_watching else len(token_ids)
+        # stop, wherever the worker has cut its frames. With log probabilities too: a token of a
+        # thought and one of the text behind it have different places in an answer.
+        size = 1 if self._stops.is_watching or logprobs else len(token_ids)
         for at in range(0, len(token_ids), size):
             if self.has_stopped:
                 break  # whatever comes after a stop was under way already
