@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.text.tool_calls.samples import Answer, read
-from tests.text.tool_calls.sloppy import SLOPPY, TYPES, Sloppy
+from tests.text.tool_calls.sloppy import A1, SLOPPY, TYPES, Sloppy
 
 from ferryman.text.tool_calls.formats import REASONING_FORMATS, TOOL_FORMATS, FreeTools
 
 USE = FreeTools(TYPES)
+CALL_A1 = '{"name": "f", "arguments": {"a": "1"}}'
 PIECES = sorted(
     {
         *"{}[]()\"'\\`:,;=< >\n\u00a0x1é",
@@ -93,6 +94,11 @@ def _without_ends(text: str) -> str:
 
 CUT = {
     "a value": ("qwen3_coder", "<function=f>\n<parameter=a>\nPar", ("f", '{"a": "Par')),
+    "the tag behind a value": (
+        "qwen3_coder",
+        "<function=f>\n<parameter=a>\nPar\n</param",
+        ("f", '{"a": "Par'),
+    ),
     "behind a value": (
         "qwen3_coder",
         "<function=f>\n<parameter=a>\n1\n</parameter>\n",
@@ -101,6 +107,29 @@ CUT = {
     "a tag": ("qwen3_coder", "<function=f><parameter=a>1</parameter>\n</fu", ("f", '{"a": "1"')),
     "a parameter's name": ("qwen3_coder", "<function=f>\n<parameter=a", ("f", "")),
     "a typed value": ("qwen3_coder", "<function=typed><parameter=count>1", ("typed", '{"count": ')),
+    "an escape": (
+        "hermes",
+        '<tool_call>{"name": "f", "arguments": {"a": "1\\u00',
+        ("f", '{"a": "1'),
+    ),
+    "a word": (
+        "mistral",
+        '[TOOL_CALLS]f[ARGS]{"a": "1", "c": tr',
+        ("f", '{"a": "1", "c": '),
+    ),
+    "the next call": ("llama3_json", '{"name": "f", "parameters": {"a": "1"}}; {"name": "f', A1),
+    "the mark at the end": ("hermes", f"<tool_call>{CALL_A1}</tool_c", A1),
+    "a mark of DeepSeek": (
+        "deepseek_v3",
+        '<｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": "1"}<｜tool▁call▁end｜',
+        A1,
+    ),
+    "the end of a fence": ("hermes", f"```json\n{CALL_A1}\n``", A1),
+    "a tag at the end": (
+        "qwen3_coder",
+        "<function=f><parameter=a>1</parameter></function></tool",
+        A1,
+    ),
     "an object": ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "1"', ("f", '{"a": "1"')),
 }
 

@@ -74,9 +74,12 @@ def content(sink: DeltaSink) -> Grammar[None]:
         sink.content(character)
 
 
-def text_until(emit: Emit, marks: tuple[str, ...], taken: str | None = None) -> Grammar[str]:
+def text_until(
+    emit: Emit, marks: tuple[str, ...], taken: str | None = None, emit_last: Emit | None = None
+) -> Grammar[str]:
     """Emits text up to a mark, and returns that; "" at the end of the text. No mark may begin
-    another one. What was `taken` was read already: the end, some characters, or a whole mark."""
+    another one. What was `taken` was read already: the end, some characters, or a whole mark.
+    `emit_last` gets the beginning of a mark with which the text ends, if not `emit` does."""
     held, first = "", frozenset(mark[0] for mark in marks)
     while text := ((yield) if taken is None else taken):
         taken = None
@@ -90,6 +93,9 @@ def text_until(emit: Emit, marks: tuple[str, ...], taken: str | None = None) -> 
                 held = held[1:]
             if held in marks:
                 return held
+    if held and emit_last is not None:
+        emit_last(held)
+        return ""
     for character in held:
         emit(character)
     return ""
@@ -104,7 +110,13 @@ def marked_text(
     """Content, and what stands behind the marks of `openings`: their grammars return what follows,
     a character or a mark. `ends` are left out behind a call."""
     marks = (*openings, *ends)
-    while mark := (yield from text_until(sink.content, marks, following)):
+
+    def emit_last(held: str) -> None:
+        # An answer that was cut within the mark behind a call shows nothing of the mark.
+        if not (sink.is_cut and sink.is_behind_call):
+            sink.content(held)
+
+    while mark := (yield from text_until(sink.content, marks, following, emit_last)):
         following = None
         if mark in ends:
             sink.layout(mark)
@@ -156,8 +168,10 @@ def expect(text: str, character: str | None = None) -> Grammar[None]:
 
 def attempt(sink: DeltaSink, taken: str, inner: Grammar[T]) -> Grammar[T | None]:
     """Runs a grammar after the mark `taken`. If the text is not as it expects, the part that
-    went into no call becomes content, and the result is None."""
+    went into no call becomes content, and the result is None. Where the text ends within a call,
+    what was not passed on of that is no content."""
     pending, num_taken, character = [taken], sink.num_taken, ""
+    num_calls = sink.num_calls
     try:
         next(inner)
         while True:
@@ -170,6 +184,8 @@ def attempt(sink: DeltaSink, taken: str, inner: Grammar[T]) -> Grammar[T | None]
         result: T = over.value
         return result
     except Malformed:
+        if not character and (sink.num_calls > num_calls or sink.is_cut) and sink.is_behind_call:
+            return None
         # The character that showed it may have ended a number, which was taken then.
         for piece in pending if sink.num_taken == num_taken else [character]:
             sink.content(piece)

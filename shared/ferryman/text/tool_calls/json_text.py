@@ -129,7 +129,7 @@ def _code_point(emit: Emit) -> Grammar[str]:
     while (digit := (yield)) in _HEX and len(digits) < 4:
         digits += digit
     if not digit and len(digits) < 4:
-        raise Malformed  # a text that is cut says nothing by half an escape
+        raise Malformed  # it may have gone on
     emit(("\\u" if len(digits) == 4 else "\\\\u") + digits)
     return digit
 

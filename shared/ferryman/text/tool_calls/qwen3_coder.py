@@ -134,7 +134,7 @@ class _TaggedArguments:
 
     def _string(self) -> Grammar[str]:
         value = _StreamedText(self._sink.arguments)
-        tag = yield from text_until(value.add, _VALUE_ENDS)
+        tag = yield from text_until(value.add, _VALUE_ENDS, None, self._unless_cut(value.add))
         value.end(is_line_over=tag.startswith("\n"))
         if tag or not self._sink.is_cut:
             self._sink.arguments('"')
@@ -148,6 +148,16 @@ class _TaggedArguments:
             text = text if tag.startswith("\n") else text.removesuffix("\n")
             self._sink.arguments(typed_value(text, types))
         return tag
+
+    def _unless_cut(self, add: Emit) -> Emit:
+        """Takes the beginning of a tag with which the text ends. In one that was cut it is no part
+        of the value."""
+
+        def take(held: str) -> None:
+            for character in "" if self._sink.is_cut else held:
+                add(character)
+
+        return take
 
 
 class _StreamedText:
