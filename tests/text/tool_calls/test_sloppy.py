@@ -166,3 +166,14 @@ def test_the_beginning_of_a_mark_is_not_lost(reasoning: str) -> None:
     for text in ("<", "<thi", "[", "Here is my", " \n<t"):
         answer = read("none", [text], reasoning=reasoning)
         assert answer.content + answer.reasoning == text
+
+
+@pytest.mark.parametrize("tools", sorted(TOOL_FORMATS))
+@pytest.mark.parametrize(
+    "piece",
+    ['{"function": ', "<tool_call>", "[f(a=", "<function=typed><parameter=tags>[", "[[", '"-'],
+)
+def test_a_text_that_never_closes_what_it_opens_is_no_error(tools: str, piece: str) -> None:
+    text = f"<tool_call>{piece * 2000}"
+    assert read(tools, [text], use=USE).reasoning == ""
+    assert read(tools, [piece * 2000], use=USE).reasoning == ""

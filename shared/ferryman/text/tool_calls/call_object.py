@@ -47,6 +47,7 @@ class _CallFields:
         """Any name is called where `names` is None."""
         self._sink, self._names, self._early = sink, names, TextBuffer()
         self._name, self._has_arguments, self._num_keys = "", False, 0
+        self._is_nested = False
 
     @property
     def is_whole(self) -> bool:
@@ -57,6 +58,12 @@ class _CallFields:
         self._num_keys += 1
         if self._names is not None and self._num_keys == 1 and key not in _FIRST_KEYS:
             raise Malformed
+
+    def enter_function(self) -> None:
+        """An object within has the fields. Malformed for one within that."""
+        if self._is_nested:
+            raise Malformed
+        self._is_nested = True
 
     def named(self, name: str) -> None:
         if self._name or not name or (self._names is not None and name not in self._names):
@@ -117,6 +124,7 @@ def _field(call: _CallFields, key: str, first: str) -> Grammar[str]:
     if key in ("name", _FUNCTION) and is_string:
         call.named((yield from _string(first)))
     elif key == _FUNCTION and first == "{":
+        call.enter_function()
         yield from expect("}", (yield from _fields(call, (yield from skip_space()))))
     elif key in _ARGUMENTS and first == "{":
         yield from json_object(call.take_arguments())
