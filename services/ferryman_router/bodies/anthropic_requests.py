@@ -97,7 +97,8 @@ def _system(sent: Any, place: BodyPlace) -> list[ChatTurn]:
 
 
 def _continued(turns: Sequence[ChatTurn]) -> ContinuedMessage | None:
-    """What the answer goes on with: the last turn, if it is the assistant's and has no calls."""
+    """The message that the answer goes on with: the last turn, if it is the assistant's and has no
+    calls."""
     last = turns[-1]
     has_calls = "tool_calls" in json.loads(last.more or "{}")
     return continued(last) if last.role == "assistant" and not has_calls else None

@@ -172,8 +172,8 @@ class AssistantTurn:
 
 
 def continued(turn: ChatTurn) -> ContinuedMessage | None:
-    """What an answer goes on with that goes on with this turn: its text, else its thought; None
-    where it has neither."""
+    """The text of this turn, else its thought, for an answer that goes on with it; None where it
+    has neither."""
     if turn.content:
         return ContinuedMessage(turn.content)
     thought = json.loads(turn.more or "{}").get("reasoning_content")

@@ -1,4 +1,4 @@
-"""What models really write is read, whole and in every cut, and what is no call is not lost."""
+"""Answers as models really write them are read, whole and in every cut; nothing else is lost."""
 
 from __future__ import annotations
 

@@ -202,7 +202,7 @@ def fence_language() -> Grammar[str]:
 def _more_calls(
     sink: DeltaSink, character: str, names: Names | None, *, is_fenced: bool
 ) -> Grammar[str]:
-    """What follows a call: other calls on lines or behind commas, and marks that end them."""
+    """The rest behind a call: other calls on lines or behind commas, and marks that end them."""
     while True:
         if character and character in _SURPLUS:
             character = yield from skip_space()

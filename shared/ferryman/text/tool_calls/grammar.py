@@ -58,9 +58,9 @@ class OutputParser:
         return self._sink.drain()
 
     def flush(self, *, is_cut: bool = False) -> tuple[OutputDelta, ...]:
-        """The deltas that were held back, as the end of the text. Feed nothing afterwards. What a
-        model left open is closed where it ended by itself; in a text that `is_cut` it stays
-        open."""
+        """The deltas that were held back, as the end of the text. Feed nothing afterwards. A
+        call that the model left open is closed where the model ended by itself; in a text that
+        `is_cut` it stays open."""
         self._sink.is_cut = is_cut
         with suppress(StopIteration):
             self._grammar.send("")
@@ -78,7 +78,7 @@ def text_until(
     emit: Emit, marks: tuple[str, ...], taken: str | None = None, emit_last: Emit | None = None
 ) -> Grammar[str]:
     """Emits text up to a mark, and returns that; "" at the end of the text. No mark may begin
-    another one. What was `taken` was read already: the end, some characters, or a whole mark.
+    another one. The text in `taken` was read already: the end, some characters, or a whole mark.
     `emit_last` gets the beginning of a mark with which the text ends, if not `emit` does."""
     held, first = "", frozenset(mark[0] for mark in marks)
     while text := ((yield) if taken is None else taken):
@@ -127,8 +127,8 @@ def marked_text(
 def word_until(
     marks: tuple[str, ...], max_chars: int, taken: str | None = None
 ) -> Grammar[tuple[str, str]]:
-    """The text before a mark, and the mark. Malformed when it is too long or the text ends. What
-    was `taken` was read already."""
+    """The text before a mark, and the mark. Malformed when it is too long or the text ends. The
+    text in `taken` was read already."""
     word: list[str] = []
 
     def take(character: str) -> None:

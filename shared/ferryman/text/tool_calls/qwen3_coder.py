@@ -48,7 +48,7 @@ def qwen3_coder(sink: DeltaSink, parameters: Parameters) -> Grammar[None]:
 
 
 def marked_call(sink: DeltaSink, parameters: Parameters) -> Grammar[str]:
-    """What follows the outer tag: tags, or JSON. Returns what follows the call."""
+    """The call behind the outer tag, in tags or in JSON. Returns what follows the call."""
     first = yield from skip_space()
     if first != FUNCTION[0]:
         return (yield from calls(sink, first))
@@ -80,7 +80,7 @@ def tagged_call(
 
 
 def _behind_object() -> Grammar[str]:
-    """What follows an object; the tag that ends the function is passed over."""
+    """The text behind an object; the tag that ends the function is passed over."""
     _, tag = yield from word_until((FUNCTION_END, END), 0, (yield from skip_space()))
     return tag if tag == END else (yield from skip_space())
 

@@ -22,7 +22,7 @@ MAX_VALUE_CHARS = 1 << 20
 MAX_SCHEMAS = 256  # that are looked at for one parameter
 _UNREAD = object()
 _CHOICES = ("anyOf", "oneOf")
-# What a schema without a type is about.
+# The types that a schema without one is about.
 _OF_FIELDS = {
     **dict.fromkeys(("properties", "additionalProperties", "required"), "object"),
     **dict.fromkeys(("items", "prefixItems", "minItems", "maxItems"), "array"),
