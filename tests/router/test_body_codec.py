@@ -15,7 +15,7 @@ from tests.harness.router import RouterCluster
 from tests.router.raw_http import POSTS
 
 from ferryman.errors import InvalidRequest, TooLarge, UnsupportedMedia
-from ferryman_router.bodies.body_codec import coding_of, decoded
+from ferryman_router.doors.body_codec import coding_of, decoded
 
 
 def _raw_deflate(plain: bytes) -> bytes:

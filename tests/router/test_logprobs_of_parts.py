@@ -13,6 +13,7 @@ from tests.router.tool_folders import tool_folder
 from ferryman.cache.manifest import Exactness
 from ferryman.handoff.offsets import TokenFrame, extend_hash
 from ferryman.schedule.request import FinishReason, SamplingParams
+from ferryman.text.located_prompt import LocatedPrompt
 from ferryman.text.tokenizer import Tokenizer
 from ferryman.text.tool_calls.formats import FreeTools, OutputSyntax
 from ferryman.wire.public import GenerateFinished, TokenPrompt
@@ -46,7 +47,7 @@ def answered(tokenizer: Tokenizer, size: int) -> AnsweredChoice:
     params, ids = SamplingParams(logprobs=1), np.array([1], dtype="<u4")
     caller = Caller("request", PUBLIC, 10.0, "")
     request = GenerateRequest(caller, "", TokenPrompt(ids), RequestedSampling(params), arrived=0.0)
-    asked = TokenizedRequest(request, ids, params, frozenset())
+    asked = TokenizedRequest(request, LocatedPrompt(ids), params, frozenset())
     stream = ResponseStream(asked, tokenizer, RouterMetrics(), lambda: 1.0)
     stream.begin_attempt(1)
     token_ids = tuple(tokenizer.encode(TEXT, add_special_tokens=False).tolist())

@@ -19,6 +19,7 @@ from tests.text.folders import KINDS, write_folder
 from ferryman.cache.manifest import Exactness
 from ferryman.handoff.offsets import TokenFrame, extend_hash
 from ferryman.schedule.request import FinishReason, SamplingParams
+from ferryman.text.located_prompt import LocatedPrompt
 from ferryman.text.tokenizer import Tokenizer
 from ferryman.wire.public import GenerateFinished, TokenPrompt
 from ferryman.wire.values import RequestTokens, Usage
@@ -26,7 +27,6 @@ from ferryman_router.answers.completion_output import CompletionFormat
 from ferryman_router.answers.logprobs import TokenNames, chat_logprobs, echoed_offsets
 from ferryman_router.answers.response_format import AnsweredChoice
 from ferryman_router.answers.response_header import ResponseHeader
-from ferryman_router.prompts.located_prompt import LocatedPrompt
 from ferryman_router.request.metrics import RouterMetrics
 from ferryman_router.request.response import OutputLog, ResponseStream
 from ferryman_router.routing.generate_request import (

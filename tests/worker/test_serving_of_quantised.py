@@ -1,8 +1,8 @@
 """A checkpoint of every quantised format is served, handed off and resumed as its twin's numbers.
 
 The twin holds in floats the numbers that the codes stand for. Between the two, float64 agrees to
-1e-12; what is resumed is compared in bfloat16, where torch has products of its own for some formats,
-and to the bit: its steps have the same shapes.
+1e-12; what is resumed is compared in bfloat16, where torch has products of its own for some
+formats, and to the bit: its steps have the same shapes.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from functools import partial
 from starlette.requests import Request
 
 from ferryman.errors import TooLarge, UnsupportedMedia
-from ferryman_router.bodies.body_codec import HEADER, OFFERED, coding_of, decoded
+from ferryman_router.doors.body_codec import HEADER, OFFERED, coding_of, decoded
 from ferryman_router.doors.cors import CorsPolicy
 from ferryman_router.intake.body_intake import QUICK_BYTES, Intake
 
