@@ -1,7 +1,7 @@
 """The command `python -m tools.agents`: which agents run unchanged against this tree?
 
-It needs npm and its index, and 2 GB below `--folder`, which may be used again. The exit status is
-1 if a session went wrong.
+It needs npm and PyPI or their mirrors, and 3 GB below `--folder`, which may be used again. The exit
+status is 1 if a session went wrong.
 """
 
 from __future__ import annotations
@@ -15,36 +15,45 @@ from pathlib import Path
 from tests.harness.cluster import up
 from tools.agents.guide import guide_of
 from tools.agents.npm import NpmFolder
+from tools.agents.pypi import PypiFolder
 from tools.agents.scripted_model import save_scripted_model
 from tools.agents.session import SessionResult, run_session
 from tools.markdown_table import short_table
 
-# By the titles of their sections in docs/clients.md.
-PACKAGES = {
-    "Claude Code": "@anthropic-ai/claude-code",
-    "Claude Agent SDK": "@anthropic-ai/claude-agent-sdk",
-    "Codex": "@openai/codex",
-    "opencode": "opencode-ai",
-    "Qwen Code": "@qwen-code/qwen-code",
-    "pi": "@mariozechner/pi-coding-agent",
-    "Continue": "@continuedev/cli",
+# By the titles of their sections in docs/clients.md; the first package's version is shown.
+FROM_NPM = {
+    "Claude Code": ("@anthropic-ai/claude-code",),
+    "Claude Agent SDK": ("@anthropic-ai/claude-agent-sdk",),
+    "Codex": ("@openai/codex",),
+    "opencode": ("opencode-ai",),
+    "Qwen Code": ("@qwen-code/qwen-code",),
+    "pi": ("@mariozechner/pi-coding-agent",),
+    "Continue": ("@continuedev/cli",),
+    "AI SDK": ("ai", "@ai-sdk/openai-compatible", "zod"),
 }
+FROM_PYPI = {
+    "OpenAI Agents SDK": ("openai-agents",),
+    "LangGraph": ("langgraph", "langchain", "langchain-openai"),
+    "LlamaIndex": ("llama-index-llms-openai-like",),
+}
+AGENTS = (*FROM_NPM, *FROM_PYPI)
 MODEL = "ferryman-demo"  # the folder's name is the served one, and the page has this
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.agents", description=__doc__)
-    parser.add_argument("agents", nargs="*", help=f"all, or some of {', '.join(PACKAGES)}")
-    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "agents-npm")
+    parser.add_argument("agents", nargs="*", help=f"all, or some of {', '.join(AGENTS)}")
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "agents")
     choice = parser.parse_args()
-    agents = choice.agents or list(PACKAGES)
-    if unknown := [agent for agent in agents if agent not in PACKAGES]:
-        parser.error(f"no agent {', '.join(unknown)}; there are {', '.join(PACKAGES)}")
-    npm = NpmFolder(choice.folder.resolve())
-    npm.install(tuple(PACKAGES[agent] for agent in agents))
+    agents = choice.agents or list(AGENTS)
+    if unknown := [agent for agent in agents if agent not in AGENTS]:
+        parser.error(f"no agent {', '.join(unknown)}; there are {', '.join(AGENTS)}")
+    folder = choice.folder.resolve()
+    npm, pypi = NpmFolder(folder / "npm"), PypiFolder(folder / "pypi")
+    _install(agents, npm, pypi)
     with tempfile.TemporaryDirectory(prefix="ferryman-agents-") as scratch:
-        results = _sessions(agents, npm, Path(scratch))
-    rows = [_row(agent, npm, results[agent]) for agent in agents]
+        results = _sessions(agents, npm, pypi, Path(scratch))
+    rows = [_row(agent, _version(agent, npm, pypi), results[agent]) for agent in agents]
     print("\n".join(short_table(_HEADING, rows, long=0)))
     wrong = {agent: result for agent, result in results.items() if not result.is_right}
     for agent, result in wrong.items():
@@ -52,7 +61,18 @@ def main() -> int:
     return bool(wrong)
 
 
-def _sessions(agents: list[str], npm: NpmFolder, scratch: Path) -> dict[str, SessionResult]:
+def _install(agents: list[str], npm: NpmFolder, pypi: PypiFolder) -> None:
+    npm.prepare()
+    for agent in agents:
+        if agent in FROM_NPM:
+            npm.install(*FROM_NPM[agent])
+        else:
+            pypi.install(*FROM_PYPI[agent])
+
+
+def _sessions(
+    agents: list[str], npm: NpmFolder, pypi: PypiFolder, scratch: Path
+) -> dict[str, SessionResult]:
     """Runs the agents, one after the other, against one cluster."""
     model = save_scripted_model(scratch / MODEL, npm.tokenizer)
     state_dir = scratch / "state"
@@ -60,8 +80,9 @@ def _sessions(agents: list[str], npm: NpmFolder, scratch: Path) -> dict[str, Ses
     with up(state_dir, "--model", str(model), "--memory-bytes", "512M") as cluster:
         for agent in agents:
             folder = scratch / agent.replace(" ", "-")
-            guide = guide_of(agent, cluster.doors[0])
-            results[agent] = run_session(guide, npm, folder, state_dir / "logs" / "router.log")
+            path = npm.path if agent in FROM_NPM else pypi.path(FROM_PYPI[agent][0])
+            guide, log = guide_of(agent, cluster.doors[0]), state_dir / "logs" / "router.log"
+            results[agent] = run_session(guide, path, npm.modules, folder, log)
             shutil.rmtree(folder, ignore_errors=True)
     return results
 
@@ -69,13 +90,19 @@ def _sessions(agents: list[str], npm: NpmFolder, scratch: Path) -> dict[str, Ses
 _HEADING = ("agent", "version", "answers", "requests", "prompt tokens", "of the others' cached")
 
 
-def _row(agent: str, npm: NpmFolder, result: SessionResult) -> list[str]:
+def _version(agent: str, npm: NpmFolder, pypi: PypiFolder) -> str:
+    if agent in FROM_NPM:
+        return npm.version(FROM_NPM[agent][0])
+    return pypi.version(FROM_PYPI[agent][0])
+
+
+def _row(agent: str, version: str, result: SessionResult) -> list[str]:
     first, *others = result.requests or (None,)
     prompt_len = sum(request.prompt_len for request in others)
     cached_len = sum(request.cached_len for request in others)
     return [
         agent,
-        npm.version(PACKAGES[agent]),
+        version,
         f"{result.num_right} of 2 right",
         str(len(result.requests)),
         f"{first.prompt_len:,}" if first else "–",

@@ -37,13 +37,14 @@ class NpmFolder:
         """The version of an installed package."""
         return str(json.loads((self.modules / package / "package.json").read_text())["version"])
 
-    def install(self, packages: tuple[str, ...]) -> None:
-        """Installs packages in their newest versions.
-
-        Node comes first: npm takes an older agent where the Node at hand is too old for the newest.
-        """
+    def prepare(self) -> None:
+        """Installs what is needed in any case. Node comes first: npm takes an older agent where the
+        Node at hand is too old for the newest."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._npm_install(_NODE, _TOKENIZER)
+
+    def install(self, *packages: str) -> None:
+        """Installs packages in their newest versions."""
         self._npm_install(*(f"{package}@latest" for package in packages))
 
     def _npm_install(self, *packages: str) -> None:

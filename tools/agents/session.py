@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import IO
 
 from tools.agents.guide import AgentGuide
-from tools.agents.npm import NpmFolder
 from tools.agents.scripted_model import ANSWER, WORD
 
 NUM_QUESTIONS = 2
@@ -44,17 +43,22 @@ class SessionResult:
         return self.status == 0 and self.num_right == NUM_QUESTIONS and enough
 
 
-def run_session(guide: AgentGuide, npm: NpmFolder, folder: Path, router_log: Path) -> SessionResult:
-    """Runs an agent in `folder`, which becomes its home and has the file that it is asked about."""
+def run_session(
+    guide: AgentGuide, path: str, node_modules: Path, folder: Path, router_log: Path
+) -> SessionResult:
+    """Runs an agent in `folder`, its home, with the file that it is asked about.
+
+    Its commands are found on `path`.
+    """
     home, workspace = folder / "home", folder / "work"
     home.mkdir(parents=True)
     workspace.mkdir()
-    (workspace / "node_modules").symlink_to(npm.modules)
+    (workspace / "node_modules").symlink_to(node_modules)
     (workspace / "note.txt").write_text(f"{WORD}\n")
     guide.write_files(home, workspace)
     num_before = len(_served(router_log))
     with open(folder / "errors.txt", "w+") as errors:
-        status, text = _output(guide.commands, home, workspace, npm.path, errors)
+        status, text = _output(guide.commands, home, workspace, path, errors)
         errors.seek(0)
         last_words = (errors.read() + text)[-_LAST_CHARS:]
     requests = tuple(_served(router_log)[num_before:])

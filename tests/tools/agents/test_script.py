@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tools.agents.__main__ import PACKAGES
+from tools.agents.__main__ import AGENTS
 from tools.agents.guide import guide_of
 from tools.agents.script import Script, successors
 
@@ -45,7 +45,7 @@ def test_a_text_that_would_need_a_token_twice_is_refused() -> None:
     assert other_cut == {1: 4, 4: 3, 3: END}
 
 
-@pytest.mark.parametrize("agent", PACKAGES)
+@pytest.mark.parametrize("agent", AGENTS)
 def test_the_page_says_how_an_agent_is_set_up(agent: str, tmp_path: Path) -> None:
     """Its files name the cluster's address, and none is written outside the two folders."""
     guide = guide_of(agent, "http://127.0.0.1:9")
