@@ -159,3 +159,64 @@ def test_at_any_time_unpinned_snapshots_go_before_pinned_ones(
         live = [key in latest and latest[key] > now + 1 for key in order]
         if act == "grow" and kinds == HYBRID:
             assert live == sorted(live)
+
+
+def test_what_a_pin_leaves_behind_is_evicted_as_any_other() -> None:
+    """A snapshot that is dropped takes its pin along: its page, and the pages of its window that
+    another point needs, have their own ranks again."""
+    tree, slots = PrefixTree(KINDS, window_pages=2, path_snapshots=4), Slots()
+    grow(tree, slots, [1] * 4, 0.0, snapshots=[3, 4], windows=[1, 2, 3])
+    grow(tree, slots, [2] * 3, 0.0, snapshots=[3], windows=[1, 2])
+    for path in ([1] * 3, [2] * 3):
+        pin(tree, path, DAY, 0.0)
+        tree.drop(Kind.RECURRENT, keys_of(path)[-1])
+        tree.check_integrity()
+
+
+def test_a_window_that_is_whole_again_is_pinned_again() -> None:
+    tree, slots = PrefixTree(KINDS, window_pages=2, path_snapshots=4), Slots()
+    grow(tree, slots, [1] * 4, 0.0, snapshots=[3, 4], windows=[1, 2, 3])
+    pin(tree, [1] * 3, DAY, 0.0)
+    tree.drop(Kind.WINDOW, keys_of([1] * 4)[1])
+    tree.check_integrity()
+    grow(tree, slots, [1] * 4, 1.0, windows=[1])
+    tree.touch(keys_of([1] * 3)[-1], 2.0)
+    tree.check_integrity()
+    grow(tree, slots, [2] * 2, 3.0, windows=[0, 1])
+    assert next(tree.next_to_evict(Kind.WINDOW, alone)) in keys_of([2] * 2)
+
+
+WINDOWS = {
+    "beside all": KINDS,
+    "beside states": (Kind.WINDOW, Kind.RECURRENT),
+    "beside pages": (Kind.FULL, Kind.WINDOW),
+    "alone": (Kind.WINDOW,),
+}
+
+
+@settings(max_examples=150)
+@given(acts=st.lists(ACTS, max_size=40))
+@pytest.mark.parametrize("kinds", WINDOWS.values(), ids=WINDOWS.keys())
+def test_pins_leave_no_unit_where_no_eviction_finds_it(
+    kinds: tuple[Kind, ...], acts: list[tuple[str, object, int]]
+) -> None:
+    """A pin's window is pinned with it, so its pages change their ranks with that of the point."""
+    tree, slots, now = PrefixTree(kinds, window_pages=2, path_snapshots=2), Slots(), 0.0
+    for act, what, number in acts:
+        now += 1.0
+        if isinstance(what, Kind):
+            if what in kinds:
+                tree.evict(what, number, alone)
+        elif isinstance(what, list) and act == "grow":
+            depth = min(number, len(what))
+            states, pages = [depth] if depth else [], range(max(0, depth - 2), len(what))
+            grow(tree, slots, what, now, snapshots=states, windows=pages)
+        elif isinstance(what, list) and act == "pin":
+            tree.pin(keys_of(what), now + number, OWNER, now)
+        elif isinstance(what, list) and tree.match_depth(keys_of(what)) == len(what):
+            tree.touch(keys_of(what)[-1], now)
+        tree.check_integrity()
+    for kind in kinds:
+        tree.evict(kind, 1000, alone)
+    assert not list(tree.units())
+    assert not len(tree)

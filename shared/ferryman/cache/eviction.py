@@ -16,7 +16,7 @@ snapshot, a snapshot without its window) is evicted before all others; one that 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 
 from ferryman.cache.keys import PageKey
@@ -179,10 +179,11 @@ class EvictionOrder:
                 return False
             pages.append(page)
         only = {point.key: point}  # shared by all pages that no other point needs
-        new = [page for page in pages if not page.points]
+        # A pin of this point is one of its window, too: pages of other points have another rank.
+        changed = pages if point.pinned_until else [page for page in pages if not page.points]
         for page in pages:
             page.points = {**page.points, **only} if page.points else only
-        self._push(_WINDOW, new)
+        self._push(_WINDOW, changed)
         return True
 
     def _release_window(self, point: TreeNode) -> None:
@@ -192,7 +193,7 @@ class EvictionOrder:
                 continue
             rest = {key: other for key, other in page.points.items() if other is not point}
             page.points = rest or NO_POINTS
-            if not rest and page.key in self._windows:
+            if (not rest or point.pinned_until) and page.key in self._windows:
                 self._push(_WINDOW, (page,))
 
     def pop_least(self, path: list[TreeNode]) -> TreeNode:
@@ -210,6 +211,15 @@ class EvictionOrder:
             self._push(_RECURRENT, (deeper,))
         del path[place]
         return least
+
+    def check_integrity(self, nodes: Collection[TreeNode]) -> None:
+        """Raises AssertionError unless the order finds all units that may be evicted."""
+        for kind, heap in self._heaps.items():
+            live = {entry[2].key for entry in heap if self._is_live(kind, entry)}
+            candidates = (node for node in nodes if self._is_candidate(kind, node))
+            assert all(node.key in live for node in candidates), (
+                f"no eviction finds a unit of {kind}"
+            )
 
     # Reading the order.
 

@@ -104,8 +104,8 @@ class TreeChange(NamedTuple):
 
 
 class Pins:
-    """The pins of a tree, of which an owner has `most`. All calls return the nodes whose rank among
-    those to be evicted has changed."""
+    """The pins of a tree, of which an owner has `most`. `pin` and `expire` return the nodes whose
+    rank among those to be evicted has changed."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -146,15 +146,16 @@ class Pins:
             self.unpin(released[-1])
         return released
 
-    def unpin(self, node: TreeNode) -> None:
-        """Ends the pin of a node, if it has one."""
+    def unpin(self, node: TreeNode) -> bool:
+        """Ends the pin of a node; False if it has none."""
         owner = self._owner_of.pop(node.key, None)
         if owner is None:
-            return
+            return False
         node.pinned_until = 0.0
         del self._nodes[owner][node.key]
         if not self._nodes[owner]:
             del self._nodes[owner]
+        return True
 
     def expire(self, now: float) -> tuple[TreeNode, ...]:
         """Ends the pins whose time is over."""

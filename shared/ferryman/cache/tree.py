@@ -270,8 +270,8 @@ class PrefixTree:
 
     def _remove_unit(self, kind: Kind, node: TreeNode) -> SlotHandle:
         handle = self._slots[kind].pop(node.key)
-        if kind is Kind.RECURRENT or kind is self._path_kind:
-            self._pins.unpin(node)
+        if kind is Kind.RECURRENT and self._pins.unpin(node):
+            self._order.on_pin(node)
         self._order.on_remove(kind, node)
         self._changes.append(TreeChange(kind, (node.key,), False))
         return handle
@@ -280,6 +280,7 @@ class PrefixTree:
         """Removes a leaf with all its units."""
         key = node.key
         dropped = [self._remove_unit(kind, node) for kind in self.kinds if key in self._slots[kind]]
+        self._pins.unpin(node)
         del self._nodes[key]
         parent, node.parent = node.parent, None
         assert parent is not None, "the root is never removed"
@@ -366,3 +367,4 @@ class PrefixTree:
         assert len(self._pins) == len(pinned), "a pin without a page, or a page without its pin"
         assert all(key in self._pins for key in pinned), "a page of another pin"
         assert self._num_guarded == sum(node.guards > 0 for node in self._nodes.values())
+        self._order.check_integrity(self._nodes.values())
