@@ -389,7 +389,7 @@ def test_a_lower_priority_number_is_served_first_within_a_line() -> None:
 async def test_an_operator_bounds_answers_to_requests_without_a_limit(
     nats_url: str, folder: Path
 ) -> None:
-    """What a client asks for counts, be it more; and a bound leaves room for the fewest tokens."""
+    """A client that names a limit gets it, be it more; min_tokens counts, too."""
     chat = {"messages": [{"role": "user", "content": "hi"}]}
     bodies: list[tuple[str, dict[str, Any], int]] = [
         (CHAT, chat, 9),

@@ -247,6 +247,7 @@ class EvictionOrder:
                 continue
             named.add(node.key)
             yield node
+            # A page is a leaf once all its children are gone; it has a rank of its own then.
             parent = node.parent
             if kind is _FULL and parent is not None and parent.depth:
                 gone[parent.key] = gone.get(parent.key, 0) + 1
