@@ -29,6 +29,7 @@ FROM_NPM = {
     "Qwen Code": ("@qwen-code/qwen-code",),
     "pi": ("@mariozechner/pi-coding-agent",),
     "Continue": ("@continuedev/cli",),
+    "Cline": ("cline",),
     "AI SDK": ("ai", "@ai-sdk/openai-compatible", "zod"),
 }
 FROM_PYPI = {

@@ -30,6 +30,7 @@ CALLS = {
     "exec_command": """[exec_command(cmd="cat ./note.txt")]""",
     "Bash": """[Bash(command='head note.txt')]""",
     "bash": """[bash(command = 'tail note.txt')]""",
+    "search_codebase": """[search_codebase(queries=["er"])]""",
 }
 SCRIPTS = (
     Script("<|answer|>", ANSWER),
