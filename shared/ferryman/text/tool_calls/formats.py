@@ -223,7 +223,8 @@ class OutputSyntax:
         if isinstance(use, FormAlone | FormOrCall):
             # A form begins with the answer: it is no thought, though the prompt may have begun one.
             prompt = PromptTail(marks.ends[0])
-        return thought_then(sink, marks, rest, prompt)
+        can_call = isinstance(use, FreeTools) and self.tools is not None
+        return thought_then(sink, marks, rest, prompt, rest if can_call else None)
 
     def _call_grammar(self, use: ToolUse, prompt: PromptTail, sink: DeltaSink) -> Grammar[None]:
         match use:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from ferryman.text.tool_calls.deltas import ArgumentsDelta, CallStarted, DeltaSink
 from ferryman.text.tool_calls.grammar import Grammar, replayed, text_until
 
+MakeGrammar = Callable[[DeltaSink], Grammar[None]]
+
 
 @dataclass(frozen=True, slots=True)
 class ContinuedMessage:
@@ -57,64 +59,64 @@ class _ThoughtCalls:
     """The calls in a thought. Models rehearse calls there, and those are none; but one may forget
     the mark behind its thought, call, and end: then its answer ends with what it calls."""
 
-    def __init__(self, make: Callable[[DeltaSink], Grammar[None]]) -> None:
-        self._sink = DeltaSink()
-        self._grammar = make(self._sink)
+    def __init__(self, sink: DeltaSink, make: MakeGrammar) -> None:
+        self._sink, self._calls = sink, DeltaSink()
+        self._grammar = make(self._calls)
         next(self._grammar)
 
     def add(self, character: str) -> None:
+        """Takes a character of the thought."""
+        self._sink.reasoning(character)
         self._grammar.send(character)
-        if not self._sink.is_behind_call:
-            self._sink.drain()
+        if not self._calls.is_behind_call:
+            self._calls.drain()
 
-    def pass_on(self, sink: DeltaSink) -> None:
+    def pass_on(self) -> None:
         """Passes the calls on with which the text ends, as the end of the text."""
         with suppress(StopIteration):
             self._grammar.send("")
-        if not self._sink.is_behind_call or sink.is_cut:
+        if not self._calls.is_behind_call or self._sink.is_cut:
             return
-        for delta in self._sink.drain():
+        for delta in self._calls.drain():
             if isinstance(delta, CallStarted):
-                sink.begin_call(delta.name)
+                self._sink.begin_call(delta.name)
             elif isinstance(delta, ArgumentsDelta):
-                sink.arguments(delta.text)
+                self._sink.arguments(delta.text)
 
 
 def thought_then(
     sink: DeltaSink,
     marks: ThoughtMarks,
-    make: Callable[[DeltaSink], Grammar[None]],
+    make: MakeGrammar,
     prompt: PromptTail,
+    make_calls: MakeGrammar | None,
 ) -> Grammar[None]:
-    """A thought, if the text begins with one, and then the grammar that `make` makes."""
+    """A thought, if the text begins with one, and then the grammar that `make` makes. That of
+    `make_calls` finds calls in the thought; None where nothing can be one."""
     is_open = marks.is_open_behind(prompt)
     if prompt.continued is not None:
         # A message has its thought behind it once it has come to its text.
-        yield from (_thought(sink, marks, make) if is_open else make(sink))
+        yield from (_thought(sink, marks, make, make_calls) if is_open else make(sink))
         return
     held, is_over = yield from _opening(marks)
     if held in marks.begins:
         # Some models repeat the mark that the prompt ends with.
-        yield from _thought(sink, marks, make)
+        yield from _thought(sink, marks, make, make_calls)
     else:
-        begun = _thought(sink, marks, make) if is_open else make(sink)
+        begun = _thought(sink, marks, make, make_calls) if is_open else make(sink)
         yield from replayed(held, begun, is_over=is_over)
 
 
 def _thought(
-    sink: DeltaSink, marks: ThoughtMarks, make: Callable[[DeltaSink], Grammar[None]]
+    sink: DeltaSink, marks: ThoughtMarks, make: MakeGrammar, make_calls: MakeGrammar | None
 ) -> Grammar[None]:
-    calls = _ThoughtCalls(make)
-
-    def emit(text: str) -> None:
-        sink.reasoning(text)
-        calls.add(text)
-
+    calls = None if make_calls is None else _ThoughtCalls(sink, make_calls)
+    emit = sink.reasoning if calls is None else calls.add
     if (yield from text_until(emit, marks.ends)):
         sink.end_thought()
         yield from make(sink)
-    else:
-        calls.pass_on(sink)
+    elif calls is not None:
+        calls.pass_on()
 
 
 def _opening(marks: ThoughtMarks) -> Grammar[tuple[str, bool]]:
