@@ -82,8 +82,12 @@ def _completion_format(
     """The form of texts, whose characters are counted by detokenizers like those of the answers."""
     visible = requests[0].asked.request.text.shown
     detokenizer = partial(model.tokenizer.detokenizer, visible=visible)
-    tails = [runner.asked.token_ids[-TAIL_TOKENS:].tolist() for runner in requests]
-    return CompletionFormat(heading, tails, detokenizer)
+    return CompletionFormat(heading, _prompt_tails(requests), detokenizer)
+
+
+def _prompt_tails(requests: Sequence[RequestRunner]) -> list[list[int]]:
+    """The last tokens of each prompt."""
+    return [runner.asked.token_ids[-TAIL_TOKENS:].tolist() for runner in requests]
 
 
 def _named_stops(body: ParsedRequest, model: ServedModel) -> frozenset[int]:
@@ -98,6 +102,6 @@ def _reading(
     body: ParsedRequest, requests: Sequence[RequestRunner], model: ServedModel, syntax: OutputSyntax
 ) -> OutputReading:
     """The reading, with the ends of the prompts: one may have begun a thought."""
-    ends = [runner.asked.token_ids[-TAIL_TOKENS:].tolist() for runner in requests]
-    tails = [model.tokenizer.decode(end, skip_special_tokens=False) for end in ends]
+    decode = partial(model.tokenizer.decode, skip_special_tokens=False)
+    tails = [decode(tail) for tail in _prompt_tails(requests)]
     return OutputReading(syntax, tool_use(body), body.answer, tails)

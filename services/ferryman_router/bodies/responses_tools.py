@@ -116,10 +116,10 @@ class ResponseTools:
             place.leave_out(kind, _NOT_RUN)
             return []
         if kind != "namespace":
-            echo, function = _one(kind, value, place)
+            echo, function, form = _one(kind, value, place)
             if kind == "custom":
                 self.sources[function["name"]] = {"type": kind}
-                self._read_grammar(function["name"], echo, place)
+                self._read_grammar(function["name"], form, place)
             self.echo.append(echo)
             return [_as_in_a_chat(function)]
         return self._of_namespace(_NAMESPACE.read(value, place), place)
@@ -133,14 +133,14 @@ class ResponseTools:
             if kind not in ("function", "custom"):
                 message = f"{inner}.type must be function or custom"
                 raise InvalidRequest(message, f"{inner}.type")
-            echo, function = _one(kind, value, inner)
+            echo, function, form = _one(kind, value, inner)
             name = function_name(flat_name(group["name"], function["name"]), inner.field("name"))
             self.sources[name] = {
                 "type": kind,
                 "namespace": group["name"],
                 "name": function["name"],
             }
-            self._read_grammar(name, echo, inner)
+            self._read_grammar(name, form, inner)
             echoes.append(echo)
             functions.append({**function, "name": name})
         if functions and group["description"]:
@@ -150,12 +150,11 @@ class ResponseTools:
         self.echo.append({"type": "namespace", **named, "tools": echoes})
         return [_as_in_a_chat(function) for function in functions]
 
-    def _read_grammar(self, name: str, tool: Mapping[str, Any], place: BodyPlace) -> None:
-        """The grammar of a custom tool's input, if it has one. Raises InvalidRequest."""
-        place = place.field("format")
-        form = _FORMAT.read(tool.get("format") or {}, place)
+    def _read_grammar(self, name: str, form: Values, place: BodyPlace) -> None:
+        """The grammar of a custom tool's input, if its form has one. Raises InvalidRequest."""
         if form["type"] != "grammar":
             return
+        place = place.field("format")
         syntax = required(form, "syntax", place)
         try:
             grammar = _MADE[syntax](required(form, "definition", place))
@@ -180,18 +179,21 @@ def _type_of(value: object, place: BodyPlace) -> str:
     return kind
 
 
-def _one(kind: str, value: object, place: BodyPlace) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A function or a custom tool: as the client sent it, and as the template gets it."""
+def _one(
+    kind: str, value: object, place: BodyPlace
+) -> tuple[dict[str, Any], dict[str, Any], Values]:
+    """A function or a custom tool: as the client sent it, as the template gets it, and the form of
+    its input."""
     tool = (_FUNCTION if kind == "function" else _CUSTOM).read(value, place)
     names = ("name", "description", "parameters", "strict", "format")
     fields = {name: tool[name] for name in names if tool.get(name) is not None}
     echo = {"type": kind, **fields}
+    form = _FORMAT.read(tool.get("format") or {}, place.field("format"))
     if kind == "function":
-        return echo, fields
-    form = _FORMAT.read(tool["format"] or {}, place.field("format"))
+        return echo, fields, form
     description = "\n\n".join(filter(None, (tool["description"], _told_format(form))))
     more = {"description": description} if description else {}
-    return echo, {"name": tool["name"], **more, "parameters": _input_schema(form)}
+    return echo, {"name": tool["name"], **more, "parameters": _input_schema(form)}, form
 
 
 def _told_format(form: Values) -> str:
