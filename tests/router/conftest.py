@@ -9,6 +9,9 @@ import pytest
 from tests.harness.router import RouterCluster, cluster, model_folder
 from tests.router.tool_folders import tool_folder
 from tests.servers import nats_server
+from tests.text.folders import write_folder
+
+from ferryman.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="session")
@@ -26,6 +29,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tools_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same model, with a chat template that shows tools."""
     return tool_folder(tmp_path_factory.mktemp("tools"))
+
+
+@pytest.fixture(scope="session")
+def byte_level(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """A tokenizer whose tokens may be parts of characters."""
+    return Tokenizer.load(write_folder(tmp_path_factory.mktemp("bytes"), "byte_level"))
 
 
 @pytest.fixture

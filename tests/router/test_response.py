@@ -49,11 +49,6 @@ def tokenizer(
     return Tokenizer.load(write_folder(folder, str(request.param)))
 
 
-@pytest.fixture(scope="module")
-def byte_level(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return Tokenizer.load(write_folder(tmp_path_factory.mktemp("bytes"), "byte_level"))
-
-
 def _logprobs_of(offset: int) -> Mapping[int, float]:
     """Different for every place, so that a shift by one is seen."""
     return {offset: -float(offset)}

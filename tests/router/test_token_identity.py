@@ -50,11 +50,6 @@ def tokenizer(
     return Tokenizer.load(write_folder(folder, str(request.param)))
 
 
-@pytest.fixture(scope="module")
-def byte_level(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return Tokenizer.load(write_folder(tmp_path_factory.mktemp("bytes"), "byte_level"))
-
-
 @dataclass(frozen=True)
 class Said:
     """An answer, and the answer's form over HTTP."""

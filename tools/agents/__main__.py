@@ -18,6 +18,7 @@ from tools.agents.npm import NpmFolder
 from tools.agents.pypi import PypiFolder
 from tools.agents.scripted_model import save_scripted_model
 from tools.agents.session import SessionResult, run_session
+from tools.campaigns.published_tokenizers import packed
 from tools.markdown_table import short_table
 
 # By the titles of their sections in docs/clients.md; the first package's version is shown.
@@ -75,7 +76,7 @@ def _sessions(
     agents: list[str], npm: NpmFolder, pypi: PypiFolder, scratch: Path
 ) -> dict[str, SessionResult]:
     """Runs the agents, one after the other, against one cluster."""
-    model = save_scripted_model(scratch / MODEL, npm.tokenizer)
+    model = save_scripted_model(scratch / MODEL, packed("qwen3", scratch))
     state_dir = scratch / "state"
     results = {}
     with up(state_dir, "--model", str(model), "--memory-bytes", "512M") as cluster:

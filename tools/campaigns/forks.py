@@ -21,8 +21,10 @@ from typing import Any
 
 import httpx
 
+from ferryman.cache.keys import TokenIds, as_token_ids
 from ferryman.client import Client
 from ferryman.runtime.lifecycle import decode_event
+from ferryman.text.chat_beginnings import common_length
 
 LEAST_SHARE = 0.95
 SENTENCE = "The red kite is in Oslo. A fox sleeps in the night. The blue kite is in Lima. "
@@ -51,7 +53,7 @@ class Forks:
     def __init__(self, http: httpx.AsyncClient, sdk: Client, model: str, tokens: int) -> None:
         self._http, self._sdk, self._model = http, sdk, model
         self._system, self._tokens = "", tokens
-        self._prompts: list[list[int]] = []
+        self._prompts: list[TokenIds] = []
 
     async def begin(self) -> None:
         """Makes a system message of so many tokens, or a few more, that begins as no other."""
@@ -72,15 +74,15 @@ class Forks:
         seconds = time.monotonic() - begun
         admitted = await self._admitted(name)
         page = admitted["page_size"]
-        alike = max((_num_alike(ids, other) for other in self._prompts), default=0)
+        alike = max((common_length(ids, other) for other in self._prompts), default=0)
         self._prompts.append(ids)
         cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
         usable = min(alike, len(ids) - 1) // page * page
         return AskedConversation(len(ids), usable, cached, seconds, tuple(admitted["snapshots"]))
 
-    async def _token_ids(self, messages: list[dict[str, str]]) -> list[int]:
+    async def _token_ids(self, messages: list[dict[str, str]]) -> TokenIds:
         body = {"model": self._model, "messages": messages}
-        return list((await self._post("/tokenize", body, "tokenize"))["tokens"])
+        return as_token_ids((await self._post("/tokenize", body, "tokenize"))["tokens"])
 
     async def _admitted(self, name: str) -> dict[str, Any]:
         """The facts of a request's plan, with the size of a page, once the log has them."""
@@ -98,12 +100,6 @@ class Forks:
         response = await self._http.post(path, json=body, headers={"x-request-id": name})
         response.raise_for_status()
         return dict(response.json())
-
-
-def _num_alike(one: list[int], other: list[int]) -> int:
-    pairs = zip(one, other, strict=False)
-    differ = (at for at, (left, right) in enumerate(pairs) if left != right)
-    return next(differ, min(len(one), len(other)))
 
 
 async def run(http: str, grpc: str, model: str, tokens: int, count: int) -> list[AskedConversation]:
