@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ferryman.model.layers import decoder
 from ferryman_kernels._triton import Kernel
+from ferryman_kernels.products import _dense_product_triton, dense_product
 
 CARD = torch.device("cuda", 0)
 _ATEN = torch.ops.aten
@@ -54,6 +55,8 @@ def fake_card() -> Iterator[None]:
             (Kernel, "__getitem__", lambda kernel, grid: lambda *args, **constants: None),
             # A mode of torch holds in its own thread alone.
             (decoder, "side_by_side", lambda load, items: tuple(map(load, items))),
+            (dense_product, "tiles_agree", lambda device: True),
+            (_dense_product_triton, "tiles_agree", lambda device: True),
             (Tensor, "__getitem__", _get_item),
             (Tensor, "__setitem__", _set_item),
             (Tensor, "copy_", _copy),

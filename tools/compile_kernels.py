@@ -28,6 +28,7 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ferryman_kernels._triton import Kernel
 from ferryman_kernels.attention import (
@@ -93,6 +94,8 @@ def _type_of(value: Any, is_constexpr: bool, is_any: bool) -> str:
         return "constexpr"
     if isinstance(value, Tensor):
         return POINTERS[value.dtype]
+    if isinstance(value, TensorDescriptor):
+        return f"tensordesc<{POINTERS[value.base.dtype][1:]}{list(value.block_shape)}>"
     return "fp32" if isinstance(value, float) else "i32"
 
 

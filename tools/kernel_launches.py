@@ -33,7 +33,7 @@ from ferryman_kernels.elementwise.rms_norm import (
 )
 from ferryman_kernels.elementwise.rotary import apply_rotary_triton
 from ferryman_kernels.elementwise.running_sums import running_sums_triton
-from ferryman_kernels.products._dense_product_triton import dense_product_triton
+from ferryman_kernels.products._dense_product_triton import large_dense_product, small_dense_product
 from ferryman_kernels.products._grouped_product_triton import (
     ANY_ROWS,
     FP4,
@@ -273,11 +273,14 @@ def launch_experts(dtype: torch.dtype, num_experts: int, in_dim: int, out_dim: i
 
 
 def launch_dense(dtype: torch.dtype, in_dim: int, out_dim: int) -> None:
-    """The product with one weight, in one order of sums."""
-    x = torch.zeros(8, in_dim, dtype=dtype, device="meta")
+    """The product with one weight, in one order of sums: of few rows, and of many."""
     weight = torch.empty(out_dim, in_dim, dtype=dtype, device="meta")
-    dense_product_triton(x, weight, None)
-    dense_product_triton(x, weight, weight[:, 0].contiguous())
+    for bias in (None, weight[:, 0].contiguous()):
+        for rows in (8, 300):
+            x = torch.zeros(rows, in_dim, dtype=dtype, device="meta")
+            small_dense_product(x, weight, bias)
+        if dtype is torch.bfloat16:
+            large_dense_product(x, weight, bias)
 
 
 def launch_experts_in_one_order(

@@ -43,7 +43,7 @@ def _launches_wait_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
             torch.cuda.set_sync_debug_mode("default")
 
     monkeypatch.setattr(Runner, "launch", watched)
-    for name in ("prefill_rows", "decode"):
+    for name in ("prefill", "decode"):
         monkeypatch.setattr(ToyModel, name, _waiting(getattr(ToyModel, name)))
 
 

@@ -1,4 +1,4 @@
-"""The product of a card in one order of sums: one compiled kernel for any number of rows."""
+"""The product of a card in one order of sums: the order is the weight's, whoever takes it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ from tests.kernels.row_bits import drawn
 from torch import Tensor
 
 from ferryman_kernels.products import _dense_product_triton
-from ferryman_kernels.products._dense_product_triton import dense_product_triton, dense_tiles
+from ferryman_kernels.products._dense_product_triton import (
+    dense_product_triton,
+    dense_tiles,
+    large_dense_product,
+    parts_of,
+    small_dense_product,
+    takes_large_tiles,
+    tiles_agree,
+)
 from ferryman_kernels.products._grouped_product_triton import (
     ANY_CODES,
     ANY_ROWS,
@@ -72,6 +80,86 @@ def test_every_number_of_rows_takes_one_compiled_kernel(
             dense_product_triton(x[ROWS - rows :], weight, None)
         dense_product_triton(torch.cat((x, x), dim=1)[:, :in_dim], weight, None)
     assert len(compiled) == 1, compiled
+
+
+@pytest.mark.parametrize(
+    ("dtype", "out_dim", "in_dim", "parts"),
+    [
+        (torch.bfloat16, 2048, 8192, 8),  # 32 tiles of 64 outputs
+        (torch.bfloat16, 2048, 4096, 8),
+        (torch.bfloat16, 3072, 2048, 4),  # parts of 512
+        (torch.bfloat16, 3072, 2048 + 64, 1),  # parts of equal length only
+        (torch.bfloat16, 8512, 2048, 1),  # 133 tiles fill the card
+        (torch.bfloat16, 100_352, 2048, 1),
+        (torch.float32, 2048, 8192, 1),
+    ],
+)
+def test_a_weight_s_parts_follow_its_shape(
+    dtype: torch.dtype, out_dim: int, in_dim: int, parts: int
+) -> None:
+    assert parts_of(dtype, out_dim, in_dim) == parts
+
+
+@pytest.mark.parametrize("has_bias", [False, True], ids=["no bias", "bias"])
+def test_parts_have_the_same_sum_whether_one_program_has_them_or_each_its_own(
+    has_bias: bool, device: torch.device
+) -> None:
+    x, weight = (drawn(num, 1024, torch.bfloat16).to(device) for num in (64 * 70, 130))
+    bias = weight[:, 0].contiguous() if has_bias else None
+    assert parts_of(x.dtype, 130, 1024) == 2
+    with noted_kernels() as kernels:
+        few = small_dense_product(x[:3], weight, bias)
+        assert {kernel[0] for kernel in kernels} == {"_dense_kernel", "_fold_parts_kernel"}
+    with noted_kernels() as kernels:
+        many = small_dense_product(x, weight, bias)
+        assert {kernel[0] for kernel in kernels} == {"_dense_kernel"}
+    assert torch.equal(many[:3], few)
+    one_sum = small_dense_product(x[:3, :512], weight[:, :512].contiguous(), bias)
+    assert not torch.equal(one_sum, few)
+
+
+@pytest.mark.parametrize("has_bias", [False, True], ids=["no bias", "bias"])
+@pytest.mark.parametrize(("rows", "in_dim", "out_dim"), [(130, 1024, 192), (3, 40, 130)])
+def test_large_tiles_give_the_product(
+    rows: int, in_dim: int, out_dim: int, has_bias: bool, device: torch.device
+) -> None:
+    x, weight = (drawn(num, in_dim, torch.bfloat16).to(device) for num in (rows, out_dim))
+    bias = weight[:, 0].contiguous() if has_bias else None
+    right = x.double() @ weight.double().T + (0 if bias is None else bias.double())
+    found = large_dense_product(x, weight, bias)
+    assert float((found.double() - right).abs().max() / right.abs().max()) < 2e-2
+
+
+def test_large_tiles_are_taken_of_many_rows_where_they_agree_with_small_ones(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, weight = (torch.zeros(num, 64, dtype=torch.bfloat16, device=device) for num in (1537, 1024))
+    answers = [False, True]
+    monkeypatch.setattr(_dense_product_triton, "tiles_agree", lambda _: answers.pop(0))
+    assert not takes_large_tiles(x[:128], weight)  # 8 tiles of 128 by 128
+    assert not takes_large_tiles(x.float(), weight.float())
+    assert not takes_large_tiles(x[:, :60], weight[:, :60].contiguous())  # 120 bytes a row
+    assert len(answers) == 2, "nothing of these has to be asked"
+    assert not takes_large_tiles(x, weight)
+    assert takes_large_tiles(x, weight)
+
+
+def test_tiles_that_add_in_another_order_do_not_agree(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One sum of all parts, as a library's product has it, is seen by the question of a load."""
+    tiles_agree.cache_clear()
+    large = large_dense_product
+
+    def in_one_sum(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        monkeypatch.setattr(_dense_product_triton, "_PART_LEN", 1 << 20)
+        return large(x, weight, bias)
+
+    monkeypatch.setattr(_dense_product_triton, "large_dense_product", in_one_sum)
+    try:
+        assert not tiles_agree(device)
+    finally:
+        tiles_agree.cache_clear()
 
 
 def test_tiles_that_follow_the_rows_are_caught(

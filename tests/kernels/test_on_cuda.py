@@ -30,6 +30,8 @@ from ferryman_kernels.attention.pages import (
 from ferryman_kernels.attention.sparse_index import choose_decode, index_scores_reference
 from ferryman_kernels.elementwise.rms_norm import gated_rms_norm, gated_rms_norm_reference
 from ferryman_kernels.elementwise.rotary import apply_rotary, apply_rotary_reference
+from ferryman_kernels.products._dense_product_triton import small_dense_product, tiles_agree
+from ferryman_kernels.products.dense_product import dense_product
 from ferryman_kernels.products.grouped_product import (
     FP4,
     CodeStack,
@@ -280,6 +282,19 @@ def test_latent_attention_on_the_device(dtype: torch.dtype) -> None:
     got = _on_cuda(latent_attention_prefill, chunk, pages, table, SPANS, 512, 0.09)
     expected = _in_float64(latent_attention_prefill, chunk, pages, table, SPANS, 512, 0.09)
     _assert_near(got, expected, bfloat16=dtype == torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("out_dim", "in_dim"), [(2048, 4096), (3072, 2048), (8512, 2048), (96, 200)]
+)
+def test_a_row_has_its_own_bits_in_every_tile_on_the_device(out_dim: int, in_dim: int) -> None:
+    """Large tiles and small ones, parts of a program's own and all in one."""
+    x, weight = (torch.randn(num, in_dim, device="cuda").bfloat16() for num in (4096, out_dim))
+    whole = dense_product(x, weight, None)
+    assert torch.equal(small_dense_product(x, weight, None), whole)
+    for rows in (1, 2, 16, 63, 64, 65, 200, 1000, 2048):
+        assert torch.equal(dense_product(x[-rows:], weight, None), whole[-rows:]), rows
+    assert tiles_agree(torch.device("cuda"))
 
 
 @pytest.mark.parametrize("pairs_per_token", [1, 4])

@@ -2,18 +2,19 @@
 
     y[t, o] = bias[o] + Σ_i weight[o, i] · x[t, i]                               [tokens, out_dim]
 
-Sums are float32 (float64 for float64), rounded once, and one tile serves every number of rows. So a
-row's bits depend on its numbers and the weight alone, which no library of products promises. On a
-CPU `packed_product` does the same over panels.
+Sums are float32 (float64 for float64), rounded once, in an order that follows the weight's shape.
+So a row's bits depend on its numbers and the weight alone, which no library of products promises.
+On a CPU `packed_product` does the same over panels.
 """
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from ferryman_kernels._precision import wide_dtype
-from ferryman_kernels.products._dense_product_triton import dense_product_triton
+from ferryman_kernels.products._dense_product_triton import dense_product_triton, tiles_agree
 
 
 def dense_product_reference(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -32,3 +33,9 @@ def dense_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if x.is_cuda:
         return dense_product_triton(x, weight, bias)
     return dense_product_reference(x, weight, bias)
+
+
+def ask_tiles(device: torch.device) -> None:
+    """Asks a card once whether its tiles agree. A load does so: a recorded step must not wait."""
+    if device.type == "cuda":
+        tiles_agree(device)

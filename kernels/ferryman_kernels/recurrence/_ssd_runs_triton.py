@@ -8,11 +8,32 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ferryman_kernels._triton import Kernel, cdiv, laid_out, next_power_of_two, tl
+from ferryman_kernels._triton import Kernel, KernelPart, cdiv, laid_out, next_power_of_two, tl
 from ferryman_kernels.recurrence.ssd_decode import BLOCK_DIM
 
 Rows = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 """x, dt, A, B, C, D, as `chunk_scan` takes them."""
+
+
+@KernelPart
+def _of_token(
+    at: tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor],
+    sizes: tuple[int, int, int, int],
+    token: tl.tensor,
+    head: tl.tensor,
+    offs_dim: tl.tensor,
+    offs_state: tl.tensor,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """A token's x [dim], dt, B and C [state] of a head; `at` are their addresses."""
+    x_ptr, dt_ptr, b_ptr, c_ptr = at
+    heads, heads_per_group, head_dim, state_dim = sizes
+    group_at = (token * (heads // heads_per_group) + head // heads_per_group) * state_dim
+    x_at = x_ptr + (token * heads + head) * head_dim + offs_dim
+    x = tl.load(x_at, mask=offs_dim < head_dim, other=0.0)
+    dt = tl.load(dt_ptr + token * heads + head)
+    b = tl.load(b_ptr + group_at + offs_state, mask=offs_state < state_dim, other=0.0)
+    c = tl.load(c_ptr + group_at + offs_state, mask=offs_state < state_dim, other=0.0)
+    return x, dt, b, c
 
 
 @Kernel
@@ -47,18 +68,24 @@ def _ssd_runs_kernel(
     held = (offs_dim < tl.where(src >= 0, head_dim, 0))[:, None] & mask_state[None, :]
     state = tl.load(states_ptr + src * stride_slot + in_slot, mask=held, other=0.0)
     a, d = tl.load(a_ptr + head).to(wide), tl.load(d_ptr + head).to(wide)
-    # The state stays in registers from the run's first token to its last.
+    # The state stays in registers from the run's first token to its last. What a token brings is
+    # asked for two tokens ahead, because it comes later than a token takes.
     end = token + count
+    at = x_ptr, dt_ptr, b_ptr, c_ptr
+    sizes = heads, heads_per_group, head_dim, state_dim
+    x, dt, b, c = _of_token(at, sizes, token, head, offs_dim, offs_state)
+    second = tl.minimum(token + 1, end - 1)
+    x_next, dt_next, b_next, c_next = _of_token(at, sizes, second, head, offs_dim, offs_state)
     while token < end:
-        x_at = (token * heads + head) * head_dim + offs_dim
-        group_at = (token * (heads // heads_per_group) + head // heads_per_group) * state_dim
-        x = tl.load(x_ptr + x_at, mask=mask_dim, other=0.0).to(wide)
-        dt = tl.load(dt_ptr + token * heads + head).to(wide)
-        b = tl.load(b_ptr + group_at + offs_state, mask=mask_state, other=0.0).to(wide)
-        c = tl.load(c_ptr + group_at + offs_state, mask=mask_state, other=0.0).to(wide)
-        state = tl.exp(dt * a) * state + (dt * x)[:, None] * b[None, :]
-        y = tl.sum(state * c[None, :], axis=1) + d * x
-        tl.store(y_ptr + x_at, y.to(y_ptr.dtype.element_ty), mask=mask_dim)
+        third = tl.minimum(token + 2, end - 1)
+        x_last, dt_last, b_last, c_last = _of_token(at, sizes, third, head, offs_dim, offs_state)
+        wide_x, wide_dt = x.to(wide), dt.to(wide)
+        state = tl.exp(wide_dt * a) * state + (wide_dt * wide_x)[:, None] * b.to(wide)[None, :]
+        y = tl.sum(state * c.to(wide)[None, :], axis=1) + d * wide_x
+        y_at = y_ptr + (token * heads + head) * head_dim + offs_dim
+        tl.store(y_at, y.to(y_ptr.dtype.element_ty), mask=mask_dim)
+        x, dt, b, c = x_next, dt_next, b_next, c_next
+        x_next, dt_next, b_next, c_next = x_last, dt_last, b_last, c_last
         token += 1
     kept = (offs_dim < tl.where(dst >= 0, head_dim, 0))[:, None] & mask_state[None, :]
     copied = (offs_dim < tl.where(copy >= 0, head_dim, 0))[:, None] & mask_state[None, :]

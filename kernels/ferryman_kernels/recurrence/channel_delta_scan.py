@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ferryman_kernels._triton import Kernel, cdiv, laid_out, next_power_of_two, tl
+from ferryman_kernels._triton import Kernel, KernelPart, cdiv, laid_out, next_power_of_two, tl
 from ferryman_kernels.ragged import SlotAt, Span
 from ferryman_kernels.recurrence.loops._delta_compiled import delta_scan_compiled, has_delta_loop
 from ferryman_kernels.recurrence.loops.runs import decode_runs, prefill_runs
@@ -43,6 +43,33 @@ def channel_delta_runs_reference(
         for slot in (dst, copy):
             if slot >= 0:
                 states[slot] = state
+
+
+@KernelPart
+def _of_token(
+    at: tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor],
+    sizes: tuple[int, int, int, int],
+    token: tl.tensor,
+    head: tl.tensor,
+    offs_key: tl.tensor,
+    offs_value: tl.tensor,
+    BY_CHANNEL: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """A token's q and k [key], v [value], g ([key] by channel) and beta of a head; `at` are their
+    addresses."""
+    q_ptr, k_ptr, v_ptr, g_ptr, beta_ptr = at
+    heads, heads_per_key, k_dim, v_dim = sizes
+    key_at = (token * (heads // heads_per_key) + head // heads_per_key) * k_dim + offs_key
+    value_at = (token * heads + head) * v_dim + offs_value
+    q = tl.load(q_ptr + key_at, mask=offs_key < k_dim, other=0.0)
+    k = tl.load(k_ptr + key_at, mask=offs_key < k_dim, other=0.0)
+    v = tl.load(v_ptr + value_at, mask=offs_value < v_dim, other=0.0)
+    if BY_CHANNEL:
+        g = tl.load(g_ptr + key_at, mask=offs_key < k_dim, other=0.0)
+    else:
+        g = tl.load(g_ptr + token * heads + head)
+    beta = tl.load(beta_ptr + token * heads + head)
+    return q, k, v, g, beta
 
 
 @Kernel
@@ -77,25 +104,26 @@ def _delta_runs_kernel(
     in_slot = (head * k_dim + offs_key)[:, None] * v_dim + offs_value[None, :]
     held = mask_key[:, None] & (offs_value < tl.where(src >= 0, v_dim, 0))[None, :]
     state = tl.load(states_ptr + src * stride_slot + in_slot, mask=held, other=0.0)
-    # The state stays in registers from the run's first token to its last.
+    # The state stays in registers from the run's first token to its last. What a token brings is
+    # asked for a token ahead, because it comes later than a token takes.
     end = token + count
+    at = q_ptr, k_ptr, v_ptr, g_ptr, beta_ptr
+    sizes = heads, heads_per_key, k_dim, v_dim
+    q, k, v, g, beta = _of_token(at, sizes, token, head, offs_key, offs_value, BY_CHANNEL)
     while token < end:
-        key_at = (token * (heads // heads_per_key) + head // heads_per_key) * k_dim + offs_key
-        value_at = (token * heads + head) * v_dim + offs_value
-        q = tl.load(q_ptr + key_at, mask=mask_key, other=0.0).to(wide)
-        k = tl.load(k_ptr + key_at, mask=mask_key, other=0.0).to(wide)
-        if BY_CHANNEL:
-            g = tl.load(g_ptr + key_at, mask=mask_key, other=0.0).to(wide)
-            decay = tl.exp(g)[:, None]
-        else:
-            decay = tl.exp(tl.load(g_ptr + token * heads + head).to(wide))
-        v = tl.load(v_ptr + value_at, mask=mask_value, other=0.0).to(wide)
-        beta = tl.load(beta_ptr + token * heads + head).to(wide)
-        state = decay * state
-        fed = beta * (v - tl.sum(k[:, None] * state, axis=0))
-        state += k[:, None] * fed[None, :]
-        y = tl.sum(q[:, None] * state, axis=0)
-        tl.store(y_ptr + value_at, y.to(y_ptr.dtype.element_ty), mask=mask_value)
+        second = tl.minimum(token + 1, end - 1)
+        q_next, k_next, v_next, g_next, beta_next = _of_token(
+            at, sizes, second, head, offs_key, offs_value, BY_CHANNEL
+        )
+        decay = tl.exp(g.to(wide))
+        wide_k = k.to(wide)
+        state = (decay[:, None] if BY_CHANNEL else decay) * state
+        fed = beta.to(wide) * (v.to(wide) - tl.sum(wide_k[:, None] * state, axis=0))
+        state += wide_k[:, None] * fed[None, :]
+        y = tl.sum(q.to(wide)[:, None] * state, axis=0)
+        y_at = y_ptr + (token * heads + head) * v_dim + offs_value
+        tl.store(y_at, y.to(y_ptr.dtype.element_ty), mask=mask_value)
+        q, k, v, g, beta = q_next, k_next, v_next, g_next, beta_next
         token += 1
     kept = mask_key[:, None] & (offs_value < tl.where(dst >= 0, v_dim, 0))[None, :]
     copied = mask_key[:, None] & (offs_value < tl.where(copy >= 0, v_dim, 0))[None, :]

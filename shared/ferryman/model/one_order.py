@@ -18,7 +18,7 @@ from ferryman.model.layers.experts import GroupedExperts
 from ferryman.model.layers.latent import BatchedHeads
 from ferryman.model.weights.linear import PlainLinear
 from ferryman.model.weights.quantisation.quantised_matrix import TiledLinear
-from ferryman_kernels.products.dense_product import dense_product
+from ferryman_kernels.products.dense_product import ask_tiles, dense_product
 from ferryman_kernels.products.grouped_product import FloatStack, grouped_product_in_one_order
 
 T = TypeVar("T")
@@ -75,6 +75,7 @@ class _Rebuilding:
     def _made(self, part: Any) -> Any:
         match part:
             case PlainLinear(weight, bias):
+                ask_tiles(weight.device)
                 return OneOrderLinear(weight.contiguous(), bias)
             case TiledLinear():
                 return replace(part, product=dense_product)
