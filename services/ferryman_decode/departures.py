@@ -25,6 +25,7 @@ from ferryman.wire.values import PrefillOrder, StopOrder, WorkerAddress
 from ferryman.worker.handoff_transport import HandoffTransport
 from ferryman.worker.handoff_writer import SendingSide
 from ferryman.worker.order_check import OrderCheck
+from ferryman.worker.planes import NixlSide
 from ferryman.worker.send_leases import SendLeases, StopOrders
 from ferryman.worker.worker_app import WorkerContext
 from ferryman_decode.decode_request import DecodeRequest
@@ -178,7 +179,7 @@ class Departures:
 
     def _side_for(self, order: PrefillOrder) -> SendingSide:
         planes, manifest = self._parts.planes, self._parts.engine.manifest
-        if isinstance(planes, GrpcOnly) or planes.is_required:
+        if not isinstance(planes, NixlSide) or planes.is_required:
             return self._side
         offered = offered_ranges(manifest, order.request.prompt_len)
         sizes = (manifest.layout(span.kind).slot_bytes * len(span) for span in offered)

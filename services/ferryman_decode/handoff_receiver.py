@@ -36,7 +36,7 @@ from ferryman.handoff.receiver import ReservationTable
 from ferryman.handoff.values import Reservation, UnitDigest, UnitName, WantedUnit
 from ferryman.ids import make_reservation_id
 from ferryman.wire.codec.pieces import Piece, WriteHeader
-from ferryman.wire.plane_values import NixlGrant
+from ferryman.wire.plane_values import GrpcOnly, NixlGrant
 from ferryman.wire.values import CommitOrder, ReserveOrder
 from ferryman.worker.planes import rank_slabs
 from ferryman_decode.decode_request import name_of
@@ -157,6 +157,11 @@ class HandoffReceiver:
         granted = GrantedWrites(grant, order.writer.address, writer_agent)
         self.granted[reservation.reservation_id] = granted
 
+    def plane_of(self, reservation: Reservation) -> NixlGrant | GrpcOnly:
+        """The grant of a reservation whose writer writes into its slots itself."""
+        granted = self.granted.get(reservation.reservation_id)
+        return granted.plane if granted else GrpcOnly()
+
     def writer_stopped(self, fence: WriteFence) -> None:
         """No further byte will land."""
         self.carry_out(self.table.writer_stopped(fence))
@@ -213,9 +218,11 @@ class HandoffReceiver:
         unit = piece.unit
         if self.table.try_write(fence, unit, self._clock()):
             slot = self._slots[fence.reservation_id][unit.name].slot
-            self._engine.transfer.write(unit.kind, slot, piece.offset, piece.content)
             if not self._engine.transfer.is_in_place:
+                # A writer may change lent memory: the digest is to be of the bytes that are copied.
+                piece = replace(piece, content=bytes(piece.content))
                 self._hashed.add(fence.reservation_id, piece)
+            self._engine.transfer.write(unit.kind, slot, piece.offset, piece.content)
 
     def finish(self, fence: WriteFence, unit: WantedUnit) -> None:
         """A unit is complete: records the digest of the bytes in the slot."""

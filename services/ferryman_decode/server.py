@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -38,9 +38,21 @@ from ferryman.wire.codec.prefill import stop_answer_to_wire, stop_order_from_wir
 from ferryman.wire.codec.tokens import cursor_from_wire, request_tokens_to_wire
 from ferryman.wire.grpc.role_tokens import check_caller
 from ferryman.wire.handoff.grpc_plane import receive_pages
+from ferryman.wire.handoff.lent_memory import socket_name
+from ferryman.wire.handoff.memory_lender import MemoryLender
+from ferryman.wire.handoff.memory_plane import receive_landed
 from ferryman.wire.handoff.nixl_writer import landed_from_bytes
 from ferryman.wire.hostcache.client import HostLease
-from ferryman.wire.plane_values import GRPC, NIXL, GrpcOnly, NixlOffer
+from ferryman.wire.plane_values import (
+    GRPC,
+    MEMORY,
+    NIXL,
+    GrpcOnly,
+    MemoryGrant,
+    MemoryOffer,
+    NixlOffer,
+    memory_at,
+)
 from ferryman.wire.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
 from ferryman.wire.values import (
     PrefillAdmitted,
@@ -51,6 +63,7 @@ from ferryman.wire.values import (
 )
 from ferryman.worker.loop import memory_ready
 from ferryman.worker.order_check import OrderCheck
+from ferryman.worker.planes import MemorySide, NixlSide
 from ferryman.worker.send_leases import StopOrders
 from ferryman.worker.telemetry import WorkerLoad
 from ferryman.worker.worker_app import WorkerContext
@@ -64,6 +77,8 @@ from ferryman_decode.requests import Requests
 from ferryman_decode.token_streams import RouterStreams
 
 log = logging.getLogger(__name__)
+
+Way = WriterAgent | MemoryGrant | GrpcOnly
 
 SERVICE = "ferryman.wire.v1.DecodeService"
 # The longest delay between the end of a lease or deadline and its handling.
@@ -112,7 +127,15 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
             self.receiver.writer_died,
             self._on_landed,
         )
+        side = parts.planes
+        self.lender = MemoryLender(
+            side.folder if isinstance(side, MemorySide) else None,
+            socket_name(parts.worker_id, parts.epoch),
+            parts.background,
+        )
+        parts.metrics.watch("lent_memories", self.lender.statistics)
         self._quarantine = Quarantine(self.receiver, self._nixl_receiver, parts.channels)
+        self._unit_bytes = {each.kind: each.slot_bytes for each in parts.engine.manifest.layouts}
         self._grammars = BackgroundCompiler(parts.engine.grammars)
         self._aborts = Aborts(self.requests, self.receiver, self._quarantine, parts.clock)
         self._is_draining = False
@@ -127,7 +150,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
     def register(self, server: Any) -> None:
         decode_pb2_grpc.add_DecodeServiceServicer_to_server(self, server)
         # A worker that prefills, too, serves the whole of that service, and never writes by NIXL.
-        if not isinstance(self._parts.planes, GrpcOnly):
+        if isinstance(self._parts.planes, NixlSide):
             stops = StopWritingServicer(self._departures.stops)
             prefill_pb2_grpc.add_PrefillServiceServicer_to_server(stops, server)
 
@@ -140,17 +163,19 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         grammar = await self._grammars.checked(
             order.request.sampling.grammar, within=order.context.deadline_seconds
         )
-        writer_agent = await self._agent_for(order)
+        way = await self._way_for(order)
         reservation = self._promised(order)
         if reservation is None:
-            reservation = await self._reserved(order, writer_agent, grammar)
-        granted = self.receiver.granted.get(reservation.reservation_id)
-        plane = granted.plane if granted else GrpcOnly()
+            reservation = await self._reserved(order, way, grammar)
+        plane = way if isinstance(way, MemoryGrant) else self.receiver.plane_of(reservation)
         return reserve_answer_to_wire(ReserveAnswer(reservation, plane))
 
-    async def _agent_for(self, order: ReserveOrder) -> WriterAgent | GrpcOnly:
-        """The agent for the writer's direct writes, if it has NIXL and its life can be watched."""
+    async def _way_for(self, order: ReserveOrder) -> Way:
+        """Memory to lend to the writer; or the agent for its direct writes, if it has NIXL and its
+        life can be watched."""
         writer = WriterId(order.writer.worker_id, order.writer.epoch)
+        if isinstance(order.offer, MemoryOffer):
+            return self.lender.grant(writer, order.offer)
         await self._nixl_receiver.close_other_lives(writer)
         if not (isinstance(order.offer, NixlOffer) and order.writer.address):
             return GrpcOnly("prefill offers gRPC")
@@ -166,7 +191,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
     async def _reserved(
         self,
         order: ReserveOrder,
-        writer_agent: WriterAgent | GrpcOnly,
+        way: Way,
         grammar: CompiledGrammar | None,
     ) -> Reservation:
         """The promise, after a look into the host tier; another Reserve may have made it
@@ -177,7 +202,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
             if promised := self._promised(order):
                 self._host_loads.release(lease)
                 return promised
-            reservation = self._promise(order, writer_agent, grammar, lease)
+            reservation = self._promise(order, way, grammar, lease)
         except BaseException:
             self._host_loads.release(lease)
             raise
@@ -189,7 +214,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
     def _promise(
         self,
         order: ReserveOrder,
-        writer_agent: WriterAgent | GrpcOnly,
+        way: Way,
         grammar: CompiledGrammar | None,
         lease: HostLease,
     ) -> Reservation:
@@ -201,13 +226,14 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
             f"wanted_{span.kind}": [span.first, span.end] for span in reservation.ranges
         }
         chosen["path"] = GRPC
-        match writer_agent:
+        match way:
             case GrpcOnly(why):
                 chosen["why"] = why
-            case WriterAgent():
-                if reservation.wanted:
-                    self.receiver.grant(reservation, order, writer_agent)
-                    chosen["path"] = NIXL
+            case MemoryGrant() if reservation.wanted:
+                chosen["path"] = MEMORY
+            case WriterAgent() if reservation.wanted:
+                self.receiver.grant(reservation, order, way)
+                chosen["path"] = NIXL
         reservations = self._parts.engine.scheduler.reservations
         if num_copied := reservations.num_copied(reservation.reservation_id):
             chosen["copied"] = num_copied
@@ -248,9 +274,18 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
     async def WritePages(
         self, request_iterator: AsyncIterator[decode_pb2.WritePagesRequest], context: Any
     ) -> decode_pb2.WritePagesResponse:
-        unit_bytes = {each.kind: each.slot_bytes for each in self._parts.engine.manifest.layouts}
-        num_bytes = await receive_pages(request_iterator, unit_bytes, self.receiver)
+        num_bytes = await receive_pages(request_iterator, self._unit_bytes, self.receiver)
         return decode_pb2.WritePagesResponse(bytes_received=num_bytes)
+
+    async def LandPages(
+        self, request_iterator: AsyncIterator[decode_pb2.LandPagesRequest], context: Any
+    ) -> AsyncIterator[decode_pb2.LandPagesResponse]:
+        landed = receive_landed(
+            request_iterator, self._unit_bytes, self.receiver, self.lender.memory_of
+        )
+        async with aclosing(landed):
+            async for num_bytes in landed:
+                yield decode_pb2.LandPagesResponse(bytes_received=num_bytes)
 
     async def Commit(
         self, request: decode_pb2.CommitRequest, context: Any
@@ -334,8 +369,14 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
             num_queued=statistics.waiting + statistics.reserved,
             queue_tokens=statistics.tokens_to_prefill,
             node=self._parts.host.node_id,
-            planes=self._nixl_receiver.planes,
+            planes=self._planes(),
         )
+
+    def _planes(self) -> tuple[str, ...]:
+        """The data planes that a writer can be granted now."""
+        if place := self.lender.place:
+            return (memory_at(place), GRPC)
+        return self._nixl_receiver.planes
 
     async def prepare_drain(self) -> None:
         """Makes ready to send running requests elsewhere; new ones are still taken meanwhile."""
@@ -351,7 +392,12 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
 
     def jobs(self) -> tuple[Coroutine[Any, Any, None], ...]:
         """Jobs beside the servers; the worker ends when one of them ends."""
-        return (self._expire(), self._nixl_receiver.run(), self._departures.run())
+        return (
+            self._expire(),
+            self._nixl_receiver.run(),
+            self.lender.run(),
+            self._departures.run(),
+        )
 
     def _on_landed(self, message: bytes) -> None:
         """Verifies units that a writer reports as landed, while it goes on writing."""

@@ -29,6 +29,7 @@ from ferryman_decode.server import DecodeServicer
 PROMPT = [3] * 21
 PLANES = [
     "grpc",
+    "auto",
     pytest.param("nixl-unlocked", marks=pytest.mark.skipif(not has_nixl(), reason="not installed")),
 ]
 
@@ -55,6 +56,18 @@ class FlipsBitOnItsWay(DecodeServicer):
     async def WritePages(self, request_iterator: Any, context: Any) -> Any:
         return await super().WritePages(self._flipped(request_iterator), context)
 
+    async def LandPages(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:
+        async for answer in super().LandPages(self._misplaced(request_iterator), context):
+            yield answer
+
+    async def _misplaced(self, frames: Any) -> AsyncIterator[decode_pb2.LandPagesRequest]:
+        """The bytes are one place beside those that were lent for it."""
+        async for frame in frames:
+            if frame.pieces and not self.num_flipped:
+                frame.pieces[0].place += 1
+                self.num_flipped += 1
+            yield frame
+
     async def _flipped(self, frames: Any) -> AsyncIterator[decode_pb2.WritePagesRequest]:
         async for frame in frames:
             if frame.pieces and not self.num_flipped:
@@ -65,8 +78,9 @@ class FlipsBitOnItsWay(DecodeServicer):
             yield frame
 
 
-async def test_corrupted_pages_are_recomputed_not_answered() -> None:
-    async with pair_of_workers(FlipsBitOnItsWay) as pair:
+@pytest.mark.parametrize("planes", ["grpc", "auto"])
+async def test_corrupted_pages_are_recomputed_not_answered(planes: PlaneChoice) -> None:
+    async with pair_of_workers(FlipsBitOnItsWay, planes=planes) as pair:
         with pytest.raises(CorruptState):
             await pair.run_prefill(pair.order(request("r1", PROMPT)))
         assert pair.decode.service.num_flipped == 1
@@ -121,7 +135,11 @@ class DropsTheStream(DecodeServicer):
     async def WritePages(self, request_iterator: Any, context: Any) -> Any:
         return await super().WritePages(self._cut(request_iterator), context)
 
-    async def _cut(self, frames: Any) -> AsyncIterator[decode_pb2.WritePagesRequest]:
+    async def LandPages(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:
+        async for answer in super().LandPages(self._cut(request_iterator), context):
+            yield answer
+
+    async def _cut(self, frames: Any) -> AsyncIterator[Any]:
         async for frame in frames:
             yield frame
             if frame.pieces and not self.num_dropped:
@@ -129,8 +147,11 @@ class DropsTheStream(DecodeServicer):
                 raise Unavailable("the stream was dropped")
 
 
-async def test_a_dropped_stream_of_pages_ends_the_attempt_and_frees_both_sides() -> None:
-    async with pair_of_workers(DropsTheStream) as pair:
+@pytest.mark.parametrize("planes", ["grpc", "auto"])
+async def test_a_dropped_stream_of_pages_ends_the_attempt_and_frees_both_sides(
+    planes: PlaneChoice,
+) -> None:
+    async with pair_of_workers(DropsTheStream, planes=planes) as pair:
         with pytest.raises(Unavailable):
             await pair.run_prefill(pair.order(request("r1", PROMPT)))
         assert pair.decode.service.num_dropped == 1

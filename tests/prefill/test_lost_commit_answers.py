@@ -23,6 +23,7 @@ from ferryman_decode.server import DecodeServicer
 PROMPT = [3] * 21
 PLANES = [
     "grpc",
+    "auto",
     pytest.param("nixl-unlocked", marks=pytest.mark.skipif(not has_nixl(), reason="not installed")),
 ]
 

@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,12 +28,13 @@ from tests.worker.late_agents import BrokenMaking, LateAgent, SlowMaking, late_a
 from ferryman.errors import ConfigError, FerrymanError, Unavailable
 from ferryman.settings.workers import NixlSettings
 from ferryman.wire.handoff.host_network import listening_sockets
+from ferryman.wire.handoff.lent_memory import place_of
 from ferryman.wire.handoff.nixl_agent import NixlAgent
 from ferryman.wire.handoff.nixl_library import has_nixl
 from ferryman.wire.plane_values import GrpcOnly, PlaneChoice
 from ferryman.wire.v1 import decode_pb2
 from ferryman.worker.handoff_transport import APART_SECONDS
-from ferryman.worker.planes import AgentMaker, MakeAgent, NixlSide, plane_side
+from ferryman.worker.planes import AgentMaker, MakeAgent, MemorySide, NixlSide, plane_side
 from ferryman_decode import nixl_receiver
 from ferryman_decode.server import DecodeServicer
 from ferryman_prefill.server import PrefillServicer
@@ -260,13 +262,20 @@ async def test_an_attempt_ends_though_its_writes_do_not() -> None:
     ("choice", "why"),
     [
         ("grpc", "was told to use gRPC"),
-        ("auto", "was not told to open NIXL's unlocked ports"),
         ("nixl", "was not told to open NIXL's unlocked ports"),
     ],
 )
 def test_a_worker_whose_settings_do_not_name_the_danger_has_no_agent(choice: Any, why: str) -> None:
     side = plane_side(choice, {}, ("127.0.0.1", "127.0.0.1"), NixlSettings(), {})
     assert side == GrpcOnly(why)
+
+
+def test_by_default_a_worker_shares_memory_and_opens_no_port(tmp_path: Path) -> None:
+    hosts = ("127.0.0.1", "127.0.0.1")
+    side = plane_side("auto", {}, hosts, NixlSettings(), {}, tmp_path)
+    assert side == MemorySide(tmp_path, place_of(tmp_path))
+    gone = plane_side("auto", {}, hosts, NixlSettings(), {}, tmp_path / "gone")
+    assert gone == GrpcOnly("its arena folder: No such file or directory")
 
 
 @pytest.mark.parametrize("role", ROLES)

@@ -117,7 +117,8 @@ def test_values_that_a_parent_wrote_are_what_the_child_reads(model: str) -> None
 def test_nixl_is_refused_by_the_name_that_hid_its_danger(
     model: str, tmp_path: Path, place: str
 ) -> None:
-    words = "its name has to say so: write nixl-unlocked or nixl-unlocked-or-grpc, or auto for gRPC"
+    names = "nixl-unlocked or nixl-unlocked-or-grpc, or auto, which opens none"
+    words = f"its name has to say so: write {names}"
     said = {
         "flag": lambda: refusal({"FERRYMAN_MODEL": model}, flag("planes", "nixl")),
         "environment": lambda: refusal({"FERRYMAN_MODEL": model, "FERRYMAN_PLANES": "nixl"}),

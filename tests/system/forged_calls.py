@@ -60,6 +60,7 @@ CALLS = {
     "reserve": ("decode", "DecodeService/Reserve"),
     "renew": ("decode", "DecodeService/Renew"),
     "write_pages": ("decode", "DecodeService/WritePages"),
+    "land_pages": ("decode", "DecodeService/LandPages"),
     "commit": ("decode", "DecodeService/Commit"),
     "abort": ("decode", "DecodeService/Abort"),
     "read_tokens": ("decode", "DecodeService/Tokens"),
@@ -147,6 +148,18 @@ class ForgedCalls:
             self.token,
             method_of("write_pages"),
             [frame.SerializeToString() for frame in frames],
+        )
+
+    async def land_pages(self) -> None:
+        """The same from memory that was lent to another writer."""
+        digest = self.beats["decode"].state.digest
+        header = header_to_wire(WriteHeader(self._fence, self.request_id, digest))
+        frame = decode_pb2.LandPagesRequest(header=header, key=bytes(32))
+        await answers_to(
+            self.beats["decode"].address,
+            self.token,
+            method_of("land_pages"),
+            [frame.SerializeToString()],
         )
 
     async def commit(self) -> None:

@@ -96,7 +96,7 @@ async def test_a_leaked_writer_cannot_touch_a_hand_off_of_another(cluster: Attac
     aborts = cluster.refused_calls("PermissionDenied")["abort"]
     async with cluster.stream_beside() as request_id:
         calls = calls_by(cluster, cluster.leaked(PREFILL).grpc_token, request_id)
-        for touch in (calls.renew, calls.write_pages, calls.commit):
+        for touch in (calls.renew, calls.write_pages, calls.land_pages, calls.commit):
             with pytest.raises(LeaseLost):
                 await touch()
         await calls.abort_writing()

@@ -34,6 +34,7 @@ from ferryman.handoff.lifecycle import LifecycleEntry
 from ferryman.llm import LLM, Completion
 from ferryman.runtime.lifecycle import decode_event
 from ferryman.schedule.request import SamplingParams
+from ferryman.wire.handoff.nixl_library import has_nixl
 from ferryman.wire.nats.nats_bus import NatsBus
 from ferryman.wire.nats.subjects import Subjects
 from ferryman.wire.plane_values import GRPC, NIXL
@@ -48,7 +49,12 @@ DRAWN = SamplingParams(max_tokens=20, temperature=0.9, top_p=0.9, seed=7, ignore
 WAYS = [
     pytest.param(
         ("granite_moe", ClusterShape(overlap=True, chunk_tokens=32, settings=on_plane(FAST_PLANE))),
+        id="Granite, overlap, ragged chunks, by memory",
+    ),
+    pytest.param(
+        ("granite_moe", ClusterShape(overlap=True, chunk_tokens=32, settings=on_plane(NIXL))),
         id="Granite, overlap, ragged chunks, by NIXL",
+        marks=pytest.mark.skipif(not has_nixl(), reason="ferryman[nixl] is not installed"),
     ),
     pytest.param(
         ("bamba", ClusterShape(overlap=False, chunk_tokens=1024, settings=on_plane(GRPC))),

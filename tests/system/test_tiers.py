@@ -86,7 +86,7 @@ class Place:
 
 # The first tests are those of node 0; then it moves once for each plane.
 PLACES = [
-    pytest.param(Place(1, FAST_PLANE), id="by NIXL from node 1"),
+    pytest.param(Place(1, FAST_PLANE), id="by memory from node 1"),
     pytest.param(Place(2, GRPC), id="by gRPC from node 2"),
 ]
 

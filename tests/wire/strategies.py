@@ -27,7 +27,14 @@ from ferryman.tiers.prefetch_values import Prefetched, PrefetchShortfall, Traffi
 from ferryman.wire import public, values
 from ferryman.wire.codec.caches import CacheEvent, CacheSnapshot
 from ferryman.wire.codec.handoff import ReserveAnswer
-from ferryman.wire.plane_values import GrpcOnly, NixlGrant, NixlOffer, RankSlabs
+from ferryman.wire.plane_values import (
+    GrpcOnly,
+    MemoryGrant,
+    MemoryOffer,
+    NixlGrant,
+    NixlOffer,
+    RankSlabs,
+)
 
 u32 = st.integers(0, 2**32 - 1)
 counts = st.integers(0, 2**20)
@@ -157,7 +164,8 @@ def reserve_orders(draw: st.DrawFn) -> values.ReserveOrder:
     request = draw(requests(context.request_id))
     writer, digest, router_id = draw(addresses), draw(texts), draw(texts)
     epoch, manifest = draw(epochs), draw(texts)
-    offer = draw(st.one_of(st.just(GrpcOnly()), st.builds(NixlOffer, texts)))
+    others = st.builds(NixlOffer, texts), st.builds(MemoryOffer, texts)
+    offer = draw(st.one_of(st.just(GrpcOnly()), *others))
     return values.ReserveOrder(context, epoch, writer, router_id, request, digest, manifest, offer)
 
 
@@ -165,7 +173,9 @@ def reserve_answers() -> SearchStrategy[ReserveAnswer]:
     reservations = st.builds(Reservation, texts, epochs, counts, wanted, seconds)
     over_grpc = st.builds(ReserveAnswer, reservations)
     granted = st.builds(_granted, over_grpc, texts, st.binary(max_size=9), st.integers(1, 4))
-    return st.one_of(over_grpc, granted)
+    memory = st.builds(MemoryGrant, texts, st.binary(max_size=32), st.integers(0, 1 << 40))
+    lent = st.builds(ReserveAnswer, reservations, memory)
+    return st.one_of(over_grpc, granted, lent)
 
 
 def _granted(answer: ReserveAnswer, agent: str, metadata: bytes, num_ranks: int) -> ReserveAnswer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -84,6 +85,12 @@ class Servicer(decode_pb2_grpc.DecodeServiceServicer):
             pass
         return decode_pb2.WritePagesResponse()
 
+    async def LandPages(
+        self, requests: Any, context: Any
+    ) -> AsyncIterator[decode_pb2.LandPagesResponse]:
+        async for _ in requests:
+            yield decode_pb2.LandPagesResponse()
+
 
 SERVICE = "/ferryman.wire.v1.DecodeService/"
 
@@ -99,7 +106,7 @@ async def test_bytes_that_are_no_protobuf_are_the_callers_mistake_and_no_traceba
         async with channel(address) as way:
             unary: Any = way.unary_unary(SERVICE + "Abort")
             assert await unary(b"") == b"", "an empty message is one"
-        for method in ("Abort", "WritePages"):
+        for method in ("Abort", "WritePages", "LandPages"):
             with pytest.raises(FerrymanError) as caught:
                 await answers_to(address, "", SERVICE + method, [b"\xff\xff"])
             assert type(caught.value) is InvalidRequest, caught.value

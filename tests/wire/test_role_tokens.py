@@ -44,6 +44,7 @@ MAY_CALL: Mapping[str, set[ClusterRole]] = {
     "DecodeService/Reserve": WORKERS,
     "DecodeService/Renew": WORKERS,
     "DecodeService/WritePages": WORKERS,
+    "DecodeService/LandPages": WORKERS,
     "DecodeService/Commit": WORKERS,
     "DecodeService/Abort": WORKERS | {ROUTER},
     "DecodeService/Tokens": {ROUTER},

@@ -126,7 +126,7 @@ def sampling_of(index: int) -> SamplingParams:
     )
 
 
-PLANES: tuple[PlaneChoice, ...] = ("grpc", "nixl-unlocked") if has_nixl() else ("grpc",)
+PLANES: tuple[PlaneChoice, ...] = ("grpc", "auto", *(("nixl-unlocked",) if has_nixl() else ()))
 WAYS = [
     pytest.param(NATIVE, PLANES[-1], {}, id="windows"),
     pytest.param("granite", "grpc", {"draft_tokens": 3}, id="a draft model"),

@@ -49,7 +49,7 @@ DRAWN = SamplingParams(
 )
 # Mamba-2, a window, the delta rule, latents: each kind of state once.
 IN_CI = ("granite", "gpt_oss", "qwen3_next", "deepseek_v3")
-PLANES: tuple[PlaneChoice, ...] = ("grpc", "nixl-unlocked") if has_nixl() else ("grpc",)
+PLANES: tuple[PlaneChoice, ...] = ("grpc", "auto", *(("nixl-unlocked",) if has_nixl() else ()))
 FAMILIES = ALL_FAMILIES if "FERRYMAN_TEST_ALL_CELLS" in os.environ else IN_CI
 
 

@@ -33,7 +33,7 @@ from ferryman.wire.plane_values import PlaneChoice
 PROMPT = [(7 * i * i + 3 * i) % (VOCAB_SIZE - 3) + 3 for i in range(75)]
 FORKS = ([*PROMPT[:66], 5], PROMPT[:17], [*PROMPT[:-1], 9])
 GREEDY = SamplingParams(max_tokens=20, temperature=0.0, logprobs=5, ignore_eos=True)
-PLANES: tuple[PlaneChoice, ...] = ("grpc", "nixl-unlocked") if has_nixl() else ("grpc",)
+PLANES: tuple[PlaneChoice, ...] = ("grpc", "auto", *(("nixl-unlocked",) if has_nixl() else ()))
 
 
 @dataclass(frozen=True, slots=True)

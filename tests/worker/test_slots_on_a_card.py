@@ -71,7 +71,7 @@ async def pair_by_copies(planes: PlaneChoice) -> AsyncIterator[WorkerPair]:
             yield pair
 
 
-@pytest.mark.parametrize("planes", ["grpc", pytest.param("nixl-unlocked", marks=with_nixl)])
+@pytest.mark.parametrize("planes", ["grpc", "auto", pytest.param("nixl-unlocked", marks=with_nixl)])
 async def test_whole_slots_are_read_beside_the_event_loop(planes: PlaneChoice) -> None:
     asked = request("r1", PROMPT)
     async with pair_by_copies(planes) as pair:

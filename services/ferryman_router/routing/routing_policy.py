@@ -20,7 +20,7 @@ from itertools import chain
 from ferryman.cache.manifest import Exactness, Kind
 from ferryman.handoff.usage import CachedTokens
 from ferryman.wire.nats.heartbeat import DECODE, PREFILL, Heartbeat, ServedState
-from ferryman.wire.plane_values import GRPC, LOCAL, NIXL
+from ferryman.wire.plane_values import GRPC, LOCAL, MEMORY, NIXL
 from ferryman.wire.redis.index import NodePrefix
 from ferryman_router.routing.fleet import Fleet, FleetWorker, WorkerName, is_pair, keeps_state
 from ferryman_router.routing.generate_request import PageKeyCache
@@ -33,7 +33,7 @@ from ferryman_router.routing.prefix_sources import (
 )
 
 MAX_EXPLAINED = 8
-PLANES = (LOCAL, NIXL, GRPC)  # the fastest first
+PLANES = (LOCAL, MEMORY, NIXL, GRPC)  # the fastest first
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,7 +345,9 @@ def _seconds_per_token(prefill: Heartbeat, costs: RoutingCosts) -> float:
 
 def _plane(prefill: Heartbeat, decode: Heartbeat) -> str:
     """The plane that the pair will agree on when decode reserves: the fastest that both have."""
-    both = frozenset(prefill.planes) & frozenset(decode.planes)
+    # Memory is named with its place: two machines have different ones.
+    names = frozenset(prefill.planes) & frozenset(decode.planes)
+    both = {name.partition("@")[0] for name in names}
     return next((plane for plane in PLANES if plane in both), "")
 
 

@@ -71,7 +71,8 @@ class HostCacheServiceSettings(TierPolicySettings):
     """The largest size of the host tier's arena, whose memory is taken as it is used: `512M`, `2G`,
     bytes."""
     arena_folder: Path = SHARED_MEMORY
-    """Shared memory that the workers see under the same path."""
+    """Shared memory that processes of one machine see: the host-cache's arena, and the sockets at
+    which decode workers lend memory to those that hand off to them."""
     node: NodeName = "local"
     """This machine's name in the index; one name per machine. Of a long or dotted one, as clouds
     give, the beginning and a hash are taken."""

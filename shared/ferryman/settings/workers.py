@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field
@@ -15,6 +16,7 @@ from ferryman.settings.groups import (
     ListenSettings,
     TierPolicySettings,
 )
+from ferryman.wire.hostcache.arena import SHARED_MEMORY
 from ferryman.wire.plane_values import UNLOCKED, PlaneChoice
 
 
@@ -23,7 +25,7 @@ def _named_by_its_danger(choice: object) -> object:
     if choice == "nixl":
         raise ValueError(
             "NIXL opens a port that asks nobody for a credential, and its name has to say so: "
-            f"write {' or '.join(UNLOCKED)}, or auto for gRPC"
+            f"write {' or '.join(UNLOCKED)}, or auto, which opens none"
         )
     return choice
 
@@ -67,9 +69,13 @@ class ShellSettings(BaseModel):
     """The host under which others reach this process; NIXL's traffic stays on the device that has
     its address."""
     planes: Planes = "auto"
-    """The way that hand-offs take. `auto`: gRPC. `grpc`. `nixl-unlocked`: NIXL, which opens ports
+    """The way that hand-offs take. `auto`: memory between workers that see the same
+    `arena_folder`, else gRPC. `grpc`. `nixl-unlocked`: NIXL, which opens ports
     that ask for no credential; a worker waits for it, and ends at start if it does not work.
     `nixl-unlocked-or-grpc`: the same between two workers that have it, else gRPC."""
+    arena_folder: Path = SHARED_MEMORY
+    """Shared memory that processes of one machine see: the host-cache's arena, and the sockets at
+    which decode workers lend memory to those that hand off to them."""
     nixl: Annotated[NixlSettings, Called(error_handling="nixl_error_handling")] = NixlSettings()
 
 

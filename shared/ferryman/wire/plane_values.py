@@ -1,30 +1,37 @@
 """The data planes for units; a pair of workers agrees on one for each reservation.
 
-The writer offers its planes with Reserve, decode chooses with its answer. gRPC is always there;
-NIXL is chosen when both have it and decode can watch that the writer lives (`process_liveness.py`).
-NIXL's transport, UCX, asks for no credential, so a worker has NIXL only if its settings
-name that danger.
-Every obstacle to NIXL, on either side and at any time, is one value: `GrpcOnly`.
+The writer offers its planes with Reserve, decode chooses with its answer. gRPC is always there.
+Between processes that see the same folder of one machine decode lends the writer memory, and
+copies from it. NIXL is chosen when both have it and decode can watch that the writer lives
+(`process_liveness.py`); its transport, UCX, asks for no credential, so a worker has NIXL only if
+its settings name that danger.
+Every obstacle to a plane, on either side and at any time, is one value: `GrpcOnly`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from ferryman.cache.manifest import Kind
 
 GRPC, NIXL = "grpc", "nixl"
+MEMORY = "memory"  # lent by decode to a process of its machine
 LOCAL = "local"  # prefill and decode are one worker, so nothing travels
 PlaneChoice = Literal["auto", "grpc", "nixl-unlocked", "nixl-unlocked-or-grpc"]
 UNLOCKED: tuple[PlaneChoice, ...] = ("nixl-unlocked", "nixl-unlocked-or-grpc")
 
 
+def memory_at(place: str) -> str:
+    """The plane's name in a heartbeat: two workers that have the same one share a machine."""
+    return f"{MEMORY}@{place}"
+
+
 @dataclass(frozen=True, slots=True)
 class GrpcOnly:
-    """Frames over gRPC, which the receiver copies and can refuse; `why` gives in short why not
-    NIXL."""
+    """Frames over gRPC, which the receiver copies and can refuse; `why` gives in short why no
+    other plane."""
 
     why: str = ""
 
@@ -66,5 +73,22 @@ class NixlGrant:
     layout_digest: str
 
 
-PlaneOffer = NixlOffer | GrpcOnly
-Plane = NixlGrant | GrpcOnly
+@dataclass(frozen=True, slots=True)
+class MemoryOffer:
+    """The writer can fill memory that a process at the same `place` lends it."""
+
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryGrant:
+    """Memory of `num_bytes` that decode lends: its descriptor is handed out at the Unix socket of
+    that name, for the ticket. Decode copies from it, so no slot is in reach of the writer."""
+
+    socket: str
+    ticket: bytes = field(repr=False)
+    num_bytes: int
+
+
+PlaneOffer = NixlOffer | MemoryOffer | GrpcOnly
+Plane = NixlGrant | MemoryGrant | GrpcOnly

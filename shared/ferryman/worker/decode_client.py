@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ from ferryman.errors import (
     ManifestMismatch,
     NotFound,
     Stale,
+    Unavailable,
 )
 from ferryman.handoff.effects import fence_of
 from ferryman.handoff.values import Reservation
@@ -24,11 +26,13 @@ from ferryman.wire.codec.handoff import (
     reserve_answer_from_wire,
     reserve_order_to_wire,
 )
+from ferryman.wire.codec.pieces import WriteHeader
 from ferryman.wire.grpc.rpc import Channels
 from ferryman.wire.grpc.status import typed_errors
 from ferryman.wire.handoff.grpc_plane import OutgoingUnit, Sent, send_units
+from ferryman.wire.handoff.memory_plane import FrameStore, send_units_by_memory
 from ferryman.wire.handoff.nixl_writer import FailedWrites, GrantMisfit, NotMet
-from ferryman.wire.plane_values import GrpcOnly, NixlGrant, Plane, PlaneOffer
+from ferryman.wire.plane_values import GrpcOnly, MemoryGrant, NixlGrant, Plane, PlaneOffer
 from ferryman.wire.v1 import decode_pb2, decode_pb2_grpc
 from ferryman.wire.values import (
     CommitOrder,
@@ -39,6 +43,8 @@ from ferryman.wire.values import (
 )
 from ferryman.worker.handoff_transport import HandoffTransport
 from ferryman.worker.send_leases import WriterStatus
+
+log = logging.getLogger(__name__)
 
 CALL_SECONDS = 10.0
 ABORT_SECONDS = 2.0
@@ -52,8 +58,7 @@ _ANSWERS = (CorruptState, Stale, InvalidRequest, ManifestMismatch, NotFound)
 class DecodeClient:
     """One attempt's calls to its decode worker. Errors are typed.
 
-    `why_grpc` gives in a few words why this side did not use NIXL; it is empty if it did not decide
-    so.
+    `why_grpc` gives in a few words why this side used gRPC; it is empty if it did not decide so.
     """
 
     why_grpc = ""
@@ -114,9 +119,14 @@ class DecodeClient:
     ) -> Sent:
         """Writes units as they come, on the plane that decode chose; returns when all have arrived.
 
-        If decode's NIXL agent is out of reach, or its grant does not fit, gRPC takes over before
-        the first write.
+        If the memory that decode lends, or its NIXL agent, is out of reach, or its grant does not
+        fit, gRPC takes over before the first write.
         """
+        if isinstance(self._plane, MemoryGrant) and (store := await self._borrowed(self._plane)):
+            with typed_errors():
+                return await send_units_by_memory(
+                    self._stub, reservation, self._header(reservation), batches, store
+                )
         if isinstance(self._plane, NixlGrant):
             try:
                 return await self._transport.writer.send(self._plane, reservation, batches)
@@ -132,6 +142,19 @@ class DecodeClient:
             return await send_units(
                 self._stub, reservation, request_id, self._manifest.digest, batches
             )
+
+    def _header(self, reservation: Reservation) -> WriteHeader:
+        request_id = self._order.context.request_id
+        return WriteHeader(fence_of(reservation), request_id, self._manifest.digest)
+
+    async def _borrowed(self, grant: MemoryGrant) -> FrameStore | None:
+        try:
+            return await self._transport.memories.of(grant)
+        except Unavailable as error:
+            log.warning("no memory from %s: %s", self._order.decode.worker_id, error)
+            self._plane = GrpcOnly()
+            self.why_grpc = "prefill: decode's memory is out of reach"
+            return None
 
     def _nixl_failed(
         self, error: Exception, why: str = "decode's NIXL agent is out of reach"

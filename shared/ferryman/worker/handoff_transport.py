@@ -1,4 +1,4 @@
-"""The data planes that a writer offers decode: gRPC, and NIXL once it has an agent.
+"""The data planes that a writer offers decode: gRPC, and memory, or NIXL once it has an agent.
 
 A prefill worker is a writer, and a decode worker that drains.
 """
@@ -12,10 +12,19 @@ from collections.abc import Callable
 from ferryman.cache.rank_runs import RankShares
 from ferryman.errors import Unavailable
 from ferryman.handoff.effects import WriterId
+from ferryman.wire.handoff.borrowed_memories import BorrowedMemories
 from ferryman.wire.handoff.nixl_writer import NixlWriter
 from ferryman.wire.handoff.process_liveness import liveness_server
-from ferryman.wire.plane_values import GRPC, NIXL, GrpcOnly, NixlOffer, PlaneOffer
-from ferryman.worker.planes import AgentMaker, PlaneSide, rank_slabs
+from ferryman.wire.plane_values import (
+    GRPC,
+    NIXL,
+    GrpcOnly,
+    MemoryOffer,
+    NixlOffer,
+    PlaneOffer,
+    memory_at,
+)
+from ferryman.worker.planes import AgentMaker, MemorySide, NixlSide, PlaneSide, rank_slabs
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +46,7 @@ class HandoffTransport:
     ) -> None:
         """`shares` are those of the worker's ranks."""
         self._side, self._shares = side, shares
+        self.memories = BorrowedMemories(side.folder if isinstance(side, MemorySide) else None)
         self._who = who
         self._clock = clock
         self._maker = AgentMaker(side, f"{who.worker_id}.{who.epoch}")
@@ -47,6 +57,8 @@ class HandoffTransport:
 
     @property
     def planes(self) -> tuple[str, ...]:
+        if isinstance(self._side, MemorySide):
+            return (memory_at(self._side.place), GRPC)
         return (NIXL, GRPC) if self._writer else (GRPC,)
 
     @property
@@ -58,11 +70,13 @@ class HandoffTransport:
 
     async def made(self) -> None:
         """Waits for the first agent, as long as necessary; not on a side without NIXL."""
-        if not isinstance(self._side, GrpcOnly):
+        if isinstance(self._side, NixlSide):
             await self._is_made.wait()
 
     async def offer_to(self, decode_id: str) -> PlaneOffer:
         """The offer to a decode worker, as of now."""
+        if isinstance(self._side, MemorySide):
+            return MemoryOffer(self._side.place)
         if self._maker.is_required:
             await self._is_made.wait()
         if why := self._why_not(decode_id):
@@ -93,7 +107,9 @@ class HandoffTransport:
     async def run(self) -> None:
         """Keeps an agent and a liveness server as long as this runs; the server ends last."""
         side = self._side
-        if isinstance(side, GrpcOnly):
+        if isinstance(side, MemorySide):
+            await self.memories.run()
+        if not isinstance(side, NixlSide):
             return
         async with liveness_server(side.listen_host, self._who) as port:
             log.info("presence at %s:%d, which tells everyone its id alone", side.listen_host, port)

@@ -10,14 +10,17 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from ferryman.cache.manifest import Kind
 from ferryman.engine.memory.slabs import ShardedSlab
 from ferryman.errors import ConfigError, Unavailable
 from ferryman.settings.workers import NixlSettings
 from ferryman.wire.handoff.host_network import ucx_device
+from ferryman.wire.handoff.lent_memory import place_of
 from ferryman.wire.handoff.nixl_agent import NixlAgent
 from ferryman.wire.handoff.nixl_library import ON_LOOPBACK, MemoryRegion, NixlOptions, has_nixl
+from ferryman.wire.hostcache.arena import SHARED_MEMORY
 from ferryman.wire.plane_values import UNLOCKED, GrpcOnly, PlaneChoice, RankSlabs
 
 log = logging.getLogger(__name__)
@@ -54,7 +57,15 @@ class NixlSide:
         ]
 
 
-PlaneSide = NixlSide | GrpcOnly
+@dataclass(frozen=True, slots=True)
+class MemorySide:
+    """A worker that lends memory at a folder of its machine, or fills what others lend there."""
+
+    folder: Path
+    place: str
+
+
+PlaneSide = NixlSide | MemorySide | GrpcOnly
 
 
 def rank_slabs(places: Mapping[Kind, ShardedSlab]) -> RankSlabs:
@@ -72,15 +83,19 @@ def plane_side(
     hosts: tuple[str, str],
     nixl: NixlSettings,
     environment: Mapping[str, str],
+    arena_folder: Path = SHARED_MEMORY,
 ) -> PlaneSide:
     """`hosts` are (listen, advertise). Raises ConfigError if NIXL is asked for and not there.
-    Blocks while the advertised name is looked up. Only choices that name its danger give NIXL.
+    Blocks while the advertised name is looked up. Only choices that name its danger give NIXL;
+    `auto` shares memory with workers that see the same `arena_folder`.
 
     NIXL needs a chosen network device: UCX_NET_DEVICES in `environment`, or else the interface that
     has the advertised address. One agent registers the slabs of all ranks, each on its own device.
     If the library cannot register those of cards there is no agent, and hand-offs use gRPC.
     It has run on one card, between two engines of one process.
     """
+    if choice == "auto":
+        return _memory_side(arena_folder)
     if choice not in UNLOCKED:
         return GrpcOnly("was told to use gRPC" if choice == "grpc" else NOT_CHOSEN)
     is_required = choice == "nixl-unlocked"
@@ -98,6 +113,14 @@ def plane_side(
     return NixlSide(places, *hosts, options, is_required=is_required)
 
 
+def _memory_side(folder: Path) -> MemorySide | GrpcOnly:
+    try:
+        return MemorySide(folder, place_of(folder))
+    except OSError as error:
+        log.warning("hand-offs go by gRPC, no arena folder %s: %s", folder, error.strerror)
+        return GrpcOnly(f"its arena folder: {error.strerror}")
+
+
 class AgentMaker:
     """Makes agents, one at a time; `trouble` gives in short why there is none, or is empty."""
 
@@ -106,7 +129,7 @@ class AgentMaker:
         self._name = name
         self._num_tried = 0
         self._has_worked = False
-        self.trouble = NOT_YET if isinstance(side, NixlSide) else side.why or "has no NIXL"
+        self.trouble = _trouble_of(side)
 
     @property
     def is_required(self) -> bool:
@@ -119,7 +142,7 @@ class AgentMaker:
         Raises ConfigError if NIXL is required and did not work even once.
         """
         side = self._side
-        if isinstance(side, GrpcOnly):
+        if not isinstance(side, NixlSide):
             return await asyncio.Future()  # there never is one
         while True:
             try:
@@ -155,6 +178,15 @@ class AgentMaker:
             making.add_done_callback(_close)
             await asyncio.wait((making,))
             raise
+
+
+def _trouble_of(side: PlaneSide) -> str:
+    match side:
+        case NixlSide():
+            return NOT_YET
+        case MemorySide():
+            return NOT_CHOSEN
+    return side.why or "has no NIXL"
 
 
 def _warn_of_ports(agent: NixlAgent) -> None:

@@ -224,6 +224,7 @@ async def _parts(
             (settings.listen.host, settings.advertise),
             settings.nixl,
             os.environ,
+            settings.arena_folder,
         ),
     )
 

@@ -17,12 +17,10 @@ from ferryman.model.registry import load_drafted, load_model
 from ferryman.model.weights.weight_formats import AS_STORED
 from ferryman.settings.engine import engine_options
 from ferryman.sizing.exactness import arithmetic_of
-from ferryman.wire.handoff.nixl_library import has_nixl
-from ferryman.wire.plane_values import GRPC, NIXL
+from ferryman.wire.plane_values import MEMORY
 
 PAGE_SIZE = 16
-# NIXL wherever its library works at all, by the name of its danger (`tests/planes.py`).
-FAST_PLANE = NIXL if has_nixl() else GRPC
+FAST_PLANE = MEMORY  # of workers of one machine, by default
 STARTED = ("decode", "prefill", "both", "hostcache", "router")
 
 

@@ -12,7 +12,7 @@ import pytest
 from tests.doubles.stamps import fake_tokens
 from tests.harness.pair.fake_engine import VOCAB
 from tests.harness.pair.worker import PATIENT_SECONDS, PairWorker
-from tests.planes import plane_of
+from tests.planes import plane_in, plane_of
 from tests.waiting import until
 
 from ferryman.cache.keys import as_token_ids, page_keys, root_key
@@ -147,7 +147,7 @@ async def paired(
                 await connection.channel_ready()
         if planes is not None:
             services, best = (prefill.service, decode.service), plane_of(planes)
-            await until(lambda: all(each.load().planes[0] == best for each in services))
+            await until(lambda: all(plane_in(each.load().planes) == best for each in services))
         yield WorkerPair(
             prefill,
             decode,

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import IO, Any, cast
 
 from tests.harness.pair.worker import worker
-from tests.planes import plane_of
+from tests.planes import plane_in, plane_of
 from tests.waiting import until
 
 from ferryman.wire.plane_values import PlaneChoice
@@ -83,7 +83,7 @@ async def _serve(role: str, planes: PlaneChoice, num_steps: int) -> None:
     make: Any = {"prefill": PrefillServicer, "decode": DecodeServicer}[role]
     gate = AfterSteps(num_steps)
     async with worker(role, make, 60, planes, gate=gate) as found:
-        await until(lambda: bool(found.service.load().planes[0] == plane_of(planes)))
+        await until(lambda: bool(plane_in(found.service.load().planes) == plane_of(planes)))
         parts = found.parts
         where = {"worker_id": parts.worker_id, "address": found.address, "epoch": parts.epoch}
         _tell(where)

@@ -29,6 +29,8 @@ from ferryman.wire.codec.scalars import (
 )
 from ferryman.wire.plane_values import (
     GrpcOnly,
+    MemoryGrant,
+    MemoryOffer,
     NixlGrant,
     NixlOffer,
     Plane,
@@ -86,14 +88,24 @@ def wanted_from_wire(messages: Iterable[types_pb2.WantedRange]) -> tuple[WantedU
 
 
 OFFER = table(NixlOffer, decode_pb2.NixlOffer)
+MEMORY_OFFER = table(MemoryOffer, decode_pb2.MemoryOffer)
 
 
-def _offer_to_fields(offer: PlaneOffer) -> dict[str, decode_pb2.NixlOffer]:
-    return {"nixl": OFFER.to_wire(offer)} if isinstance(offer, NixlOffer) else {}
+def _offer_to_fields(offer: PlaneOffer) -> dict[str, Any]:
+    match offer:
+        case NixlOffer():
+            return {"nixl": OFFER.to_wire(offer)}
+        case MemoryOffer():
+            return {"memory": MEMORY_OFFER.to_wire(offer)}
+    return {}
 
 
 def _offer_from_fields(message: decode_pb2.ReserveRequest) -> PlaneOffer:
-    return OFFER.from_wire(message.nixl) if message.HasField("nixl") else GrpcOnly()
+    if message.HasField("nixl"):
+        return OFFER.from_wire(message.nixl)
+    if message.HasField("memory"):
+        return MEMORY_OFFER.from_wire(message.memory)
+    return GrpcOnly()
 
 
 reserve_order_to_wire, reserve_order_from_wire = table(
@@ -102,7 +114,7 @@ reserve_order_to_wire, reserve_order_from_wire = table(
     context=CONTEXT,
     writer=ADDRESS,
     request=REQUEST,
-    offer=Within(("nixl",), _offer_to_fields, _offer_from_fields),
+    offer=Within(("nixl", "memory"), _offer_to_fields, _offer_from_fields),
 )
 # Beyond it is no address of a process; below it, sums with offsets fit a signed number.
 MAX_ADDRESS = (1 << 62) - 1
@@ -141,10 +153,13 @@ GRANT = table(
     slabs=Within(("devices", "slabs"), _slabs_to_fields, _slabs_from_fields),
     slots=At(same, tuple),
 )
+MEMORY_GRANT = table(MemoryGrant, decode_pb2.MemoryGrant)
 
 
 def _plane_from_wire(message: decode_pb2.ReserveResponse, wanted: tuple[WantedUnit, ...]) -> Plane:
     """Raises InvalidRequest for a grant that does not give a place for each wanted unit."""
+    if message.HasField("memory"):
+        return MEMORY_GRANT.from_wire(message.memory)
     if not message.HasField("nixl"):
         return GrpcOnly()
     grant = GRANT.from_wire(message.nixl)
@@ -170,6 +185,9 @@ def reserve_answer_to_wire(answer: ReserveAnswer) -> decode_pb2.ReserveResponse:
         wanted=wanted_to_wire(answer.reservation.wanted),
         lease_ms=milliseconds(answer.reservation.lease_seconds),
         nixl=GRANT.to_wire(answer.plane) if isinstance(answer.plane, NixlGrant) else None,
+        memory=(
+            MEMORY_GRANT.to_wire(answer.plane) if isinstance(answer.plane, MemoryGrant) else None
+        ),
     )
 
 

@@ -1,9 +1,12 @@
-"""WritePages: the header that fences a stream, and the pieces of units in its frames."""
+"""WritePages and LandPages: the header that fences a stream, and the pieces in its frames."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ferryman.cache.manifest import Kind
+from ferryman.errors import InvalidRequest
 from ferryman.handoff.effects import WriteFence
 from ferryman.handoff.values import WantedUnit
 from ferryman.wire.codec.message_table import table, within
@@ -26,7 +29,7 @@ class Piece:
 
     unit: WantedUnit
     offset: int
-    content: bytes
+    content: bytes | memoryview
 
 
 header_to_wire, header_from_wire = table(
@@ -43,7 +46,7 @@ def piece_to_wire(piece: Piece) -> decode_pb2.UnitPiece:
         page_index=piece.unit.index,
         generation=piece.unit.slot_generation,
         offset=piece.offset,
-        data=piece.content,
+        data=bytes(piece.content),
     )
 
 
@@ -51,3 +54,44 @@ def piece_from_wire(message: decode_pb2.UnitPiece) -> Piece:
     kind = kind_from_wire(message.kind)
     unit = WantedUnit(kind, message.page_index, message.generation)
     return Piece(unit, message.offset, message.data)
+
+
+@dataclass(slots=True)
+class LandedRun:
+    """Whole units of one kind with consecutive indices, or a part of one unit, at a `place` of lent
+    memory; `generations` has one entry per unit."""
+
+    kind: Kind
+    first: int
+    generations: list[int]
+    offset: int
+    place: int
+    num_bytes: int
+
+
+def run_to_wire(run: LandedRun) -> decode_pb2.LandedPiece:
+    return decode_pb2.LandedPiece(
+        kind=kind_to_wire(run.kind),
+        page_index=run.first,
+        generations=run.generations,
+        offset=run.offset,
+        place=run.place,
+        num_bytes=run.num_bytes,
+    )
+
+
+def pieces_from_wire(message: decode_pb2.LandedPiece, memory: memoryview) -> Iterator[Piece]:
+    """The pieces of a run, as views of `memory`. Raises InvalidRequest for a run that lies outside,
+    or that its units do not divide evenly."""
+    kind, num_units = kind_from_wire(message.kind), len(message.generations)
+    place, end = message.place, message.place + message.num_bytes
+    if end > len(memory):
+        raise InvalidRequest(f"[{place}, {end}) is no part of {len(memory)} lent bytes", "place")
+    if not num_units or message.num_bytes % num_units or (num_units > 1 and message.offset):
+        text = f"{message.num_bytes} bytes at {message.offset} are not {num_units} whole units"
+        raise InvalidRequest(text, "generations")
+    size = message.num_bytes // num_units
+    for nth, generation in enumerate(message.generations):
+        unit = WantedUnit(kind, message.page_index + nth, generation)
+        begin = place + nth * size
+        yield Piece(unit, message.offset, memory[begin : begin + size])

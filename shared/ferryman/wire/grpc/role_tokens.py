@@ -54,6 +54,7 @@ ALLOWED: Mapping[str, frozenset[ClusterRole]] = {
     "/ferryman.wire.v1.DecodeService/Reserve": _WRITERS,
     "/ferryman.wire.v1.DecodeService/Renew": _WRITERS,
     "/ferryman.wire.v1.DecodeService/WritePages": _WRITERS,
+    "/ferryman.wire.v1.DecodeService/LandPages": _WRITERS,
     "/ferryman.wire.v1.DecodeService/Commit": _WRITERS,
     "/ferryman.wire.v1.DecodeService/Abort": _WRITERS | _ROUTER,
     "/ferryman.wire.v1.DecodeService/Tokens": _ROUTER,

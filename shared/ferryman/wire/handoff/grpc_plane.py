@@ -4,8 +4,8 @@
     receiver    frames → pieces, each checked → a sink, which fences and copies in one go
 
 A frame holds pieces of one or many units, so that small pages do not cost a message each. A frame
-is sent at once and never held back for a unit that is still being computed. The other data plane
-(`nixl_writer.py`) has the same interface: units in, `Sent` out.
+is sent at once and never held back for a unit that is still being computed. The other data planes
+(`memory_plane.py`, `nixl_writer.py`) have the same interface: units in, `Sent` out.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ferryman.wire.v1 import decode_pb2, decode_pb2_grpc
 
 MAX_FRAME_BYTES = 1 << 20
 ASK_SECONDS = 2.0
-_LOST_STATUS = "Internal error from Core"
+LOST_STATUS = "Internal error from Core"
 
 WriteCall = grpc.aio.StreamUnaryCall[decode_pb2.WritePagesRequest, decode_pb2.WritePagesResponse]
 
@@ -80,9 +80,9 @@ async def send_units(
     try:
         answer = await _write(call, header, _frames(batches, ledger))
     except grpc.aio.AioRpcError as error:
-        if error.details() != _LOST_STATUS:
+        if error.details() != LOST_STATUS:
             raise
-        await _ask_what_became_of(stub, fence)
+        await ask_what_became_of(stub, fence)
         raise Unreachable("the stream to decode broke") from error
     except BaseException:
         call.cancel()
@@ -106,7 +106,7 @@ async def _write(
     return await call
 
 
-async def _ask_what_became_of(stub: decode_pb2_grpc.DecodeServiceStub, fence: WriteFence) -> None:
+async def ask_what_became_of(stub: decode_pb2_grpc.DecodeServiceStub, fence: WriteFence) -> None:
     """Asks decode why it ended a stream: a write that fails meanwhile makes gRPC lose that status
     (https://github.com/grpc/grpc/issues/36066), and a renewal repeats it."""
     request = decode_pb2.RenewRequest(
@@ -220,6 +220,11 @@ class Assembly:
             return False
         self._open.pop(name, None)
         return True
+
+    @property
+    def num_bytes(self) -> int:
+        """All bytes that came so far, wanted or not."""
+        return self._num_bytes
 
     def finish(self) -> int:
         """All bytes that came, wanted or not. Raises InvalidRequest when a unit is incomplete."""

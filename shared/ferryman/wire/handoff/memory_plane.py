@@ -1,0 +1,287 @@
+"""Units from prefill to decode through memory that decode lent: for processes of one machine.
+
+    writer      units as they become ready → a free frame of the memory → LandPages says where
+    receiver    pieces, each checked → the sink of `grpc_plane.py`, which fences and copies
+
+Only decode writes into slots, in the tick in which it checks the fence: a writer that is late, or
+was stopped, or lies, spoils nothing but its own memory. Decode takes digests of what lies in its
+slots, not of the memory, which the writer may change meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+
+import grpc.aio
+import numpy as np
+import xxhash
+
+from ferryman.cache.manifest import Kind
+from ferryman.errors import CorruptState, InvalidRequest, Unreachable
+from ferryman.handoff.effects import fence_of
+from ferryman.handoff.values import Reservation, UnitDigest
+from ferryman.wire.codec.pieces import (
+    LandedRun,
+    WriteHeader,
+    header_from_wire,
+    header_to_wire,
+    pieces_from_wire,
+    run_to_wire,
+)
+from ferryman.wire.handoff.grpc_plane import (
+    LOST_STATUS,
+    MAX_FRAME_BYTES,
+    Assembly,
+    OutgoingUnit,
+    PageSink,
+    Sent,
+    ask_what_became_of,
+)
+from ferryman.wire.handoff.lent_memory import BorrowedMemory
+from ferryman.wire.plane_values import MEMORY
+from ferryman.wire.v1 import decode_pb2, decode_pb2_grpc
+
+LandCall = grpc.aio.StreamStreamCall[decode_pb2.LandPagesRequest, decode_pb2.LandPagesResponse]
+
+
+class FrameStore:
+    """The frames of borrowed memory; hand-offs that run at the same time share them."""
+
+    def __init__(self, memory: BorrowedMemory) -> None:
+        self.memory = memory
+        self._free: asyncio.Queue[int] = asyncio.Queue()
+        for place in range(0, len(memory.content) - MAX_FRAME_BYTES + 1, MAX_FRAME_BYTES):
+            self._free.put_nowait(place)
+
+    async def take(self) -> int:
+        """The place of a frame that nobody uses; waits for one."""
+        return await self._free.get()
+
+    def give_back(self, place: int) -> None:
+        self._free.put_nowait(place)
+
+    @property
+    def num_free(self) -> int:
+        return self._free.qsize()
+
+
+async def send_units_by_memory(
+    stub: decode_pb2_grpc.DecodeServiceStub,
+    reservation: Reservation,
+    header: WriteHeader,
+    batches: AsyncIterator[Sequence[OutgoingUnit]],
+    store: FrameStore,
+) -> Sent:
+    """Writes units as they come, batch by batch; returns when decode has copied them all.
+
+    Raises as `grpc_plane.send_units`. It ends only when no thread of it fills a frame or reads a
+    slot any more.
+    """
+    call = stub.LandPages()
+    landing = _Landing(call, store)
+    answers = asyncio.ensure_future(landing.hear())
+    try:
+        with suppress(asyncio.InvalidStateError):  # decode has ended it; the status has the reason
+            await landing.write(header, batches, answers)
+        num_copied = await answers
+    except grpc.aio.AioRpcError as error:
+        if error.details() != LOST_STATUS:
+            raise
+        await ask_what_became_of(stub, fence_of(reservation))
+        raise Unreachable("the stream to decode broke") from error
+    finally:
+        call.cancel()  # it has ended already, or nobody waits for it
+        answers.cancel()
+        await asyncio.wait((answers,))
+        landing.give_back()
+    if num_copied != landing.num_bytes:
+        raise CorruptState(f"{landing.num_bytes} bytes were lent, {num_copied} were copied")
+    return Sent(tuple(landing.digests), landing.num_bytes, MEMORY)
+
+
+@dataclass(slots=True)
+class _Cut:
+    """A part of a unit, for the frame at whose place it lies."""
+
+    unit: OutgoingUnit
+    offset: int
+    num_bytes: int
+    place: int
+
+    @property
+    def is_whole(self) -> bool:
+        return self.num_bytes == len(self.unit.content)
+
+
+@dataclass(slots=True)
+class _Landing:
+    """One stream of frames: those that decode has yet to copy, the oldest first."""
+
+    call: LandCall
+    store: FrameStore
+    digests: list[UnitDigest] = field(default_factory=list)
+    num_bytes: int = 0
+    _under_way: deque[int] = field(default_factory=deque)
+    _hashers: dict[int, xxhash.xxh3_128] = field(default_factory=dict)
+
+    async def write(
+        self,
+        header: WriteHeader,
+        batches: AsyncIterator[Sequence[OutgoingUnit]],
+        answers: asyncio.Future[int],
+    ) -> None:
+        """Returns early once decode has ended the stream: `answers` has its reason."""
+        key = self.store.memory.key
+        first = decode_pb2.LandPagesRequest(header=header_to_wire(header), key=key)
+        await self.call.write(first)
+        async for batch in batches:
+            for cuts in _frames(batch):
+                place = await self._place(answers)
+                if place is None:
+                    return
+                await _finished(partial(self._fill, cuts, place))
+                self.num_bytes += sum(cut.num_bytes for cut in cuts)
+                runs = [run_to_wire(run) for run in _runs(cuts, place)]
+                await self.call.write(decode_pb2.LandPagesRequest(pieces=runs))
+        await self.call.done_writing()
+
+    async def _place(self, answers: asyncio.Future[int]) -> int | None:
+        """A free frame; None if decode ends the stream before one is free."""
+        taking = asyncio.ensure_future(self.store.take())
+        try:
+            await asyncio.wait((taking, answers), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not taking.done():
+                taking.cancel()
+        if taking.done() and not taking.cancelled():
+            self._under_way.append(taking.result())
+        return None if answers.done() else self._under_way[-1]
+
+    def _fill(self, cuts: Sequence[_Cut], place: int) -> None:
+        """Runs in a thread, which waits for memory and not for the interpreter."""
+        frame = np.frombuffer(self.store.memory.content, np.uint8)[place:]
+        for cut in cuts:
+            content = np.frombuffer(cut.unit.content, np.uint8)
+            part = content[cut.offset : cut.offset + cut.num_bytes]
+            np.copyto(frame[cut.place : cut.place + cut.num_bytes], part)
+            # Behind the copy, which brought these bytes near the processor.
+            self._digest(cut, part.data)
+
+    def _digest(self, cut: _Cut, part: memoryview) -> None:
+        unit = cut.unit.unit
+        if cut.is_whole:
+            digest = xxhash.xxh3_128_digest(part)
+        else:
+            hasher = self._hashers.setdefault(id(cut.unit), xxhash.xxh3_128())
+            hasher.update(part)
+            if cut.offset + cut.num_bytes < len(cut.unit.content):
+                return
+            digest = self._hashers.pop(id(cut.unit)).digest()
+        self.digests.append(UnitDigest(unit.kind, unit.index, digest))
+
+    async def hear(self) -> int:
+        """Gives frames back as decode has copied them; returns the bytes that it counted."""
+        num_copied = 0
+        async for answer in self.call:
+            num_copied = answer.bytes_received
+            if self._under_way:
+                self.store.give_back(self._under_way.popleft())
+        return num_copied
+
+    def give_back(self) -> None:
+        while self._under_way:
+            self.store.give_back(self._under_way.popleft())
+
+
+async def _finished(job: Callable[[], None]) -> None:
+    """Runs a job in a thread; ends when the job has, also if the caller is cancelled."""
+    running = asyncio.ensure_future(asyncio.to_thread(job))
+    try:
+        await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait((running,))
+        raise
+
+
+def _frames(batch: Sequence[OutgoingUnit]) -> Iterator[list[_Cut]]:
+    """The cuts of each frame: as full as they can be without waiting for the next batch."""
+    cuts, used = list[_Cut](), 0
+    for unit in batch:
+        offset, size = 0, len(unit.content)
+        while offset < size:
+            part = min(size - offset, MAX_FRAME_BYTES - used)
+            cuts.append(_Cut(unit, offset, part, used))
+            offset, used = offset + part, used + part
+            if used == MAX_FRAME_BYTES:
+                yield cuts
+                cuts, used = [], 0
+    if cuts:
+        yield cuts
+
+
+def _runs(cuts: Sequence[_Cut], place: int) -> Iterator[LandedRun]:
+    """Whole units that follow each other become one run."""
+    run: LandedRun | None = None
+    size = 0
+    for cut in cuts:
+        unit = cut.unit.unit
+        follows = (
+            run is not None
+            and cut.is_whole
+            and cut.num_bytes == size
+            and (unit.kind, unit.index) == (run.kind, run.first + len(run.generations))
+        )
+        if run is not None and follows:
+            run.generations.append(unit.slot_generation)
+            run.num_bytes += size
+            continue
+        if run is not None:
+            yield run
+        size = cut.num_bytes if cut.is_whole else 0
+        generations = [unit.slot_generation]
+        run = LandedRun(
+            unit.kind, unit.index, generations, cut.offset, place + cut.place, cut.num_bytes
+        )
+    if run is not None:
+        yield run
+
+
+async def receive_landed(
+    requests: AsyncIterator[decode_pb2.LandPagesRequest],
+    unit_bytes: Mapping[Kind, int],
+    sink: PageSink,
+    memory_of: Callable[[bytes], memoryview],
+) -> AsyncGenerator[int, None]:
+    """Passes a LandPages stream to the sink; yields behind each frame the bytes copied so far.
+
+    `memory_of` gives a key's memory, or raises. InvalidRequest as `grpc_plane.receive_pages`.
+    """
+    assembly = Assembly(unit_bytes)
+    header: WriteHeader | None = None
+    memory = memoryview(b"")
+    async for request in requests:
+        if request.HasField("header") is not (header is None):
+            raise InvalidRequest("the header is in the first frame and in no other", "header")
+        if header is None:
+            header = header_from_wire(request.header)
+            sink.begin(header)
+            memory = memory_of(request.key)
+        if not request.pieces:
+            continue
+        if sum(run.num_bytes for run in request.pieces) > MAX_FRAME_BYTES:
+            raise InvalidRequest(f"a frame has at most {MAX_FRAME_BYTES} bytes", "pieces")
+        for run in request.pieces:
+            for piece in pieces_from_wire(run, memory):
+                is_last = assembly.accept(piece)
+                sink.write(header.fence, piece)
+                if is_last:
+                    sink.finish(header.fence, piece.unit)
+        yield assembly.num_bytes
+    if header is None:
+        raise InvalidRequest("the stream has no header", "header")
+    assembly.finish()
