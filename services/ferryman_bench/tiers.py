@@ -42,7 +42,7 @@ from ferryman_bench.report import ReportRow, comparison_row, show, target_row
 from ferryman_bench.shape import shape_named
 from ferryman_bench.transport.index_lookup import measure_lookups
 from ferryman_bench.transport.loads import load_bandwidth
-from ferryman_bench.transport.planes import plane_rates
+from ferryman_bench.transport.planes import PlaneRates, plane_rates
 
 DEADLINE_SECONDS = 240.0
 WARM_UP_TOKENS = 256
@@ -52,6 +52,12 @@ STORAGE_BYTES = 2 << 30
 # A host hit should take at most a fifth of a cold prompt, a lookup at most a millisecond.
 HOST_AIM = 5.0
 LOOKUP_AIM_MS = 1.0
+# The bytes of a hand-off, and of each of its units.
+HAND_OFFS = (
+    (64 << 20, 16 << 10, "64 MiB in pages of 16 KiB"),
+    (64 << 20, 256 << 10, "64 MiB in pages of 256 KiB"),
+    (76 << 20, 76 << 20, "one slot of 76 MiB"),
+)
 ALL_CACHES = ("hostcache-1", "hostcache-2")
 # The worker that computes, and the processes flushed before, for a hit in each tier.
 STEPS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
@@ -220,12 +226,17 @@ def _first_token_rows(found: Mapping[str, Sequence[float]]) -> Iterator[ReportRo
 
 def _hand_off_rows(*, opens_nixl: bool) -> Iterator[ReportRow]:
     """Each plane beside the fastest one: a raw NIXL write, or a memcpy without NIXL."""
-    found = plane_rates(opens_nixl=opens_nixl)
+    for num_bytes, unit_bytes, name in HAND_OFFS:
+        found = plane_rates(num_bytes, unit_bytes=unit_bytes, opens_nixl=opens_nixl)
+        yield from _plane_rows(found, name)
+
+
+def _plane_rows(found: PlaneRates, units: str) -> Iterator[ReportRow]:
     raw = "raw_nixl" if "raw_nixl" in found.rates else "memcpy"
     against = found.rates[raw]
     for plane, rate in found.rates.items():
         if plane not in (raw, "memcpy"):
-            name = f"hand-off by {plane}, {found.num_bytes / 1e6:.0f} MB"
+            name = f"hand-off by {plane}, {units}"
             ours, peer = (rate.median, rate.best), (against.median, against.best)
             values = [each / 1e9 for each in (*ours, *peer)]
             yield ReportRow(

@@ -60,10 +60,11 @@ class GrantedWrites:
 
 
 class ArrivedBytes:
-    """Digests of units on their way to a card, over the bytes that its driver was given.
+    """Digests of units that come in pieces: of one on the host over the bytes in its slot, of one
+    on a card over the bytes that its driver was given.
 
-    A slot on the host is hashed where it lies. One on a card would have to come back for that,
-    while the event loop waits.
+    A whole slot on the host would be hashed when it is not near the processor any more; one on a
+    card would have to come back for that. The event loop would wait for either.
     """
 
     def __init__(self) -> None:
@@ -76,9 +77,10 @@ class ArrivedBytes:
             units[piece.unit.name] = xxhash.xxh3_128()
         units[piece.unit.name].update(piece.content)
 
-    def digest(self, reservation_id: str, name: UnitName) -> bytes:
-        """The digest of a unit that is complete."""
-        return self._open[reservation_id].pop(name).digest()
+    def digest(self, reservation_id: str, name: UnitName) -> bytes | None:
+        """The digest of a unit that is complete; None if no piece of it was added."""
+        hasher = self._open.get(reservation_id, {}).pop(name, None)
+        return hasher.digest() if hasher else None
 
     def forget(self, reservation_id: str) -> None:
         self._open.pop(reservation_id, None)
@@ -218,20 +220,26 @@ class HandoffReceiver:
         unit = piece.unit
         if self.table.try_write(fence, unit, self._clock()):
             slot = self._slots[fence.reservation_id][unit.name].slot
-            if not self._engine.transfer.is_in_place:
+            transfer = self._engine.transfer
+            if not transfer.is_in_place:
                 # A writer may change lent memory: the digest is to be of the bytes that are copied.
                 piece = replace(piece, content=bytes(piece.content))
-                self._hashed.add(fence.reservation_id, piece)
-            self._engine.transfer.write(unit.kind, slot, piece.offset, piece.content)
+            transfer.write(unit.kind, slot, piece.offset, piece.content)
+            if transfer.is_in_place:
+                lying = transfer.read(unit.kind, slot)
+                if len(piece.content) == len(lying):
+                    return  # it is hashed when it is complete, which is now
+                end = piece.offset + len(piece.content)
+                piece = replace(piece, content=lying[piece.offset : end])
+            self._hashed.add(fence.reservation_id, piece)
 
     def finish(self, fence: WriteFence, unit: WantedUnit) -> None:
         """A unit is complete: records the digest of the bytes in the slot."""
         if unit.name in self._slots.get(fence.reservation_id, {}):
-            slot = self._slots[fence.reservation_id][unit.name].slot
-            if self._engine.transfer.is_in_place:
+            digest = self._hashed.digest(fence.reservation_id, unit.name)
+            if digest is None:
+                slot = self._slots[fence.reservation_id][unit.name].slot
                 digest = self._engine.transfer.digest(unit.kind, slot)
-            else:
-                digest = self._hashed.digest(fence.reservation_id, unit.name)
             self.table.record(fence, UnitDigest(unit.kind, unit.index, digest), self._clock())
 
     def commit(self, fence: WriteFence, order: CommitOrder) -> bool:

@@ -132,7 +132,9 @@ def test_nixl_is_refused_by_the_name_that_hid_its_danger(
 
 def test_a_data_plane_that_there_is_not_is_refused_with_those_there_are(model: str) -> None:
     said = refusal({"FERRYMAN_MODEL": model, "FERRYMAN_PLANES": "rdma"})
-    assert said.endswith("should be one of auto, grpc, nixl-unlocked, nixl-unlocked-or-grpc")
+    assert said.endswith(
+        "should be one of auto, grpc, nixl-rdma, nixl-unlocked, nixl-unlocked-or-grpc"
+    )
 
 
 def test_settings_do_not_change(model: str) -> None:

@@ -1,4 +1,4 @@
-"""Both planes bring the same bytes: between processes, and between network namespaces over TCP."""
+"""All planes bring the same bytes: between processes, and between network namespaces over TCP."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import pytest
 from ferryman.wire.handoff.nixl_library import has_nixl
 from ferryman_bench.transport.planes import plane_rates
 
-WITH_NIXL = {"memcpy", "grpc", "raw_nixl", "nixl", "nixl_verified"}
-NAMES = WITH_NIXL if has_nixl() else {"memcpy", "grpc"}
+ALWAYS = {"memcpy", "grpc", "memory"}
+NAMES = ALWAYS | ({"raw_nixl", "nixl", "nixl_verified"} if has_nixl() else set())
 LINK_SECONDS = 30.0
 MEASURE = """
 import json, sys
@@ -94,7 +94,7 @@ def test_between_processes_every_plane_brings_the_bytes_that_were_sent() -> None
 
 def test_unless_it_was_asked_for_nixl_is_not_measured() -> None:
     """Its ports have no lock on a bench either."""
-    assert set(plane_rates(1 << 20, repeats=1).rates) == {"memcpy", "grpc"}
+    assert set(plane_rates(1 << 20, repeats=1).rates) == ALWAYS
 
 
 def test_between_network_namespaces_units_travel_over_tcp(cable: tuple[End, End]) -> None:

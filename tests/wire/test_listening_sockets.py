@@ -7,11 +7,19 @@ import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from ferryman.wire.handoff.host_network import ListeningSocket, listening_sockets
-from ferryman.wire.handoff.nixl_library import has_nixl
+from ferryman.errors import Unavailable
+from ferryman.wire.handoff.host_network import ListeningSocket, UcxDevice, listening_sockets
+from ferryman.wire.handoff.nixl_library import (
+    TRANSPORTS,
+    WITH_KEYS,
+    NixlLibrary,
+    NixlOptions,
+    has_nixl,
+)
 
 AGENT_WITHOUT_TCP = """
 import json, os
@@ -27,6 +35,25 @@ with nixl_agent("alone", [region], NixlOptions(UcxDevice("lo"), "none")) as agen
     rows = [line.split() for line in Path("/proc/self/net/unix").read_text().splitlines()[1:]]
     names = [row[7] for row in rows if len(row) > 7 and f"socket:[{row[6]}]" in links]
     print(json.dumps([list(map(str, agent.unlocked_ports)), names]))
+"""
+
+
+AGENT_WITH_KEYS = """
+import json, os
+import numpy as np
+from ferryman.errors import Unavailable
+from ferryman.wire.handoff.host_network import UcxDevice, listening_sockets
+from ferryman.wire.handoff.nixl_agent import nixl_agent
+from ferryman.wire.handoff.nixl_library import MemoryRegion, NixlOptions
+memory, said = np.zeros(1 << 16, np.uint8), ""
+region = MemoryRegion(int(memory.ctypes.data), memory.nbytes)
+before = listening_sockets(os.getpid())
+try:
+    with nixl_agent("alone", [region], NixlOptions(UcxDevice(""), has_keys_only=True)):
+        opened = listening_sockets(os.getpid())
+except Unavailable as error:
+    said, opened = str(error), listening_sockets(os.getpid())
+print(json.dumps([said, list(map(str, opened - before))]))
 """
 
 
@@ -60,6 +87,42 @@ def test_connections_and_the_sockets_of_others_are_not_seen() -> None:
             assert not listening_sockets(other.pid)
             assert isinstance(next(iter(before)), ListeningSocket)
             other.communicate(b"\n")
+
+
+def test_an_agent_with_keys_only_that_opened_a_port_all_the_same_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(TRANSPORTS, "tcp")
+    with socket.socket() as opened:
+        opened.bind(("127.0.0.1", 0))
+
+        def listens(*_: object) -> bytes:
+            opened.listen()
+            return b"metadata"
+
+        library = NixlLibrary("alone")
+        monkeypatch.setattr(library, "_opened", listens)
+        keys_only = NixlOptions(UcxDevice("lo"), has_keys_only=True)
+        with pytest.raises(Unavailable, match=f":{opened.getsockname()[1]}, which asks for no key"):
+            library.open([], keys_only)
+        assert os.environ[TRANSPORTS] == WITH_KEYS
+        assert library.open([], NixlOptions(UcxDevice("lo"))) == b"metadata", "it was chosen"
+
+
+@pytest.mark.skipif(not has_nixl(), reason="ferryman[nixl] is not installed")
+def test_nixl_with_keys_only_opens_no_socket_and_works_with_rdma_alone() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", AGENT_WITH_KEYS],
+        env={**os.environ, TRANSPORTS: "tcp"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    error, ports = json.loads(done.stdout.splitlines()[-1])
+    assert ports == []
+    assert bool(error) != Path("/sys/class/infiniband").is_dir(), "it needs such a card"
 
 
 @pytest.mark.skipif(not has_nixl(), reason="ferryman[nixl] is not installed")

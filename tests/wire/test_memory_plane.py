@@ -27,8 +27,9 @@ from ferryman.wire.codec.pieces import Piece, WriteHeader, header_to_wire
 from ferryman.wire.grpc.rpc import Context, channel, listening
 from ferryman.wire.grpc.status import typed_errors
 from ferryman.wire.handoff.borrowed_memories import BorrowedMemories
-from ferryman.wire.handoff.grpc_plane import MAX_FRAME_BYTES, OutgoingUnit, Sent
+from ferryman.wire.handoff.grpc_plane import OutgoingUnit, Sent
 from ferryman.wire.handoff.lent_memory import (
+    FRAME_BYTES,
     LENT_BYTES,
     LentMemory,
     borrow,
@@ -44,8 +45,8 @@ from ferryman.wire.handoff.memory_plane import FrameStore, receive_landed, send_
 from ferryman.wire.plane_values import GrpcOnly, MemoryGrant, MemoryOffer
 from ferryman.wire.v1 import decode_pb2, decode_pb2_grpc, types_pb2
 
-SIZES = {Kind.FULL: 3000, Kind.RECURRENT: 2 * MAX_FRAME_BYTES + 5}
-NUM_FRAMES = LENT_BYTES // MAX_FRAME_BYTES
+SIZES = {Kind.FULL: 3000, Kind.RECURRENT: 2 * FRAME_BYTES + 5}
+NUM_FRAMES = LENT_BYTES // FRAME_BYTES
 FENCE = WriteFence(77, "res-1", 2)
 RESERVATION = Reservation("res-1", 77, 2, (), 10.0)
 HEADER = WriteHeader(FENCE, "req-1", "digest")
@@ -276,7 +277,7 @@ FIRST = frame(with_header=True)
         ([FIRST, frame(run(num_bytes=0))], "is no part of full unit"),
         ([FIRST, frame(run(offset=5))], "goes on at 0, not 5"),
         ([FIRST, frame(run(num_bytes=2999))], "is not complete"),
-        ([FIRST, frame(*[run(num_bytes=3000)] * 350)], "a frame has at most"),
+        ([FIRST, frame(*[run(num_bytes=3000)] * 700)], "a frame has at most"),
     ],
 )
 async def test_an_odd_stream_is_refused(

@@ -14,7 +14,7 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
@@ -25,25 +25,29 @@ from numpy.typing import NDArray
 from ferryman.cache.manifest import Kind, SectionSpec, StateManifest, lay_out
 from ferryman.cache.rank_runs import RankShares
 from ferryman.errors import ConfigError, CorruptState, Unavailable
+from ferryman.handoff.effects import WriterId, fence_of
 from ferryman.handoff.values import Reservation, UnitDigest, WantedUnit, ranges_of
 from ferryman.schedule.batch import Sampled
 from ferryman.wire.codec.handoff import commit_order_to_wire
+from ferryman.wire.codec.pieces import WriteHeader
 from ferryman.wire.grpc.rpc import channel
 from ferryman.wire.grpc.status import typed_errors
+from ferryman.wire.handoff.borrowed_memories import BorrowedMemories
 from ferryman.wire.handoff.grpc_plane import OutgoingUnit, Sent, send_units
 from ferryman.wire.handoff.host_network import ucx_device
+from ferryman.wire.handoff.lent_memory import LENT_BYTES, place_of
+from ferryman.wire.handoff.memory_plane import FrameStore, send_units_by_memory
 from ferryman.wire.handoff.nixl_agent import nixl_agent
 from ferryman.wire.handoff.nixl_library import HOST, MemoryRegion, NixlOptions, WriteRun, has_nixl
 from ferryman.wire.handoff.nixl_writer import NixlWriter
-from ferryman.wire.plane_values import GRPC, NIXL, GrpcOnly, NixlGrant, RankSlabs
+from ferryman.wire.hostcache.arena import SHARED_MEMORY
+from ferryman.wire.plane_values import GRPC, NIXL, GrpcOnly, MemoryGrant, NixlGrant, RankSlabs
 from ferryman.wire.v1 import decode_pb2_grpc
 from ferryman.wire.values import CommitOrder, RequestContext, Usage
 
 UNIT_BYTES = 256 << 10
-# Units of one section each, which nobody divides.
-_UNIT = SectionSpec("unit", 0, (UNIT_BYTES // 4,), "float32", None)
-UNITS = RankShares.undivided(StateManifest("bench", 1, 1, 0, (lay_out(Kind.FULL, [_UNIT]),)))
 EPOCH = 1
+WRITER = WriterId("bench-writer", EPOCH)
 Bytes = NDArray[np.uint8]
 Job = Callable[[], Awaitable[object]]
 
@@ -58,7 +62,7 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class PlaneRates:
-    """Rates by name: memcpy, grpc, and with NIXL also raw_nixl, nixl and nixl_verified."""
+    """Rates by name: memcpy, grpc, memory, and with NIXL also raw_nixl, nixl and nixl_verified."""
 
     num_bytes: int
     rates: dict[str, Rate]
@@ -72,12 +76,13 @@ def plane_rates(
     num_bytes: int = 64 << 20,
     repeats: int = 7,
     *,
+    unit_bytes: int = UNIT_BYTES,
     opens_nixl: bool = False,
     inside: Sequence[str] = (),
     host: str = "127.0.0.1",
 ) -> PlaneRates:
-    """Measures gRPC and a memcpy in turn, `repeats` times; NIXL too if `opens_nixl`, which opens
-    ports without a lock at both ends.
+    """Measures gRPC, memory and a memcpy in turn, `repeats` times; NIXL too if `opens_nixl`, which
+    opens ports without a lock at both ends.
 
     `inside` is a command that runs the receiver elsewhere, for example in another network
     namespace, where it listens on `host`. Raises CorruptState when other bytes arrive than were
@@ -85,9 +90,16 @@ def plane_rates(
     """
     if opens_nixl and not has_nixl():
         raise ConfigError("NIXL is not installed: pip install 'ferryman[nixl]'")
-    num_units = max(1, num_bytes // UNIT_BYTES)
-    with _site(num_units, opens_nixl=opens_nixl, inside=inside, host=host) as site:
-        return asyncio.run(_measured(site, num_units, repeats))
+    units = (max(1, num_bytes // unit_bytes), unit_bytes)
+    with _site(units, opens_nixl=opens_nixl, inside=inside, host=host) as site:
+        return asyncio.run(_measured(site, units, repeats))
+
+
+def shares_of(unit_bytes: int) -> RankShares:
+    """Units of one section each, which nobody divides."""
+    section = SectionSpec("unit", 0, (unit_bytes // 4,), "float32", None)
+    layout = lay_out(Kind.FULL, [section])
+    return RankShares.undivided(StateManifest("bench", 1, 1, 0, (layout,)))
 
 
 def agent_options(host: str) -> NixlOptions:
@@ -98,44 +110,59 @@ def agent_options(host: str) -> NixlOptions:
     return NixlOptions(device)
 
 
-async def _measured(site: _SiteAddress, num_units: int, repeats: int) -> PlaneRates:
-    source = _filled(num_units)
+async def _measured(site: _SiteAddress, units: tuple[int, int], repeats: int) -> PlaneRates:
+    source = _filled(*units)
     async with channel(site.address) as connection:
         stub = decode_pb2_grpc.DecodeServiceStub(connection)
-        bench = _Bench(source, site, stub)
-        if not site.grant.metadata:
-            return await bench.run(repeats, {})
-        region = MemoryRegion(int(source.ctypes.data), source.nbytes)
-        with nixl_agent("bench-writer", [region], agent_options("127.0.0.1")) as agent:
-            peer = await agent.add_peer(site.grant.metadata)
-            base = int(source.ctypes.data)
-            whole = WriteRun(base, site.grant.slabs.addresses[Kind.FULL][0], source.nbytes)
-            writer = NixlWriter(agent, _slabs_at(base), UNITS)
+        bench = _Bench(source, units[1], site, stub)
+        with closing(BorrowedMemories(SHARED_MEMORY)) as memories:
+            store = await memories.of(site.lent) if site.lent else None
+            lent: dict[str, Job] = {"memory": lambda: bench.by_memory(store)} if store else {}
+            return await _with_nixl(bench, source, site, repeats, lent)
 
-            async def raw() -> None:
-                await asyncio.wrap_future(agent.write(peer, [whole]))
 
-            jobs: dict[str, Job] = {
-                "raw_nixl": raw,
-                "nixl": lambda: bench.by_nixl(writer),
-                "nixl_verified": lambda: bench.verified(writer),
-            }
-            return await bench.run(repeats, jobs)
+async def _with_nixl(
+    bench: _Bench, source: Bytes, site: _SiteAddress, repeats: int, others: dict[str, Job]
+) -> PlaneRates:
+    if not site.grant.metadata:
+        return await bench.run(repeats, others)
+    region = MemoryRegion(int(source.ctypes.data), source.nbytes)
+    with nixl_agent("bench-writer", [region], agent_options("127.0.0.1")) as agent:
+        peer = await agent.add_peer(site.grant.metadata)
+        base = int(source.ctypes.data)
+        whole = WriteRun(base, site.grant.slabs.addresses[Kind.FULL][0], source.nbytes)
+        writer = NixlWriter(agent, _slabs_at(base), shares_of(bench.unit_bytes))
+
+        async def raw() -> None:
+            await asyncio.wrap_future(agent.write(peer, [whole]))
+
+        jobs: dict[str, Job] = {
+            **others,
+            "raw_nixl": raw,
+            "nixl": lambda: bench.by_nixl(writer),
+            "nixl_verified": lambda: bench.verified(writer),
+        }
+        return await bench.run(repeats, jobs)
 
 
 class _Bench:
     """Sends the same units again and again, each time under a new reservation."""
 
     def __init__(
-        self, source: Bytes, site: _SiteAddress, stub: decode_pb2_grpc.DecodeServiceStub
+        self,
+        source: Bytes,
+        unit_bytes: int,
+        site: _SiteAddress,
+        stub: decode_pb2_grpc.DecodeServiceStub,
     ) -> None:
+        self.unit_bytes = unit_bytes
         self._source, self._site, self._stub = source, site, stub
         self._target = np.zeros_like(source)
         self._round = 0
         content = memoryview(source.data)
         self._units = [
-            OutgoingUnit(WantedUnit(Kind.FULL, index, 1), content[at : at + UNIT_BYTES], index)
-            for index, at in enumerate(range(0, len(content), UNIT_BYTES))
+            OutgoingUnit(WantedUnit(Kind.FULL, index, 1), content[at : at + unit_bytes], index)
+            for index, at in enumerate(range(0, len(content), unit_bytes))
         ]
         self._wanted = tuple(unit.unit for unit in self._units)
 
@@ -159,6 +186,11 @@ class _Bench:
 
     async def _by_grpc(self) -> Sent:
         return await send_units(self._stub, self._reservation(), "bench", "digest", self._batch())
+
+    async def by_memory(self, store: FrameStore) -> Sent:
+        reservation = self._reservation()
+        header = WriteHeader(fence_of(reservation), "bench", "digest")
+        return await send_units_by_memory(self._stub, reservation, header, self._batch(), store)
 
     async def by_nixl(self, writer: NixlWriter) -> Sent:
         return await writer.send(self._site.grant, self._reservation(), self._batch())
@@ -189,8 +221,8 @@ def _commit(reservation: Reservation, digests: tuple[UnitDigest, ...]) -> Commit
     )
 
 
-def _filled(num_units: int) -> Bytes:
-    content = np.arange(num_units * UNIT_BYTES // 8, dtype=np.uint64)
+def _filled(num_units: int, unit_bytes: int) -> Bytes:
+    content = np.arange(num_units * unit_bytes // 8, dtype=np.uint64)
     content *= np.uint64(0x9E3779B97F4A7C15)
     return content.view(np.uint8)
 
@@ -201,21 +233,23 @@ def _slabs_at(address: int) -> RankSlabs:
 
 @dataclass(frozen=True, slots=True)
 class _SiteAddress:
-    """The receiving process: the address on which it listens, and the grant to write there, without
-    metadata if it has no NIXL."""
+    """The receiving process: the address on which it listens, the grant to write there, without
+    metadata if it has no NIXL, and the memory that it lends, if it is on this machine."""
 
     address: str
     grant: NixlGrant
+    lent: MemoryGrant | None
 
 
 @contextmanager
 def _site(
-    num_units: int, *, opens_nixl: bool, inside: Sequence[str], host: str
+    units: tuple[int, int], *, opens_nixl: bool, inside: Sequence[str], host: str
 ) -> Iterator[_SiteAddress]:
     """Runs the receiving process; `inside` is put before its command, to run it elsewhere."""
     plane = NIXL if opens_nixl else GRPC
     receiver = "ferryman_bench.transport.receiver_process"
-    command = [*inside, sys.executable, "-m", receiver, str(num_units), host, plane]
+    place = place_of(SHARED_MEMORY)
+    command = [*inside, sys.executable, "-m", receiver, *map(str, units), host, plane, place]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as child:
@@ -229,11 +263,14 @@ def _site(
             "bench-site",
             bytes.fromhex(said["metadata"]),
             _slabs_at(said["base"]),
-            tuple(range(num_units)),
-            UNITS.digest,
+            tuple(range(units[0])),
+            shares_of(units[1]).digest,
         )
+        lent = None
+        if said["ticket"]:
+            lent = MemoryGrant(said["socket"], bytes.fromhex(said["ticket"]), LENT_BYTES)
         try:
-            yield _SiteAddress(said["address"], grant)
+            yield _SiteAddress(said["address"], grant, lent)
         finally:
             child.stdin.close()
 

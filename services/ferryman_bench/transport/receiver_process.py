@@ -1,8 +1,9 @@
 """The receiving process of `planes.py`: a slab, decode's data-plane rpcs, and for the plane nixl
 an agent that listens.
 
-`python -m ferryman_bench.transport.receiver_process UNITS HOST PLANE` writes its addresses as one
-line of JSON, and ends with its standard input.
+`python -m ferryman_bench.transport.receiver_process UNITS UNIT_BYTES HOST PLANE PLACE` writes its
+addresses as one line of JSON, and ends with its standard input. It lends memory to a writer at its
+own place.
 """
 
 from __future__ import annotations
@@ -20,24 +21,31 @@ import xxhash
 from ferryman.cache.manifest import Kind
 from ferryman.handoff.effects import WriteFence
 from ferryman.handoff.values import WantedUnit, units_of
+from ferryman.ids import make_epoch
+from ferryman.runtime.background import Background
 from ferryman.runtime.life import alongside
 from ferryman.wire.codec.handoff import digest_from_wire
 from ferryman.wire.codec.pieces import Piece, WriteHeader
 from ferryman.wire.grpc.rpc import listening
 from ferryman.wire.handoff.grpc_plane import receive_pages
+from ferryman.wire.handoff.lent_memory import socket_name
+from ferryman.wire.handoff.memory_lender import MemoryLender
+from ferryman.wire.handoff.memory_plane import receive_landed
 from ferryman.wire.handoff.nixl_agent import NixlAgent, nixl_agent
 from ferryman.wire.handoff.nixl_library import MemoryRegion
 from ferryman.wire.handoff.nixl_writer import landed_from_bytes
-from ferryman.wire.plane_values import NIXL
+from ferryman.wire.hostcache.arena import SHARED_MEMORY
+from ferryman.wire.plane_values import NIXL, GrpcOnly, MemoryGrant, MemoryOffer
 from ferryman.wire.v1 import decode_pb2, decode_pb2_grpc
-from ferryman_bench.transport.planes import UNIT_BYTES, agent_options, compare
+from ferryman_bench.transport.planes import WRITER, agent_options, compare
 
 
 class ReceiverSite(decode_pb2_grpc.DecodeServiceServicer):
     """Receives pages, computes digests of landed units, and compares them with a commit's."""
 
-    def __init__(self, num_units: int) -> None:
-        self.slab = np.zeros(num_units * UNIT_BYTES, np.uint8)
+    def __init__(self, num_units: int, unit_bytes: int, lender: MemoryLender) -> None:
+        self._unit_bytes, self._lender = unit_bytes, lender
+        self.slab = np.zeros(num_units * unit_bytes, np.uint8)
         self._content = memoryview(self.slab.data)
         self._digests: dict[str, dict[int, bytes]] = {}
         self._pending: list[asyncio.Task[None]] = []
@@ -46,21 +54,28 @@ class ReceiverSite(decode_pb2_grpc.DecodeServiceServicer):
         """Accepts every writer."""
 
     def write(self, fence: WriteFence, piece: Piece) -> None:
-        at = piece.unit.index * UNIT_BYTES + piece.offset
+        at = piece.unit.index * self._unit_bytes + piece.offset
         self._content[at : at + len(piece.content)] = piece.content
 
     def finish(self, fence: WriteFence, unit: WantedUnit) -> None:
         self._digest(unit.index)
 
     def _digest(self, index: int) -> bytes:
-        at = index * UNIT_BYTES
-        return xxhash.xxh3_128_digest(self._content[at : at + UNIT_BYTES])
+        at = index * self._unit_bytes
+        return xxhash.xxh3_128_digest(self._content[at : at + self._unit_bytes])
 
     async def WritePages(
         self, requests: AsyncIterator[decode_pb2.WritePagesRequest], context: Any
     ) -> decode_pb2.WritePagesResponse:
-        num_bytes = await receive_pages(requests, {Kind.FULL: UNIT_BYTES}, self)
+        num_bytes = await receive_pages(requests, {Kind.FULL: self._unit_bytes}, self)
         return decode_pb2.WritePagesResponse(bytes_received=num_bytes)
+
+    async def LandPages(
+        self, requests: AsyncIterator[decode_pb2.LandPagesRequest], context: Any
+    ) -> AsyncIterator[decode_pb2.LandPagesResponse]:
+        sizes = {Kind.FULL: self._unit_bytes}
+        async for num_bytes in receive_landed(requests, sizes, self, self._lender.memory_of):
+            yield decode_pb2.LandPagesResponse(bytes_received=num_bytes)
 
     async def Commit(
         self, request: decode_pb2.CommitRequest, context: Any
@@ -93,8 +108,20 @@ class ReceiverSite(decode_pb2_grpc.DecodeServiceServicer):
         decode_pb2_grpc.add_DecodeServiceServicer_to_server(self, server)
 
 
-async def serve(num_units: int, host: str, plane: str) -> None:
-    site, where = ReceiverSite(num_units), {"metadata": ""}
+async def serve(num_units: int, unit_bytes: int, host: str, plane: str, place: str) -> None:
+    async with Background() as background:
+        name = socket_name("bench", make_epoch())
+        lender = MemoryLender(SHARED_MEMORY, name, background)
+        async with alongside(lender.run()):
+            await lender.listens()
+            site = ReceiverSite(num_units, unit_bytes, lender)
+            await _serve(site, host, plane, lender.grant(WRITER, MemoryOffer(place)))
+
+
+async def _serve(site: ReceiverSite, host: str, plane: str, lent: MemoryGrant | GrpcOnly) -> None:
+    where = {"metadata": "", "socket": "", "ticket": ""}
+    if isinstance(lent, MemoryGrant):
+        where.update(socket=lent.socket, ticket=lent.ticket.hex())
     base = int(site.slab.ctypes.data)
     with ExitStack() as stack:
         jobs = []
@@ -110,4 +137,4 @@ async def serve(num_units: int, host: str, plane: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(int(sys.argv[1]), *sys.argv[2:]))
+    asyncio.run(serve(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]))

@@ -192,8 +192,9 @@ class UpOptions(BaseModel):
     cluster: Name = "local"
     """The cluster's name in NATS subjects."""
     planes: Planes = "auto"
-    """The way that hand-offs take. `auto`: memory that workers share. `grpc`. `nixl-unlocked`,
-    `nixl-unlocked-or-grpc`: NIXL, which opens ports that ask for no credential."""
+    """The way that hand-offs take. `auto`: memory that workers share. `grpc`. `nixl-rdma`: NIXL
+    by RDMA alone. `nixl-unlocked`, `nixl-unlocked-or-grpc`: NIXL, which opens ports that ask for no
+    credential."""
     audit_share: AuditShare = 0.0
     """The share of requests that reused state to compute again and compare: docs/audit.md."""
     insecure: bool = False

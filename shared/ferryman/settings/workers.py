@@ -70,8 +70,9 @@ class ShellSettings(BaseModel):
     its address."""
     planes: Planes = "auto"
     """The way that hand-offs take. `auto`: memory between workers that see the same
-    `arena_folder`, else gRPC. `grpc`. `nixl-unlocked`: NIXL, which opens ports
-    that ask for no credential; a worker waits for it, and ends at start if it does not work.
+    `ARENA_FOLDER`, else gRPC. `grpc`. `nixl-rdma`: NIXL by RDMA alone, where a writer needs a key,
+    between workers that have it, else gRPC. `nixl-unlocked`: NIXL, which opens ports that ask for
+    no credential; a worker waits for it, and ends at start if it does not work.
     `nixl-unlocked-or-grpc`: the same between two workers that have it, else gRPC."""
     arena_folder: Path = SHARED_MEMORY
     """Shared memory that processes of one machine see: the host-cache's arena, and the sockets at

@@ -3,8 +3,9 @@
 The writer offers its planes with Reserve, decode chooses with its answer. gRPC is always there.
 Between processes that see the same folder of one machine decode lends the writer memory, and
 copies from it. NIXL is chosen when both have it and decode can watch that the writer lives
-(`process_liveness.py`); its transport, UCX, asks for no credential, so a worker has NIXL only if
-its settings name that danger.
+(`process_liveness.py`). Its transports, UCX's, ask for no credential but RDMA's, where a writer
+needs the key of the memory. So a worker has NIXL only by RDMA alone, or if its settings name that
+danger.
 Every obstacle to a plane, on either side and at any time, is one value: `GrpcOnly`.
 """
 
@@ -19,7 +20,7 @@ from ferryman.cache.manifest import Kind
 GRPC, NIXL = "grpc", "nixl"
 MEMORY = "memory"  # lent by decode to a process of its machine
 LOCAL = "local"  # prefill and decode are one worker, so nothing travels
-PlaneChoice = Literal["auto", "grpc", "nixl-unlocked", "nixl-unlocked-or-grpc"]
+PlaneChoice = Literal["auto", "grpc", "nixl-rdma", "nixl-unlocked", "nixl-unlocked-or-grpc"]
 UNLOCKED: tuple[PlaneChoice, ...] = ("nixl-unlocked", "nixl-unlocked-or-grpc")
 
 

@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 AGAIN_SECONDS = 60.0
 MAX_WORDS = 120
 NOT_YET = "its NIXL agent is not ready"
+RDMA = "nixl-rdma"
 NOT_CHOSEN = "was not told to open NIXL's unlocked ports"
 
 MakeAgent = Callable[[str, Sequence[MemoryRegion], NixlOptions], NixlAgent]
@@ -86,8 +87,8 @@ def plane_side(
     arena_folder: Path = SHARED_MEMORY,
 ) -> PlaneSide:
     """`hosts` are (listen, advertise). Raises ConfigError if NIXL is asked for and not there.
-    Blocks while the advertised name is looked up. Only choices that name its danger give NIXL;
-    `auto` shares memory with workers that see the same `arena_folder`.
+    Blocks while the advertised name is looked up. Only choices that name its danger give NIXL, or
+    that of RDMA alone; `auto` shares memory with workers that see the same `arena_folder`.
 
     NIXL needs a chosen network device: UCX_NET_DEVICES in `environment`, or else the interface that
     has the advertised address. One agent registers the slabs of all ranks, each on its own device.
@@ -96,7 +97,7 @@ def plane_side(
     """
     if choice == "auto":
         return _memory_side(arena_folder)
-    if choice not in UNLOCKED:
+    if choice not in (*UNLOCKED, RDMA):
         return GrpcOnly("was told to use gRPC" if choice == "grpc" else NOT_CHOSEN)
     is_required = choice == "nixl-unlocked"
     if not has_nixl():
@@ -109,7 +110,7 @@ def plane_side(
             wanted = "set UCX_NET_DEVICES to a device that is"
             raise ConfigError(f"PLANES={choice}: {device.why}; {wanted}")
         return device
-    options = NixlOptions(device, nixl.error_handling)
+    options = NixlOptions(device, nixl.error_handling, has_keys_only=choice == RDMA)
     return NixlSide(places, *hosts, options, is_required=is_required)
 
 
@@ -151,7 +152,8 @@ class AgentMaker:
                 self._failed(error)
             else:
                 self._has_worked, self.trouble = True, ""
-                _warn_of_ports(agent)
+                if not side.options.has_keys_only:
+                    _warn_of_ports(agent)
                 return agent
             await asyncio.sleep(AGAIN_SECONDS)
 

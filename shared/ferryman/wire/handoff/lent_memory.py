@@ -27,9 +27,11 @@ from ferryman.errors import Unavailable
 from ferryman.wire.plane_values import MemoryGrant
 
 TICKET_BYTES = KEY_BYTES = 32
-# Eight frames: one is filled and one is copied from while others wait. More would not stay in the
-# processor's cache, and memory that is copied through the cache costs nothing beside the slots'.
-LENT_BYTES = 8 << 20
+# A message costs as much as copying half of a frame. Larger ones would keep decode's event loop.
+FRAME_BYTES = 2 << 20
+# One frame is filled and one is copied from while others wait. More of them would not stay in the
+# processor's cache, where a copy costs little beside those from and into the slots.
+LENT_BYTES = 4 * FRAME_BYTES
 BORROW_SECONDS = 2.0
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 PREFIX, SUFFIX = "ferryman-lender-", ".sock"

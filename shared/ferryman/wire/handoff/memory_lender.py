@@ -66,6 +66,7 @@ class MemoryLender:
         self._loans: dict[bytes, _Loan] = {}
         self._callers = asyncio.Semaphore(MAX_CALLERS)
         self._place = ""
+        self._is_settled = asyncio.Event()
         self._num_refused = 0
         self.trouble = "its socket is not open yet" if folder else "it lends no memory"
 
@@ -108,6 +109,10 @@ class MemoryLender:
                 return loan.memory.content
         raise LeaseLost("decode lends no memory of this key")
 
+    async def listens(self) -> None:
+        """Waits until it lends, or cannot."""
+        await self._is_settled.wait()
+
     async def run(self) -> None:
         """Serves the socket; a folder that cannot hold it is a reason for gRPC, not an error."""
         if self._folder is None:
@@ -118,9 +123,11 @@ class MemoryLender:
         except OSError as error:
             self.trouble = f"no socket in its folder: {error.strerror}"
             log.warning("hand-offs go by gRPC, %s holds no socket: %s", self._folder, error)
+            self._is_settled.set()
             return
         try:
             self._place = place_of(self._folder)
+            self._is_settled.set()
             await self._serve(listening)
         finally:
             self._place = ""

@@ -35,14 +35,13 @@ from ferryman.wire.codec.pieces import (
 )
 from ferryman.wire.handoff.grpc_plane import (
     LOST_STATUS,
-    MAX_FRAME_BYTES,
     Assembly,
     OutgoingUnit,
     PageSink,
     Sent,
     ask_what_became_of,
 )
-from ferryman.wire.handoff.lent_memory import BorrowedMemory
+from ferryman.wire.handoff.lent_memory import FRAME_BYTES, BorrowedMemory
 from ferryman.wire.plane_values import MEMORY
 from ferryman.wire.v1 import decode_pb2, decode_pb2_grpc
 
@@ -55,7 +54,7 @@ class FrameStore:
     def __init__(self, memory: BorrowedMemory) -> None:
         self.memory = memory
         self._free: asyncio.Queue[int] = asyncio.Queue()
-        for place in range(0, len(memory.content) - MAX_FRAME_BYTES + 1, MAX_FRAME_BYTES):
+        for place in range(0, len(memory.content) - FRAME_BYTES + 1, FRAME_BYTES):
             self._free.put_nowait(place)
 
     async def take(self) -> int:
@@ -214,10 +213,10 @@ def _frames(batch: Sequence[OutgoingUnit]) -> Iterator[list[_Cut]]:
     for unit in batch:
         offset, size = 0, len(unit.content)
         while offset < size:
-            part = min(size - offset, MAX_FRAME_BYTES - used)
+            part = min(size - offset, FRAME_BYTES - used)
             cuts.append(_Cut(unit, offset, part, used))
             offset, used = offset + part, used + part
-            if used == MAX_FRAME_BYTES:
+            if used == FRAME_BYTES:
                 yield cuts
                 cuts, used = [], 0
     if cuts:
@@ -273,8 +272,8 @@ async def receive_landed(
             memory = memory_of(request.key)
         if not request.pieces:
             continue
-        if sum(run.num_bytes for run in request.pieces) > MAX_FRAME_BYTES:
-            raise InvalidRequest(f"a frame has at most {MAX_FRAME_BYTES} bytes", "pieces")
+        if sum(run.num_bytes for run in request.pieces) > FRAME_BYTES:
+            raise InvalidRequest(f"a frame has at most {FRAME_BYTES} bytes", "pieces")
         for run in request.pieces:
             for piece in pieces_from_wire(run, memory):
                 is_last = assembly.accept(piece)

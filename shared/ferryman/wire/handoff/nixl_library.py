@@ -63,11 +63,13 @@ WriteRuns = Sequence[WriteRun] | RunTable
 class NixlOptions:
     """`device` is the only one on which UCX listens and connects; "" leaves it to UCX_NET_DEVICES.
 
-    `error_handling` "none" is faster by a tenth on one machine, but never notices a dead peer.
+    `error_handling` "none" is faster by a tenth on one machine, but never notices a dead peer. With
+    `has_keys_only` UCX has the transports alone on which a writer needs a key: RDMA's.
     """
 
     device: UcxDevice
     error_handling: ErrorHandling = "peer"
+    has_keys_only: bool = False
 
     @property
     def parameters(self) -> dict[str, str]:
@@ -76,6 +78,8 @@ class NixlOptions:
         return {**bound, "ucx_error_handling_mode": self.error_handling}
 
 
+# The switch of UCX for all agents of a process. Copies to and from cards are no way in.
+TRANSPORTS, WITH_KEYS = "UCX_TLS", "rc,ud,dc,cuda_copy"
 ON_LOOPBACK = NixlOptions(UcxDevice(LOOPBACK))
 
 
@@ -116,11 +120,15 @@ class NixlLibrary:
     def open(self, regions: Sequence[MemoryRegion], options: NixlOptions) -> bytes:
         """The agent's metadata. Raises ConfigError or Unavailable if NIXL cannot work."""
         try:
+            if options.has_keys_only:
+                os.environ[TRANSPORTS] = WITH_KEYS
             before = listening_sockets(os.getpid())
             metadata = self._opened(regions, options)
             # The library does not say where it listens, so the kernel is asked.
             opened = listening_sockets(os.getpid()) - before
             self.unlocked_ports = tuple(sorted(opened, key=str))
+            if options.has_keys_only and self.unlocked_ports:
+                raise Unavailable(f"NIXL opened {self.unlocked_ports[0]}, which asks for no key")
             return metadata
         except (ConfigError, Unavailable):
             raise
