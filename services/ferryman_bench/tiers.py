@@ -227,14 +227,14 @@ def _first_token_rows(found: Mapping[str, Sequence[float]]) -> Iterator[ReportRo
 def _hand_off_rows(*, opens_nixl: bool) -> Iterator[ReportRow]:
     """Each plane beside the fastest one: a raw NIXL write, or a memcpy without NIXL."""
     for num_bytes, unit_bytes, name in HAND_OFFS:
-        found = plane_rates(num_bytes, unit_bytes=unit_bytes, opens_nixl=opens_nixl)
-        yield from _plane_rows(found, name)
+        measured = plane_rates(num_bytes, unit_bytes=unit_bytes, opens_nixl=opens_nixl)
+        yield from _plane_rows(measured, name)
 
 
-def _plane_rows(found: PlaneRates, units: str) -> Iterator[ReportRow]:
-    raw = "raw_nixl" if "raw_nixl" in found.rates else "memcpy"
-    against = found.rates[raw]
-    for plane, rate in found.rates.items():
+def _plane_rows(measured: PlaneRates, units: str) -> Iterator[ReportRow]:
+    raw = "raw_nixl" if "raw_nixl" in measured.rates else "memcpy"
+    against = measured.rates[raw]
+    for plane, rate in measured.rates.items():
         if plane not in (raw, "memcpy"):
             name = f"hand-off by {plane}, {units}"
             ours, peer = (rate.median, rate.best), (against.median, against.best)
@@ -247,7 +247,7 @@ def _plane_rows(found: PlaneRates, units: str) -> Iterator[ReportRow]:
                 raw,
                 values[2],
                 values[3],
-                found.share(plane, raw),
+                measured.share(plane, raw),
             )
 
 

@@ -397,9 +397,12 @@ async def test_sockets_of_dead_lenders_are_swept_and_those_of_living_ones_stay(
 ) -> None:
     stale = open_socket(tmp_path, socket_name("decode-0", 1))
     stale.close()
-    async with lender_in(tmp_path):
+    async with lender_in(tmp_path) as lender:
         assert [path.name for path in sockets_in(tmp_path)] == [socket_name("decode-1", 7)]
-        assert sweep_sockets(tmp_path) == ()
+        assert await asyncio.to_thread(sweep_sockets, tmp_path) == ()
+        memory = await asyncio.to_thread(borrow, tmp_path, granted(lender, tmp_path))
+        memory.close()
+        assert lender.statistics().refused == 0, "a look is no attack"
 
 
 @pytest.mark.parametrize("name", ["../x.sock", "/run/docker.sock", "ferryman-lender-a/b.sock", ""])

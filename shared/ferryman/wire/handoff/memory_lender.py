@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 # Memory is taken for a writer that fetched it: at most 512 MiB.
 MAX_LOANS = 64
 MAX_CALLERS = 64
+AGAIN_SECONDS = 1.0
 
 
 @dataclass(slots=True)
@@ -85,7 +86,7 @@ class MemoryLender:
             return GrpcOnly(f"decode: {self.trouble}")
         if offer.place != self._place:
             return GrpcOnly("the workers share no folder of one machine")
-        loan = next((each for each in self._loans.values() if each.writer == writer), None)
+        loan = next((kept for kept in self._loans.values() if kept.writer == writer), None)
         if loan is None and not self._has_room():
             return GrpcOnly(f"decode: it has lent memory to {MAX_LOANS} writers")
         loan = loan or _Loan(writer)
@@ -118,7 +119,7 @@ class MemoryLender:
         if self._folder is None:
             return
         try:
-            sweep_sockets(self._folder)
+            await asyncio.to_thread(sweep_sockets, self._folder)
             listening = open_socket(self._folder, self._name)
         except OSError as error:
             self.trouble = f"no socket in its folder: {error.strerror}"
@@ -140,7 +141,13 @@ class MemoryLender:
         loop = asyncio.get_running_loop()
         while True:
             await self._callers.acquire()
-            connection, _ = await loop.sock_accept(listening)
+            try:
+                connection, _ = await loop.sock_accept(listening)
+            except OSError as error:  # such as too many open files, which pass
+                log.warning("nobody can be lent memory at the moment: %s", error)
+                self._callers.release()
+                await asyncio.sleep(AGAIN_SECONDS)
+                continue
             connection.setblocking(False)
             self._background.start(self._answer(connection))
 
@@ -163,12 +170,18 @@ class MemoryLender:
     async def _lent_to(self, connection: socket.socket) -> _Loan | None:
         async with asyncio.timeout(BORROW_SECONDS):
             ticket = await _exactly(connection, TICKET_BYTES)
+        if not ticket:  # another lender that starts has looked whether this one lives
+            return None
         loan = self._loans.get(ticket)
         if loan is None or loan.memory is not None:
             self._num_refused += 1
             log.warning("a caller at %s showed no ticket that counts", self._name)
             return None
-        memory = await asyncio.to_thread(LentMemory)
+        try:
+            memory = await asyncio.to_thread(LentMemory)
+        except OSError as error:
+            log.warning("no memory to lend, hand-offs go by gRPC: %s", error)
+            return None
         if loan.memory is not None or self._loans.get(ticket) is not loan:  # meanwhile
             memory.close()
             return None
