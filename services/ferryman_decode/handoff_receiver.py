@@ -19,7 +19,7 @@ import xxhash
 from ferryman.cache.resume import EMPTY_HOST, HostView
 from ferryman.cache.slots import SlotHandle
 from ferryman.engine.engine import Engine
-from ferryman.errors import CorruptState, LeaseLost, ManifestMismatch, Stale
+from ferryman.errors import CorruptState, InvalidRequest, LeaseLost, ManifestMismatch, Stale
 from ferryman.handoff.commit_check import Corrupt, Gaps, LeaseOver, Verified
 from ferryman.handoff.effects import (
     Effect,
@@ -70,17 +70,23 @@ class ArrivedBytes:
     def __init__(self) -> None:
         self._open: dict[str, dict[UnitName, xxhash.xxh3_128]] = {}
 
-    def add(self, reservation_id: str, piece: Piece) -> None:
-        """The pieces of a unit come in order, the first one at offset 0."""
-        units = self._open.setdefault(reservation_id, {})
-        if piece.offset == 0:
-            units[piece.unit.name] = xxhash.xxh3_128()
-        units[piece.unit.name].update(piece.content)
+    def add(
+        self, reservation_id: str, name: UnitName, offset: int, content: bytes | memoryview
+    ) -> None:
+        """The pieces of a unit come in order, the first one at offset 0: a unit may come again.
 
-    def digest(self, reservation_id: str, name: UnitName) -> bytes | None:
-        """The digest of a unit that is complete; None if no piece of it was added."""
-        hasher = self._open.get(reservation_id, {}).pop(name, None)
-        return hasher.digest() if hasher else None
+        Raises InvalidRequest when two streams bring it at once.
+        """
+        units = self._open.setdefault(reservation_id, {})
+        if offset == 0:
+            units[name] = xxhash.xxh3_128()
+        if name not in units:
+            raise InvalidRequest(f"two streams bring {name[0]} unit {name[1]}", "pieces")
+        units[name].update(content)
+
+    def digest(self, reservation_id: str, name: UnitName) -> bytes:
+        """The digest of a unit that is complete: its last piece was the last that was added."""
+        return self._open[reservation_id].pop(name).digest()
 
     def forget(self, reservation_id: str) -> None:
         self._open.pop(reservation_id, None)
@@ -220,26 +226,26 @@ class HandoffReceiver:
         unit = piece.unit
         if self.table.try_write(fence, unit, self._clock()):
             slot = self._slots[fence.reservation_id][unit.name].slot
-            transfer = self._engine.transfer
-            if not transfer.is_in_place:
-                # A writer may change lent memory: the digest is to be of the bytes that are copied.
-                piece = replace(piece, content=bytes(piece.content))
-            transfer.write(unit.kind, slot, piece.offset, piece.content)
-            if transfer.is_in_place:
-                lying = transfer.read(unit.kind, slot)
-                if len(piece.content) == len(lying):
-                    return  # it is hashed when it is complete, which is now
-                end = piece.offset + len(piece.content)
-                piece = replace(piece, content=lying[piece.offset : end])
-            self._hashed.add(fence.reservation_id, piece)
+            landed = self._landed(unit, slot, piece.offset, piece.content)
+            self._hashed.add(fence.reservation_id, unit.name, piece.offset, landed)
+
+    def _landed(
+        self, unit: WantedUnit, slot: int, offset: int, content: bytes | memoryview
+    ) -> bytes | memoryview:
+        """Puts the bytes into the slot; returns those to hash, which a writer cannot change: lent
+        memory it can."""
+        transfer = self._engine.transfer
+        if not transfer.is_in_place:
+            content = bytes(content)
+            transfer.write(unit.kind, slot, offset, content)
+            return content
+        transfer.write(unit.kind, slot, offset, content)
+        return transfer.read(unit.kind, slot)[offset : offset + len(content)]
 
     def finish(self, fence: WriteFence, unit: WantedUnit) -> None:
-        """A unit is complete: records the digest of the bytes in the slot."""
+        """A unit is complete: records the digest of its bytes."""
         if unit.name in self._slots.get(fence.reservation_id, {}):
             digest = self._hashed.digest(fence.reservation_id, unit.name)
-            if digest is None:
-                slot = self._slots[fence.reservation_id][unit.name].slot
-                digest = self._engine.transfer.digest(unit.kind, slot)
             self.table.record(fence, UnitDigest(unit.kind, unit.index, digest), self._clock())
 
     def commit(self, fence: WriteFence, order: CommitOrder) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+import xxhash
 from tests.harness.pair import (
     MANIFEST,
     PATIENT_SECONDS,
@@ -26,7 +27,8 @@ from tests.harness.pair import (
 from tests.harness.pair.lone import Lone, lone_worker
 from tests.waiting import until
 
-from ferryman.errors import FerrymanError
+from ferryman.cache.manifest import Kind
+from ferryman.errors import FerrymanError, InvalidRequest
 from ferryman.wire.codec.prefill import prefill_order_to_wire
 from ferryman.wire.grpc.rpc import channel, ending
 from ferryman.wire.grpc.status import typed_errors
@@ -36,6 +38,7 @@ from ferryman.wire.hostcache.arena import SHARED_MEMORY
 from ferryman.wire.plane_values import PlaneChoice
 from ferryman.wire.v1 import prefill_pb2_grpc
 from ferryman.wire.values import PrefillOrder, RequestContext, RouterAbort, WorkerAddress
+from ferryman_decode.handoff_receiver import ArrivedBytes
 from ferryman_decode.server import DecodeServicer
 from ferryman_prefill.server import PrefillServicer
 
@@ -176,3 +179,12 @@ async def test_a_unit_of_several_frames_is_verified_whole(
         await pair.run_prefill(pair.order(asked))
         tokens, _ = await pair.read_tokens("r1")
         assert tokens == expected(asked)
+
+
+def test_a_unit_that_comes_again_is_hashed_anew_and_two_streams_of_it_are_refused() -> None:
+    arrived, page = ArrivedBytes(), (Kind.FULL, 3)
+    for offset, content in ((0, b"half"), (0, b"whole"), (5, b"ness")):
+        arrived.add("res-1", page, offset, content)
+    assert arrived.digest("res-1", page) == xxhash.xxh3_128_digest(b"wholeness")
+    with pytest.raises(InvalidRequest, match="two streams bring full unit 3"):
+        arrived.add("res-1", page, 4, b"of the first stream")

@@ -178,6 +178,13 @@ def test_the_pair_uses_the_fastest_plane_that_both_have() -> None:
         assert chosen(pair).plane == plane
 
 
+def test_a_pair_shares_memory_where_both_have_the_same_place() -> None:
+    here, there = ("memory@1a", "grpc"), ("memory@2b", "grpc")
+    for planes, plane in ((here, "memory"), (there, "grpc"), (("grpc",), "grpc")):
+        pair = fleet(beat("prefill", 1, planes=here), beat("decode", 1, planes=planes))
+        assert chosen(pair).plane == plane
+
+
 def test_the_explanation_has_the_tokens_by_tier_and_the_seconds_of_each_part() -> None:
     made = fleet(measured(), beat("decode", 1), HOST)
     asking = replace(ASKING, cache_index={STATE: HOLDINGS})

@@ -220,7 +220,9 @@ def _moves(
     for decode in takers(fleet, source, asking.prompt_len, now):
         if decode.name not in excluded:
             choice = _candidate(source, decode, arrival, asking, costs)
-            yield replace(choice, queue_seconds=0.0, prefill_seconds=0.0, plane=GRPC)
+            # A state is large enough for NIXL, or not: then it leaves by gRPC.
+            plane = MEMORY if choice.plane == MEMORY else GRPC
+            yield replace(choice, queue_seconds=0.0, prefill_seconds=0.0, plane=plane)
 
 
 def longest_request(fleet: Fleet) -> int:
