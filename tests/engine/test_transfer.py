@@ -6,10 +6,12 @@ from threading import Thread
 
 import numpy as np
 import pytest
+import torch
 import xxhash
 from tests.doubles.stamps import StampSlabs, fake_manifest
 
 from ferryman.cache.manifest import Kind
+from ferryman.engine.memory import transfer as transfer_module
 from ferryman.engine.memory.copy_stream import CopyFence, CopyRun, HostSide
 from ferryman.engine.memory.slabs import Slabs
 from ferryman.engine.memory.transfer import (
@@ -185,6 +187,42 @@ def test_an_arena_is_let_go_only_when_no_unit_is_copied_into_it() -> None:
     transfer.store_unit(Kind.FULL, 1, memoryview(bytearray(len(CONTENT))))
     side.exchanging.join()
     assert side.log == ["stored", "7 bytes pinned"]
+
+
+def test_reads_of_a_card_take_memory_that_earlier_readers_have_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[int] = []
+
+    def counted(num_bytes: int, *, is_pinned: bool) -> torch.Tensor:
+        made.append(num_bytes)
+        return torch.empty(num_bytes, dtype=torch.uint8)
+
+    monkeypatch.setattr(transfer_module, "_host_memory", counted)
+    monkeypatch.setattr(transfer_module, "READ_BYTES", 3 * len(CONTENT))
+    transfer = DeviceTransfer(Slabs.allocate(MANIFEST, SIZES, "cpu"), HostSide(), HostSide())
+    for slot in range(4):
+        transfer.write(Kind.FULL, slot, 0, bytes([slot]) * len(CONTENT))
+    made.clear()
+    for slot in (0, 1, 2, 3):
+        assert set(transfer.read(Kind.FULL, slot)) == {slot}
+    assert made == [len(CONTENT)], "each was left before the next read"
+    kept = [transfer.read(Kind.FULL, slot)[1:] for slot in (0, 1, 2, 3)]
+    assert made == [len(CONTENT)] * 3, "the fourth has memory of its own"
+    again = np.frombuffer(kept.pop(1), np.uint8)
+    assert set(transfer.read(Kind.FULL, 3)) == {3}
+    assert set(again) == {1}, "a view of a view still holds its buffer"
+    assert [set(content) for content in kept] == [{0}, {2}, {3}]
+
+
+def test_what_is_longer_than_the_pinned_memory_is_written_in_pieces(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(transfer_module, "LANDING_BYTES", 48)
+    transfer = copying()
+    transfer.write(Kind.FULL, 2, 1, CONTENT[1:])
+    transfer.write(Kind.FULL, 2, 0, CONTENT[:1])
+    assert bytes(transfer.read(Kind.FULL, 2)) == CONTENT
 
 
 def test_corrupt_bytes_never_reach_an_accelerator() -> None:

@@ -7,11 +7,13 @@ outcome; a writer must be the slot's only holder (`cache/slots.py`).
 from __future__ import annotations
 
 import threading
+import weakref
 from typing import Protocol
 
 import numpy as np
 import torch
 import xxhash
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ferryman.cache.manifest import Kind
@@ -23,6 +25,10 @@ DIGEST_BYTES = 16
 # Hashing in one piece is faster, as long as the copied bytes are still in the processor's cache.
 ONE_PIECE_BYTES = 512 * 1024
 PIECE_BYTES = 256 * 1024
+READ_BYTES = 256 << 20
+"""Host memory that reads of one kind's slots keep, or two slots if those are larger."""
+LANDING_BYTES = 4 << 20
+"""Bytes that are written at once from pinned memory."""
 
 
 def digest_of(content: bytes | memoryview) -> bytes:
@@ -165,17 +171,31 @@ class DeviceTransfer:
         self._slabs = slabs
         self._staging = Staging(slabs, side)
         self._own_side = own_side
-        self._storing = threading.Lock()
+        self._storing, self._writing = threading.Lock(), threading.Lock()
+        self._reads = {
+            kind: ReadBuffers(tensor.shape[1], tensor.is_cuda)
+            for kind, tensor in slabs.tensors.items()
+        }
+        self._landing = torch.empty(0, dtype=torch.uint8)
 
     def read(self, kind: Kind, slot: int) -> memoryview:
-        content = torch.empty_like(self._slot(kind, slot), device="cpu")
-        self._copy(content, self._slot(kind, slot))
-        return content.numpy().data
+        source = self._slot(kind, slot)
+        content = self._reads[kind].lent()
+        self._copy(torch.from_numpy(content), source)
+        return content.data
 
     def write(self, kind: Kind, slot: int, offset: int, content: bytes | memoryview) -> None:
         target = self._slot(kind, slot)
         check_fits(kind, offset, len(content), target.numel())
-        self._copy(target[offset : offset + len(content)], _as_tensor(content))
+        target = target[offset : offset + len(content)]
+        arrived = np.frombuffer(content, np.uint8)
+        with self._writing:
+            if not len(self._landing):
+                self._landing = _host_memory(LANDING_BYTES, is_pinned=target.is_cuda)
+            for begin in range(0, len(arrived), LANDING_BYTES):
+                piece = arrived[begin : begin + LANDING_BYTES]
+                np.copyto(self._landing[: len(piece)].numpy(), piece)
+                self._copy(target[begin : begin + len(piece)], self._landing[: len(piece)])
 
     def digest(self, kind: Kind, slot: int) -> bytes:
         return digest_of(self.read(kind, slot))
@@ -186,7 +206,7 @@ class DeviceTransfer:
         # An arena that is registered with the driver is written by the card itself. To release it
         # meanwhile would end the process with an illegal access.
         with self._storing:
-            self._copy(_as_tensor(arena), source)
+            self._copy(torch.frombuffer(arena, dtype=torch.uint8), source)
         return digest_of(arena)
 
     def load_unit(self, kind: Kind, slot: int, arena: memoryview, digest: bytes) -> None:
@@ -215,6 +235,38 @@ class DeviceTransfer:
         return slab[slot]
 
 
+class ReadBuffers:
+    """Memory of the host for the bytes of slots, which a card fills by itself.
+
+    A buffer comes back when nothing holds its bytes any more. One that nobody has is lent again;
+    beyond READ_BYTES of them a read has memory of its own, which is slower to fill.
+    """
+
+    def __init__(self, num_bytes: int, is_pinned: bool) -> None:
+        self._num_bytes, self._is_pinned = num_bytes, is_pinned
+        self._free: list[Tensor] = []
+        self._num_left = max(2, READ_BYTES // max(1, num_bytes))
+        self._counting = threading.Lock()
+
+    def lent(self) -> NDArray[np.uint8]:
+        with self._counting:
+            if self._free:
+                buffer = self._free.pop()
+            elif self._num_left:
+                self._num_left -= 1
+                buffer = _host_memory(self._num_bytes, is_pinned=self._is_pinned)
+            else:
+                return np.empty(self._num_bytes, np.uint8)
+        # Every view of the bytes holds the array, so its end is that of the last reader.
+        content: NDArray[np.uint8] = buffer.numpy().view()
+        weakref.finalize(content, self._free.append, buffer)
+        return content
+
+
+def _host_memory(num_bytes: int, *, is_pinned: bool) -> Tensor:
+    return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=is_pinned)
+
+
 class Staging:
     """Two pinned buffers of a slot's size: one is filled while the other one is copied from."""
 
@@ -240,10 +292,4 @@ class Staging:
         self._turn = 1 - self._turn
 
     def _allocate(self) -> Tensor:
-        return torch.empty(self._num_bytes, dtype=torch.uint8, pin_memory=self._is_pinned)
-
-
-def _as_tensor(content: bytes | memoryview) -> Tensor:
-    """The bytes as a tensor in place; torch warns of read-only ones, so those are copied."""
-    writable = content if isinstance(content, memoryview) and not content.readonly else None
-    return torch.frombuffer(writable or bytearray(content), dtype=torch.uint8)
+        return _host_memory(self._num_bytes, is_pinned=self._is_pinned)
