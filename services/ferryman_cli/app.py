@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
 from typing import Annotated
 
 import typer
@@ -12,6 +11,7 @@ from typer.exceptions import TyperException
 
 from ferryman.errors import ConfigError, FerrymanError, InvalidRequest
 from ferryman.runtime.life import EXIT_FAILED, EXIT_MISCONFIGURED
+from ferryman.runtime.version import package_version
 from ferryman_cli.commands.bench import bench_app
 from ferryman_cli.commands.cluster import config, fit, up
 from ferryman_cli.commands.keys import certs, container_credentials, credentials, key
@@ -40,7 +40,7 @@ app.add_typer(bench_app)
 
 def _show_version(is_asked: bool) -> None:
     if is_asked:
-        print(f"ferryman {version('ferryman')}")
+        print(f"ferryman {package_version()}")
         raise typer.Exit
 
 

@@ -17,13 +17,13 @@ Rows = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 @KernelPart
 def _of_token(
-    at: tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor],
-    sizes: tuple[int, int, int, int],
+    at: tl.tuple,
+    sizes: tl.tuple,
     token: tl.tensor,
     head: tl.tensor,
     offs_dim: tl.tensor,
     offs_state: tl.tensor,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+) -> tl.tuple:
     """A token's x [dim], dt, B and C [state] of a head; `at` are their addresses."""
     x_ptr, dt_ptr, b_ptr, c_ptr = at
     heads, heads_per_group, head_dim, state_dim = sizes

@@ -47,14 +47,14 @@ def channel_delta_runs_reference(
 
 @KernelPart
 def _of_token(
-    at: tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor],
-    sizes: tuple[int, int, int, int],
+    at: tl.tuple,
+    sizes: tl.tuple,
     token: tl.tensor,
     head: tl.tensor,
     offs_key: tl.tensor,
     offs_value: tl.tensor,
     BY_CHANNEL: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+) -> tl.tuple:
     """A token's q and k [key], v [value], g ([key] by channel) and beta of a head; `at` are their
     addresses."""
     q_ptr, k_ptr, v_ptr, g_ptr, beta_ptr = at

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from importlib.metadata import version
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
@@ -24,6 +23,7 @@ from ferryman.errors import (
     UnsupportedMedia,
 )
 from ferryman.runtime.metrics import CONTENT_TYPE
+from ferryman.runtime.version import package_version
 from ferryman.settings.declaration import suggestion
 from ferryman_router.answers.errors import (
     ErrorBody,
@@ -71,7 +71,7 @@ class HttpApp:
         }
         methods = {path: method for path, (method, _) in self._endpoints.items()}
         methods[f"{ONE_MODEL}{{id}}"] = "GET"
-        self._document = as_json(document(methods, version("ferryman")))
+        self._document = as_json(document(methods, package_version()))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["path"] = _plain_path(scope["path"])
@@ -144,7 +144,7 @@ class HttpApp:
         return Response(self._document, media_type="application/json")
 
     async def _version(self, request: Request) -> Response:
-        return JSONResponse({"version": version("ferryman")})
+        return JSONResponse({"version": package_version()})
 
     async def _health(self, request: Request) -> Response:
         return JSONResponse({"status": "alive"})
