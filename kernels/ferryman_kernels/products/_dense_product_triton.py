@@ -1,9 +1,10 @@
 """The product with one weight in Triton, in one order of sums for any number of rows.
 
 The order belongs to the weight: its inputs are cut into `parts_of` equal parts, each is summed in
-rising order in steps of the matrix unit, and the parts' sums are added in rising order. Who does
-that follows the rows. Of few rows each part is a program's own, so that enough programs read the
-weight, and another kernel adds them; of many rows one program has all parts, of a larger tile.
+rising order in steps of the matrix unit, and the parts' sums are added in rising order. The number
+of rows decides who does that. Of few rows each part is a program's own, so that enough programs
+read the weight, and another kernel adds them; of many rows one program has all parts, of a larger
+tile.
 
 The size of a tile is no part of the order: a number of it is the sum of the same steps in a tile of
 64 rows by 64 outputs as in one of 128 by 128. So it is on an H200, in every number tried; a device

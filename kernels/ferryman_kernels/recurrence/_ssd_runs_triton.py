@@ -68,8 +68,8 @@ def _ssd_runs_kernel(
     held = (offs_dim < tl.where(src >= 0, head_dim, 0))[:, None] & mask_state[None, :]
     state = tl.load(states_ptr + src * stride_slot + in_slot, mask=held, other=0.0)
     a, d = tl.load(a_ptr + head).to(wide), tl.load(d_ptr + head).to(wide)
-    # The state stays in registers from the run's first token to its last. What a token brings is
-    # asked for two tokens ahead, because it comes later than a token takes.
+    # The state stays in registers from the run's first token to its last. A token's numbers are
+    # asked for two tokens ahead, because they come later than a token takes.
     end = token + count
     at = x_ptr, dt_ptr, b_ptr, c_ptr
     sizes = heads, heads_per_group, head_dim, state_dim

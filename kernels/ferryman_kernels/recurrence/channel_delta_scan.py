@@ -104,8 +104,8 @@ def _delta_runs_kernel(
     in_slot = (head * k_dim + offs_key)[:, None] * v_dim + offs_value[None, :]
     held = mask_key[:, None] & (offs_value < tl.where(src >= 0, v_dim, 0))[None, :]
     state = tl.load(states_ptr + src * stride_slot + in_slot, mask=held, other=0.0)
-    # The state stays in registers from the run's first token to its last. What a token brings is
-    # asked for a token ahead, because it comes later than a token takes.
+    # The state stays in registers from the run's first token to its last. A token's numbers are
+    # asked for a token ahead, because they come later than a token takes.
     end = token + count
     at = q_ptr, k_ptr, v_ptr, g_ptr, beta_ptr
     sizes = heads, heads_per_key, k_dim, v_dim

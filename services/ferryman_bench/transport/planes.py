@@ -255,6 +255,7 @@ def _site(
     ) as child:
         assert child.stdout is not None
         assert child.stdin is not None
+        # The receiver says where it listens once its memory is there.
         line = child.stdout.readline()
         if not line:
             raise Unavailable("the receiving process ended before it was ready")
