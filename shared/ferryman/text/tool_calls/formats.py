@@ -19,7 +19,7 @@ from ferryman.text.tool_calls.grammar import (
     content,
 )
 from ferryman.text.tool_calls.pythonic import pythonic
-from ferryman.text.tool_calls.qwen3_coder import qwen3_coder
+from ferryman.text.tool_calls.tags.qwen3_coder import qwen3_coder
 from ferryman.text.tool_calls.thought import PromptTail, ThoughtMarks, thought_then
 from ferryman.text.tool_calls.value_types import Parameters
 

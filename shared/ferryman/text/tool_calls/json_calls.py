@@ -38,7 +38,7 @@ from ferryman.text.tool_calls.grammar import (
     word_until,
 )
 from ferryman.text.tool_calls.json_text import TextBuffer, json_object
-from ferryman.text.tool_calls.qwen3_coder import (
+from ferryman.text.tool_calls.tags.qwen3_coder import (
     BEGIN,
     END,
     FUNCTION,
