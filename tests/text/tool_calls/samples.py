@@ -201,6 +201,16 @@ SAMPLES: Mapping[str, Sample] = {
     "qwen3_coder, no arguments": Sample(
         "qwen3_coder", "<function=now>\n</function>", "", (("now", "{}"),)
     ),
+    "glm45, a thought and two calls": Sample(
+        "glm45",
+        "<think>Paris?</think>\nYes.\n<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>"
+        "Paris</arg_value>\n</tool_call>\n<tool_call>get_weather<arg_key>city</arg_key><arg_value>"
+        "Oslo</arg_value><arg_key>days</arg_key><arg_value>2</arg_value></tool_call>",
+        "Yes.",
+        (PARIS, OSLO),
+        "Paris?",
+        "qwen3",
+    ),
     "openai, a thought, a preamble and a call": Sample(
         "openai",
         "<|channel|>analysis<|message|>Need the weather.<|end|><|start|>assistant<|channel|>"

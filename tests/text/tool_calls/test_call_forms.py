@@ -87,6 +87,18 @@ WRITTEN: dict[str, list[tuple[str, list[tuple[str, str]]]]] = {
         ),
         ("<tool_call>\n<function=ns.stop>\n</function>\n</tool_call>", [("ns.stop", NOTHING)]),
     ],
+    "glm45": [
+        (
+            "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris <b>\n</b>"
+            "</arg_value>\n</tool_call>\n<tool_call>ns.stop\n</tool_call>",
+            [("get_weather", '{"city": "Paris <b>\\n</b>"}'), ("ns.stop", NOTHING)],
+        ),
+        (
+            "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Oslo</arg_value><arg_key>days"
+            "</arg_key><arg_value>2</arg_value></tool_call>",
+            [("get_weather", '{"city": "Oslo", "days": "2"}')],
+        ),
+    ],
     "openai": [
         (
             "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>" + PARIS,
@@ -170,8 +182,11 @@ def test_the_grammar_takes_what_models_write(
         assert not may_write(vocabulary.matcher(name), vocabulary.tokenizer, other)
 
 
-# A value of qwen3_coder is any text up to a tag, which no random walk writes.
-@pytest.mark.parametrize("name", sorted(WRITTEN.keys() - {"qwen3_coder"}))
+# A value between tags is any text up to a tag, which no random walk writes.
+_TAGGED = {"glm45", "qwen3_coder"}
+
+
+@pytest.mark.parametrize("name", sorted(WRITTEN.keys() - _TAGGED))
 def test_whatever_the_grammar_writes_is_read_as_calls(
     vocabularies: dict[str, Vocabulary], name: str
 ) -> None:

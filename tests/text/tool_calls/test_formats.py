@@ -31,7 +31,7 @@ MARKS = (
     "<｜tool▁call▁end｜>",
     "<|channel|>", "analysis", "commentary to=functions.f", "<|message|>", "<|end|>", "<|start|>",
     "<|call|>", "<think>", "</think>", "<|tool_call|>", "null", "\\u12", "\\ud800", "tool_code",
-    "True", "Here is my response:",
+    "True", "Here is my response:", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>",
 )  # fmt: skip
 ODD_TEXTS = st.lists(st.sampled_from(MARKS), max_size=24).map("".join)
 USES: tuple[ToolUse, ...] = (FreeTools(WEATHER), NamedTool("f"), SomeTool())
@@ -139,6 +139,10 @@ def test_a_forced_call_is_its_json() -> None:
 TEMPLATES = {
     '<tool_call>\n{"name": <function-name>': ("hermes", None),
     "<tool_call>\n<function=example>": ("qwen3_coder", None),
+    "<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key> <think></think>": (
+        "glm45",
+        "qwen3",
+    ),
     "[AVAILABLE_TOOLS] [TOOL_CALLS] [THINK]": ("mistral", "mistral"),
     "<|python_tag|>": ("llama3_json", None),
     "<｜tool▁call▁begin｜> </think>": ("deepseek_v3", "qwen3"),

@@ -10,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.text.tool_calls.samples import Answer, read
 from tests.text.tool_calls.sloppy import A1, SLOPPY, TYPES, Sloppy
+from tests.text.tool_calls.sloppy_tags import SLOPPY_TAGS
 
 from ferryman.text.tool_calls.formats import REASONING_FORMATS, TOOL_FORMATS, FreeTools
 
+CASES = {**SLOPPY, **SLOPPY_TAGS}
 USE = FreeTools(TYPES)
 CALL_A1 = '{"name": "f", "arguments": {"a": "1"}}'
 PIECES = sorted(
@@ -24,6 +26,7 @@ PIECES = sorted(
         *("<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>", "function", "```"),
         *("```json\n", "```tool_code\n", "<|channel|>", "<|message|>", "<|start|>", "<|end|>"),
         *("<|call|>", "assistant", "analysis", "to=functions.f", " to=", "<think>", "</think>"),
+        *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<arg_key>a</arg_key>", "f"),
         *('{"name": "f", "arguments": ', '{"a": 1}', "f(a=1", "None", "\\u00", "[CALL_ID]"),
     }
 )
@@ -35,7 +38,7 @@ def _cut(text: str, places: list[int]) -> list[str]:
     return [text[begin:end] for begin, end in pairwise(cuts)] or [text]
 
 
-@pytest.mark.parametrize("case", SLOPPY.values(), ids=SLOPPY.keys())
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_a_call_is_read_as_it_was_really_written(case: Sloppy) -> None:
     expected = Answer(case.content, "", case.calls)
     assert read(case.tools, [case.text], use=USE) == expected
@@ -50,7 +53,7 @@ def test_a_call_is_read_as_it_was_really_written(case: Sloppy) -> None:
 @pytest.mark.parametrize("tools", sorted(TOOL_FORMATS))
 @given(data=st.data())
 def test_any_cut_of_any_text_says_the_same(tools: str, data: st.DataObject) -> None:
-    seen = [case.text for case in SLOPPY.values() if case.tools == tools]
+    seen = [case.text for case in CASES.values() if case.tools == tools]
     text = data.draw(ODD_TEXTS | st.sampled_from(seen or [""]) | _spoilt(seen))
     is_cut, reasoning = data.draw(st.booleans()), data.draw(st.sampled_from(_REASONING))
     places = data.draw(st.lists(st.integers(0, 999), max_size=8))
@@ -129,6 +132,22 @@ CUT = {
         "qwen3_coder",
         "<function=f><parameter=a>1</parameter></function></tool",
         A1,
+    ),
+    "a value of GLM": (
+        "glm45",
+        "<tool_call>f<arg_key>a</arg_key><arg_value>Par</arg_v",
+        ("f", '{"a": "Par'),
+    ),
+    "behind a value of GLM": (
+        "glm45",
+        "<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value>\n<arg_k",
+        ("f", '{"a": "1"'),
+    ),
+    "a key of GLM": ("glm45", "<tool_call>f<arg_key>a</arg_k", ("f", "")),
+    "a typed value of GLM": (
+        "glm45",
+        "<tool_call>typed<arg_key>count</arg_key><arg_value>1",
+        ("typed", '{"count": '),
     ),
     "an object": ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "1"', ("f", '{"a": "1"')),
 }

@@ -15,9 +15,6 @@ from typing import Any
 from ferryman.schedule.schemas.json_schema import JSON_STYLE
 from ferryman.text.tool_calls import json_calls, openai
 
-# Bounds that the parsers have, or that keep a text from never ending.
-_KEY = "[A-Za-z_][A-Za-z0-9_.-]{0,63}"
-
 
 @dataclass(frozen=True, slots=True)
 class CallWords:
@@ -40,7 +37,8 @@ def literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _lines(*rules: str) -> str:
+def lines(*rules: str) -> str:
+    """A grammar of these rules."""
     return "\n".join(rules) + "\n"
 
 
@@ -48,7 +46,7 @@ def _json(schema: Mapping[str, Any]) -> str:
     return "%json " + json.dumps({**schema, "x-guidance": JSON_STYLE})
 
 
-_ARGUMENTS = "args: " + _json({"type": "object"})
+ARGUMENTS = "args: " + _json({"type": "object"})
 
 
 def _object(words: CallWords, arguments: str) -> str:
@@ -72,7 +70,7 @@ def _object(words: CallWords, arguments: str) -> str:
 def hermes(words: CallWords) -> str:
     """Calls between marks, each on lines of its own."""
     begin, end = words.mark(json_calls.HERMES_BEGIN), words.mark(json_calls.HERMES_END)
-    return _lines(
+    return lines(
         r'start: call ("\n" call)*',
         rf'call: {begin} "\n"? object "\n"? {end}',
         _object(words, "arguments"),
@@ -82,7 +80,7 @@ def hermes(words: CallWords) -> str:
 def granite(words: CallWords) -> str:
     """A list of calls after a mark, which is a word where a tokenizer has no such token."""
     marks = " | ".join(map(words.mark, json_calls.GRANITE_MARKS))
-    return _lines(f"start: mark {_LIST}", f"mark: {marks}", _object(words, "arguments"))
+    return lines(f"start: mark {_LIST}", f"mark: {marks}", _object(words, "arguments"))
 
 
 _LIST = '" "? "[" object (", " object)* "]"'
@@ -92,18 +90,18 @@ def mistral(words: CallWords) -> str:
     """A list of calls after a mark, or a mark before each call."""
     begin, call_id = words.mark(json_calls.MISTRAL_BEGIN), words.mark(json_calls.MISTRAL_ID)
     arguments = words.mark(json_calls.MISTRAL_ARGUMENTS)
-    return _lines(
+    return lines(
         f"start: {begin} {_LIST} | call+",
         f"call: {begin} name ({call_id} /[A-Za-z0-9]{{9}}/)? {arguments}? args",
         _object(words, "arguments"),
         words.name_rule,
-        _ARGUMENTS,
+        ARGUMENTS,
     )
 
 
 def llama3_json(words: CallWords) -> str:
     """Calls without a mark, or behind the one of newer models."""
-    return _lines(
+    return lines(
         f'start: {words.mark(json_calls.LLAMA_BEGIN)}? object ("; " object)*',
         _object(words, "parameters"),
     )
@@ -115,24 +113,12 @@ def deepseek_v3(words: CallWords) -> str:
     begin, end = mark(json_calls.DEEPSEEK_CALL), mark(json_calls.DEEPSEEK_CALL_END)
     separator = mark(json_calls.DEEPSEEK_SEPARATOR)
     fenced = rf'"function" {separator} name "\n```json\n" args "\n```"'
-    return _lines(
+    return lines(
         rf'start: {mark(json_calls.DEEPSEEK_CALLS)} call ("\n"? call)*'
         f" {mark(json_calls.DEEPSEEK_CALLS_END)}",
         f"call: {begin} ({fenced} | name {separator} args) {end}",
         words.name_rule,
-        _ARGUMENTS,
-    )
-
-
-def qwen3_coder(words: CallWords) -> str:
-    """Parameters between tags, each with a text that ends before its closing tag."""
-    begin, end = words.mark(json_calls.HERMES_BEGIN), words.mark(json_calls.HERMES_END)
-    return _lines(
-        r'start: call ("\n" call)*',
-        rf'call: {begin} "\n<function=" name ">\n" parameter* "</function>\n" {end}',
-        rf'parameter: "<parameter=" /{_KEY}/ ">\n" value "\n"',
-        r'value[suffix="</parameter>"]: /(.|\n)*/',
-        words.name_rule,
+        ARGUMENTS,
     )
 
 
@@ -140,18 +126,18 @@ def harmony(words: CallWords) -> str:
     """One call in the channel for them: of gpt-oss, whose answers end with it."""
     channel, message = words.mark(openai.CHANNEL), words.mark("<|message|>")
     constrain = words.mark("<|constrain|>")
-    return _lines(
+    return lines(
         f'start: receiver (" "? {constrain} "json" | " json") {message} args',
         f'receiver: {channel} "commentary to=functions." name'
         f' | " to=functions." name {channel} "commentary"',
         words.name_rule,
-        _ARGUMENTS,
+        ARGUMENTS,
     )
 
 
 def pythonic(words: CallWords) -> str:
     """A list of calls in Python, alone or in a block of code."""
-    return _lines(
+    return lines(
         r'start: list | "```tool_code\n" list "\n```"',
         'list: "[" call (", " call)* "]"',
         'call: name "(" (argument (", " argument)*)? ")"',

@@ -19,6 +19,7 @@ from ferryman.text.tool_calls.grammar import (
     content,
 )
 from ferryman.text.tool_calls.pythonic import pythonic
+from ferryman.text.tool_calls.tags import glm45, tag_forms
 from ferryman.text.tool_calls.tags.qwen3_coder import qwen3_coder
 from ferryman.text.tool_calls.thought import PromptTail, ThoughtMarks, thought_then
 from ferryman.text.tool_calls.value_types import Parameters
@@ -50,8 +51,9 @@ def _calls(
 # If a template has the signs of several, it means the first.
 TOOL_FORMATS: Mapping[str, ToolFormat] = {
     "openai": ToolFormat(openai.openai, openai.SPECIAL, (openai.CHANNEL,), call_forms.harmony),
+    "glm45": ToolFormat(_calls(glm45.glm45), glm45.SPECIAL, (glm45.KEY,), tag_forms.glm45),
     "qwen3_coder": ToolFormat(
-        _calls(qwen3_coder), NO_TOKENS, ("<function=",), call_forms.qwen3_coder
+        _calls(qwen3_coder), NO_TOKENS, ("<function=",), tag_forms.qwen3_coder
     ),
     "deepseek_v3": ToolFormat(
         _calls(json_calls.deepseek_v3),
@@ -97,6 +99,8 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
 # Other names of vLLM for the same.
 TOOL_ALIASES = {
     "qwen3_xml": "qwen3_coder",
+    "glm47": "glm45",
+    "glm4_moe": "glm45",
     "deepseek_v31": "deepseek_v3",
     "granite4": "hermes",
     "gemma": "pythonic",

@@ -1,0 +1,80 @@
+"""A call that was read is rendered, by a template of its model's layout, as the model wrote it: so
+the next turn's prompt begins with the very text of this one.
+
+The templates are small ones of ours in the layout of the published ones; the texts stand as those
+render them.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+import pytest
+from tests.text.tool_calls.samples import read
+
+from ferryman.text.chat import ChatTemplate
+from ferryman.text.tool_calls.formats import TOOL_FORMATS, FreeTools, OutputSyntax
+from ferryman.text.tool_calls.value_types import parameter_types
+
+USE = FreeTools(
+    {
+        "read": parameter_types(
+            {
+                "properties": {
+                    "path": {"type": "string"},
+                    "lines": {"type": "array", "items": {"type": "integer"}},
+                    "is_whole": {"type": "boolean"},
+                    "at": {"anyOf": [{"type": "object"}, {"type": "null"}]},
+                }
+            }
+        ),
+        "now": parameter_types({"properties": {}}),
+    }
+)
+
+
+class Layout(NamedTuple):
+    """A template in the layout of a model, and a turn of the assistant as that has it."""
+
+    template: str
+    written: str
+
+
+_TURN = "{% for m in messages if m.role == 'assistant' %}{{ m.content }}"
+_CALLS = "{% for call in m.tool_calls %}{% set f = call.function %}"
+
+LAYOUTS = {
+    "GLM 4.6": Layout(
+        _TURN
+        + _CALLS
+        + "{{ '\\n<tool_call>' + f.name + '\\n' }}{% for k, v in f.arguments.items() %}"
+        "{{ '<arg_key>' + k + '</arg_key>\\n<arg_value>' + (v if v is string else v | tojson) }}"
+        "{{ '</arg_value>\\n' }}{% endfor %}{{ '</tool_call>' }}{% endfor %}{% endfor %}",
+        "I look.\n<tool_call>read\n<arg_key>path</arg_key>\n<arg_value>\n a </arg_value>\n"
+        "<arg_key>lines</arg_key>\n<arg_value>[1, 2]</arg_value>\n<arg_key>is_whole</arg_key>\n"
+        '<arg_value>false</arg_value>\n<arg_key>at</arg_key>\n<arg_value>{"x": null}</arg_value>\n'
+        "</tool_call>\n<tool_call>now\n</tool_call>",
+    ),
+    "GLM 4.7": Layout(
+        _TURN + _CALLS + "<tool_call>{{ f.name }}{% for k, v in f.arguments.items() %}<arg_key>"
+        "{{ k }}</arg_key><arg_value>{{ v if v is string else v | tojson }}</arg_value>"
+        "{% endfor %}</tool_call>{% endfor %}{% endfor %}",
+        "I look.<tool_call>read<arg_key>path</arg_key><arg_value>a</arg_value><arg_key>is_whole"
+        "</arg_key><arg_value>true</arg_value></tool_call><tool_call>now</tool_call>",
+    ),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
+def test_a_call_that_was_read_is_rendered_as_it_was_written(layout: Layout) -> None:
+    chosen = OutputSyntax.chosen("auto", "none", layout.template).tools
+    (name,) = (name for name, form in TOOL_FORMATS.items() if form is chosen)
+    content, _, calls = read(name, layout.written, use=USE)
+    message: dict[str, Any] = {"role": "assistant", "content": content}
+    message["tool_calls"] = [
+        {"type": "function", "function": {"name": called, "arguments": json.loads(arguments)}}
+        for called, arguments in calls
+    ]
+    messages = [{"role": "user", "content": "Go."}, message]
+    assert ChatTemplate(layout.template, {}).render(messages) == layout.written
