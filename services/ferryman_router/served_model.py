@@ -125,6 +125,13 @@ class ServedModel:
             raise InvalidRequest(message, field)
         return located
 
+    def next_call_number(self, prompt: Prompt) -> int:
+        """The number of the next call in a conversation, where the model numbers its calls."""
+        ids = self.tokenizer.call_ids
+        if ids.fit is None or not isinstance(prompt, ChatPrompt):
+            return 0
+        return ids.fitted([self._message(turn) for turn in prompt.turns]).next_number
+
     def _message(self, turn: ChatTurn) -> dict[str, Any]:
         """Only newer templates know the role developer; it is what they called system before."""
         template, role = self.tokenizer.chat_template, turn.role

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ferryman.text.tool_calls.formats import REASONING_FORMATS, TOOL_ALIASES, TOOL_FORMATS
+from ferryman.text.tool_calls.format_table import REASONING_FORMATS, TOOL_ALIASES, TOOL_FORMATS
 from ferryman_router.bodies.anthropic_requests import CONTENT_BLOCKS
 from ferryman_router.bodies.chat_messages import MESSAGE, NOT_IN_MESSAGES
 from ferryman_router.bodies.field_table import (

@@ -61,9 +61,11 @@ async def tool_cluster(nats_url: str, folder: Path, text: str) -> AsyncIterator[
 
 
 @asynccontextmanager
-async def roomy_cluster(nats_url: str, folder: Path, text: str) -> AsyncIterator[RouterCluster]:
+async def roomy_cluster(
+    nats_url: str, folder: Path, text: str, template: str = TOOL_TEMPLATE
+) -> AsyncIterator[RouterCluster]:
     """The same, with room for the prompts of agents."""
-    tool_folder(folder)
+    tool_folder(folder, template)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": ROOM}))
     async with tool_cluster(nats_url, folder, text) as made:

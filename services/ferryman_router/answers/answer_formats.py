@@ -104,4 +104,5 @@ def _reading(
     """The reading, with the ends of the prompts: one may have begun a thought."""
     decode = partial(model.tokenizer.decode, skip_special_tokens=False)
     tails = [decode(tail) for tail in _prompt_tails(requests)]
-    return OutputReading(syntax, tool_use(body), body.answer, tails)
+    first_number = model.next_call_number(body.prompts[0])
+    return OutputReading(syntax, tool_use(body), body.answer, tails, first_number)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ferryman.schedule.request import FinishReason, Pin
+from ferryman.text.tool_calls.call_ids import plain_id
 from ferryman.wire.public import GenerateFinished
 from ferryman_router.answers.chat_output import OutputReading
 from ferryman_router.answers.errors import anthropic_error, failure_fields
@@ -144,7 +145,8 @@ class MessagesFormat(PartsFormat):
             case PartKind.THOUGHT:
                 return {"type": "thinking", "thinking": text, "signature": ""}
             case PartKind.CALL:
-                named = {"id": self._call_id(part), "name": part.name}
+                # Anthropic's ids have no other characters; its clients check them.
+                named = {"id": plain_id(self._call_id(part)), "name": part.name}
                 return {"type": "tool_use", **named, "input": _input(text)}
 
     def _message(self, usage: dict[str, Any]) -> dict[str, Any]:

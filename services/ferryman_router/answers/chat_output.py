@@ -8,6 +8,7 @@ from hashlib import blake2b
 from typing import Any
 
 from ferryman.schedule.request import FinishReason
+from ferryman.text.tool_calls.call_ids import CallSource, openai_id
 from ferryman.text.tool_calls.deltas import (
     ArgumentsDelta,
     CallStarted,
@@ -30,16 +31,19 @@ DIGEST_BYTES = 16
 @dataclass(frozen=True, slots=True)
 class OutputReading:
     """The reading of each choice's text, in which `use` says what tools may be called.
-    `prompt_tails` are the ends of their prompts: one may have begun a thought."""
+    `prompt_tails` are the ends of their prompts: one may have begun a thought. Calls have numbers
+    from `first_number` on."""
 
     syntax: OutputSyntax
     use: ToolUse
     answer: AnswerOptions
     prompt_tails: Sequence[str]
+    first_number: int = 0
 
     def parser(self, index: int) -> OutputParser:
         """The parser of one choice."""
-        prompt = PromptTail(self.prompt_tails[index], self.answer.continued)
+        tail, continued = self.prompt_tails[index], self.answer.continued
+        prompt = PromptTail(tail, continued, self.first_number)
         return self.syntax.parser(self.use, prompt)
 
     def shown(self, deltas: Iterable[OutputDelta]) -> list[OutputDelta]:
@@ -54,12 +58,12 @@ class OutputReading:
             return self.answer.tools.is_parallel or delta.index == 0
         return True
 
-    def call_id(self, answer_id: str, index: int, call: int) -> str:
-        """A name for a call that no other call of any answer has."""
-        named = f"{answer_id}/{index}/{call}".encode()
+    def call_id(self, answer_id: str, index: int, called: CallStarted) -> str:
+        """An id for a call that no other call of its conversation has."""
+        named = f"{answer_id}/{index}/{called.index}".encode()
         digest = blake2b(named, digest_size=DIGEST_BYTES).hexdigest()
-        tools = self.syntax.tools
-        return f"call_{digest[:24]}" if tools is None else tools.call_id(digest)
+        make = self.syntax.tools.call_id if self.syntax.tools else openai_id
+        return make(CallSource(digest, called.name, called.number))
 
 
 class ParsedChatFormat(ChatFormat):
@@ -126,8 +130,8 @@ class ParsedChatFormat(ChatFormat):
                 return {"content": text}
             case ReasoningDelta(text):
                 return {"reasoning_content": text}
-            case CallStarted(call, name):
-                return {"tool_calls": [{"index": call, **self._call(index, call, name, "")}]}
+            case CallStarted(call) as called:
+                return {"tool_calls": [{"index": call, **self._call(index, called)}]}
             case ArgumentsDelta(call, text):
                 return {"tool_calls": [{"index": call, "function": {"arguments": text}}]}
 
@@ -139,8 +143,8 @@ class ParsedChatFormat(ChatFormat):
                     content += text
                 case ReasoningDelta(text):
                     thought += text
-                case CallStarted(call, name):
-                    calls.append(self._call(index, call, name, ""))
+                case CallStarted() as called:
+                    calls.append(self._call(index, called))
                 case ArgumentsDelta(call, text):
                     calls[call]["function"]["arguments"] += text
         message: dict[str, Any] = {"role": "assistant", "content": content}
@@ -152,11 +156,12 @@ class ParsedChatFormat(ChatFormat):
             message["tool_calls"] = calls
         return message
 
-    def _call(self, index: int, call: int, name: str, arguments: str) -> dict[str, Any]:
+    def _call(self, index: int, called: CallStarted) -> dict[str, Any]:
+        """A call that has no arguments yet."""
         return {
-            "id": self._reading.call_id(self._heading.answer_id, index, call),
+            "id": self._reading.call_id(self._heading.answer_id, index, called),
             "type": "function",
-            "function": {"name": name, "arguments": arguments},
+            "function": {"name": called.name, "arguments": ""},
         }
 
 

@@ -34,15 +34,22 @@ class PartKind(Enum):
     CALL = auto()
 
 
+NO_CALL = CallStarted(-1, "")
+
+
 @dataclass(frozen=True, slots=True)
 class OutputPart:
-    """One part; `index` counts all parts of an answer, `call` its calls. `name` is the called
-    function's."""
+    """One part; `index` counts all parts of an answer. `called` is the call that it is, if it is
+    one."""
 
     index: int
     kind: PartKind
-    call: int = -1
-    name: str = ""
+    called: CallStarted = NO_CALL
+
+    @property
+    def name(self) -> str:
+        """The called function's, empty where none is called."""
+        return self.called.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +95,8 @@ class OutputParts:
                     events += self._text(PartKind.TEXT, text)
                 case ReasoningDelta(text):
                     events += self._text(PartKind.THOUGHT, text)
-                case CallStarted(call, name):
-                    events += self._begin(PartKind.CALL, call, name)
+                case CallStarted() as called:
+                    events += self._begin(PartKind.CALL, called)
                 case ArgumentsDelta(_, text):
                     events += self._more(text)
         return events
@@ -106,9 +113,9 @@ class OutputParts:
         begun = [] if self._part and self._part.kind is kind else self._begin(kind)
         return [*begun, *self._more(text)]
 
-    def _begin(self, kind: PartKind, call: int = -1, name: str = "") -> list[PartEvent]:
+    def _begin(self, kind: PartKind, called: CallStarted = NO_CALL) -> list[PartEvent]:
         ended = self.end()
-        self._part, self._texts = OutputPart(self._num_parts, kind, call, name), []
+        self._part, self._texts = OutputPart(self._num_parts, kind, called), []
         self._num_parts += 1
         return [*ended, PartBegun(self._part)]
 
@@ -165,7 +172,7 @@ class PartsFormat(ResponseFormat):
         return b"".join(map(self._told, events))
 
     def _call_id(self, part: OutputPart) -> str:
-        return self._reading.call_id(self._heading.answer_id, 0, part.call)
+        return self._reading.call_id(self._heading.answer_id, 0, part.called)
 
     def _part_id(self, prefix: str, part: OutputPart) -> str:
         """A name for a part that no other part of any answer has."""

@@ -17,6 +17,7 @@ from ferryman.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetoke
 from ferryman.text.pieces import PieceTable, ShownPieces, piece_table
 from ferryman.text.system_messages import SystemMessages
 from ferryman.text.text_encoder import TextEncoder
+from ferryman.text.tool_calls.call_ids import CallIds
 from ferryman.text.vocabulary.vocabulary_files import read_vocabulary
 
 CONTINUES = "continue_final_message"  # the variable
@@ -72,6 +73,11 @@ class Tokenizer:
         return SystemMessages.of(self.chat_template)
 
     @cached_property
+    def call_ids(self) -> CallIds:
+        """The ids of calls that the chat template takes; any without a template."""
+        return CallIds.of(self.chat_template) if self.chat_template else CallIds(None)
+
+    @cached_property
     def vocab_size(self) -> int:
         """One more than the largest token id of the vocabulary."""
         return max(self.encoder.get_vocab(with_added_tokens=True).values(), default=-1) + 1
@@ -112,12 +118,12 @@ class Tokenizer:
         max_tokens: int | None = None,
     ) -> TokenIds:
         """Token ids of a conversation, [tokens], whose system messages stand where the template
-        takes them. The template's own control tokens are honoured.
-        Those in the messages and variables are text unless `parse_special` is set. Raises as
-        `encode` does."""
+        takes them, and whose calls have ids that it takes. The template's own control tokens are
+        honoured. Those in the messages and variables are text unless `parse_special` is set.
+        Raises as `encode` does."""
         if self.chat_template is None:
             raise InvalidRequest("this model has no chat template", "messages")
-        messages = self.system_messages.fitted(messages)
+        messages = self.call_ids.fitted(self.system_messages.fitted(messages)).messages
         words = list(_words([messages, variables]))
         marks = None if parse_special else self.text_encoder.marks_for(words)
         if marks is None:

@@ -211,6 +211,16 @@ SAMPLES: Mapping[str, Sample] = {
         "Paris?",
         "qwen3",
     ),
+    "kimi_k2, a thought and a call": Sample(
+        "kimi_k2",
+        "<think>Paris?</think>Well.<|tool_calls_section_begin|><|tool_call_begin|>functions."
+        'get_weather:0<|tool_call_argument_begin|>{"city": "Paris"}<|tool_call_end|>'
+        "<|tool_calls_section_end|>",
+        "Well.",
+        (PARIS,),
+        "Paris?",
+        "qwen3",
+    ),
     "openai, a thought, a preamble and a call": Sample(
         "openai",
         "<|channel|>analysis<|message|>Need the weather.<|end|><|start|>assistant<|channel|>"

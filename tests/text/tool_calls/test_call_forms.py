@@ -17,7 +17,8 @@ from ferryman.grammar.compiler import GrammarCompiler
 from ferryman.schedule.output_grammar import OutputGrammar
 from ferryman.text.tokenizer import Tokenizer
 from ferryman.text.tool_calls.call_forms import CallWords, literal
-from ferryman.text.tool_calls.formats import TOOL_FORMATS, FormAlone, FormOrCall
+from ferryman.text.tool_calls.format_table import TOOL_FORMATS
+from ferryman.text.tool_calls.formats import FormAlone, FormOrCall
 
 NAMES = ("get_weather", "mcp__files__read", "ns.stop")
 USE = FormOrCall({name: {} for name in NAMES})
@@ -97,6 +98,15 @@ WRITTEN: dict[str, list[tuple[str, list[tuple[str, str]]]]] = {
             "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Oslo</arg_value><arg_key>days"
             "</arg_key><arg_value>2</arg_value></tool_call>",
             [("get_weather", '{"city": "Oslo", "days": "2"}')],
+        ),
+    ],
+    "kimi_k2": [
+        (
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0"
+            f"<|tool_call_argument_begin|>{PARIS}<|tool_call_end|><|tool_call_begin|>"
+            "functions.ns.stop:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
+            "<|tool_calls_section_end|>",
+            [("get_weather", PARIS), ("ns.stop", NOTHING)],
         ),
     ],
     "openai": [

@@ -155,3 +155,8 @@ def test_an_answer_ends_with_a_call_behind_a_thought_without_its_mark(
         assert cut == Answer("", thought, ()), "a model that was cut off may have gone on thinking"
     closed = read(tools, [f"{text}</think>So."], reasoning="qwen3")
     assert closed == Answer("So.", thought, ())
+    # vybestack/llxprt-code#749: nothing comes behind the thought, and a client waits for a call.
+    for pieces in ([f"{text}</think>\n"], list(f"{text}</think>\n")):
+        assert read(tools, pieces, reasoning="qwen3") == Answer("", thought, calls)
+        cut = read(tools, pieces, reasoning="qwen3", is_cut=True)
+        assert cut == Answer("", thought, ()), "a model that was cut off may have said more"

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from tests.text.tool_calls.samples import PARIS, SAMPLES, WEATHER, Answer, Sample, read
 
 from ferryman.errors import ConfigError
+from ferryman.text.tool_calls.format_table import REASONING_FORMATS, TOOL_FORMATS
 from ferryman.text.tool_calls.formats import (
-    REASONING_FORMATS,
-    TOOL_FORMATS,
     FreeTools,
     NamedTool,
     NoTools,
@@ -32,6 +31,8 @@ MARKS = (
     "<|channel|>", "analysis", "commentary to=functions.f", "<|message|>", "<|end|>", "<|start|>",
     "<|call|>", "<think>", "</think>", "<|tool_call|>", "null", "\\u12", "\\ud800", "tool_code",
     "True", "Here is my response:", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>",
+    "<|tool_calls_section_begin|>", "<|tool_call_begin|>", "functions.f:0",
+    "<|tool_call_argument_begin|>", "<|tool_call_end|>",
 )  # fmt: skip
 ODD_TEXTS = st.lists(st.sampled_from(MARKS), max_size=24).map("".join)
 USES: tuple[ToolUse, ...] = (FreeTools(WEATHER), NamedTool("f"), SomeTool())
@@ -139,6 +140,7 @@ def test_a_forced_call_is_its_json() -> None:
 TEMPLATES = {
     '<tool_call>\n{"name": <function-name>': ("hermes", None),
     "<tool_call>\n<function=example>": ("qwen3_coder", None),
+    "<|tool_call_begin|>{{ id }}<|tool_call_argument_begin|> <think></think>": ("kimi_k2", "qwen3"),
     "<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key> <think></think>": (
         "glm45",
         "qwen3",

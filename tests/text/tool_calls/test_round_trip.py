@@ -11,10 +11,13 @@ import json
 from typing import Any, NamedTuple
 
 import pytest
-from tests.text.tool_calls.samples import read
+from tests.text.tool_calls.samples import gathered
 
 from ferryman.text.chat import ChatTemplate
-from ferryman.text.tool_calls.formats import TOOL_FORMATS, FreeTools, OutputSyntax
+from ferryman.text.tool_calls.call_ids import CallIds, CallSource
+from ferryman.text.tool_calls.deltas import CallStarted
+from ferryman.text.tool_calls.formats import FreeTools, OutputSyntax
+from ferryman.text.tool_calls.thought import PromptTail
 from ferryman.text.tool_calls.value_types import parameter_types
 
 USE = FreeTools(
@@ -45,6 +48,15 @@ _TURN = "{% for m in messages if m.role == 'assistant' %}{{ m.content }}"
 _CALLS = "{% for call in m.tool_calls %}{% set f = call.function %}"
 
 LAYOUTS = {
+    "Kimi K2": Layout(
+        _TURN + "<|tool_calls_section_begin|>{% for call in m.tool_calls %}<|tool_call_begin|>"
+        "{{ call['id'] }}<|tool_call_argument_begin|>{{ call.function.arguments | tojson }}"
+        "<|tool_call_end|>{% endfor %}<|tool_calls_section_end|>{% endfor %}",
+        "I look.<|tool_calls_section_begin|><|tool_call_begin|>functions.read:0"
+        '<|tool_call_argument_begin|>{"path": "a", "lines": [1, 2], "at": null}<|tool_call_end|>'
+        "<|tool_call_begin|>functions.now:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
+        "<|tool_calls_section_end|>",
+    ),
     "GLM 4.6": Layout(
         _TURN
         + _CALLS
@@ -69,12 +81,22 @@ LAYOUTS = {
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
 def test_a_call_that_was_read_is_rendered_as_it_was_written(layout: Layout) -> None:
     chosen = OutputSyntax.chosen("auto", "none", layout.template).tools
-    (name,) = (name for name, form in TOOL_FORMATS.items() if form is chosen)
-    content, _, calls = read(name, layout.written, use=USE)
+    assert chosen is not None
+    parser = OutputSyntax(chosen, None).parser(USE, PromptTail())
+    deltas = [delta for character in layout.written for delta in parser.feed(character)]
+    deltas += parser.flush()
+    content, _, calls = gathered(deltas)
+    ids = [
+        chosen.call_id(CallSource(f"{delta.index:024}", delta.name, delta.number))
+        for delta in deltas
+        if isinstance(delta, CallStarted)
+    ]
     message: dict[str, Any] = {"role": "assistant", "content": content}
     message["tool_calls"] = [
-        {"type": "function", "function": {"name": called, "arguments": json.loads(arguments)}}
-        for called, arguments in calls
+        {"id": call_id, "function": {"name": called, "arguments": json.loads(arguments)}}
+        for call_id, (called, arguments) in zip(ids, calls, strict=True)
     ]
-    messages = [{"role": "user", "content": "Go."}, message]
-    assert ChatTemplate(layout.template, {}).render(messages) == layout.written
+    template, messages = ChatTemplate(layout.template, {}), [{"role": "user"}, message]
+    assert template.render(messages) == layout.written
+    # The ids that a client gives back are those that the template takes.
+    assert CallIds.of(template).fitted(messages).messages == messages

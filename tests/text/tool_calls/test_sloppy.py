@@ -10,11 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.text.tool_calls.samples import Answer, read
 from tests.text.tool_calls.sloppy import A1, SLOPPY, TYPES, Sloppy
+from tests.text.tool_calls.sloppy_kimi import ARGUMENTS, CALL, CALL_END, SECTION, SLOPPY_KIMI
 from tests.text.tool_calls.sloppy_tags import SLOPPY_TAGS
 
-from ferryman.text.tool_calls.formats import REASONING_FORMATS, TOOL_FORMATS, FreeTools
+from ferryman.text.tool_calls.format_table import REASONING_FORMATS, TOOL_FORMATS
+from ferryman.text.tool_calls.formats import FreeTools
 
-CASES = {**SLOPPY, **SLOPPY_TAGS}
+CASES = {**SLOPPY, **SLOPPY_KIMI, **SLOPPY_TAGS}
 USE = FreeTools(TYPES)
 CALL_A1 = '{"name": "f", "arguments": {"a": "1"}}'
 PIECES = sorted(
@@ -26,6 +28,7 @@ PIECES = sorted(
         *("<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>", "function", "```"),
         *("```json\n", "```tool_code\n", "<|channel|>", "<|message|>", "<|start|>", "<|end|>"),
         *("<|call|>", "assistant", "analysis", "to=functions.f", " to=", "<think>", "</think>"),
+        *(SECTION, CALL, ARGUMENTS, CALL_END, "functions.f:0", "functions_f_2", "functions."),
         *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<arg_key>a</arg_key>", "f"),
         *('{"name": "f", "arguments": ', '{"a": 1}', "f(a=1", "None", "\\u00", "[CALL_ID]"),
     }
@@ -148,6 +151,16 @@ CUT = {
         "glm45",
         "<tool_call>typed<arg_key>count</arg_key><arg_value>1",
         ("typed", '{"count": '),
+    ),
+    "an object of Kimi": (
+        "kimi_k2",
+        f'{SECTION}{CALL}functions.f:0{ARGUMENTS}{{"a": "Par',
+        ("f", '{"a": "Par'),
+    ),
+    "a mark of Kimi": (
+        "kimi_k2",
+        f'{CALL}functions.f:0{ARGUMENTS}{{"a": "1"}}<|tool_call_e',
+        A1,
     ),
     "an object": ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "1"', ("f", '{"a": "1"')),
 }

@@ -14,6 +14,7 @@ from typing import Any
 
 from ferryman.schedule.schemas.json_schema import JSON_STYLE
 from ferryman.text.tool_calls import json_calls, openai
+from ferryman.text.tool_calls import kimi_k2 as kimi
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,20 @@ def deepseek_v3(words: CallWords) -> str:
         rf'start: {mark(json_calls.DEEPSEEK_CALLS)} call ("\n"? call)*'
         f" {mark(json_calls.DEEPSEEK_CALLS_END)}",
         f"call: {begin} ({fenced} | name {separator} args) {end}",
+        words.name_rule,
+        ARGUMENTS,
+    )
+
+
+def kimi_k2(words: CallWords) -> str:
+    """A section of calls, each with the tool's name in an id."""
+    section, section_end, call, call_end, arguments = (
+        words.mark(mark)
+        for mark in (kimi.SECTION, kimi.SECTION_END, kimi.CALL, kimi.CALL_END, kimi.ARGUMENTS)
+    )
+    return lines(
+        f"start: {section} call+ {section_end}",
+        f'call: {call} "functions." name /:[0-9]{{1,6}}/ {arguments} args {call_end}',
         words.name_rule,
         ARGUMENTS,
     )

@@ -23,10 +23,12 @@ class ReasoningDelta:
 
 @dataclass(frozen=True, slots=True)
 class CallStarted:
-    """A call begins; `index` counts the calls of one answer from 0."""
+    """A call begins; `index` counts the calls of one answer from 0, `number` those of the whole
+    conversation, in steps of any size."""
 
     index: int
     name: str
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +55,12 @@ _MARKED = (_Last.THOUGHT, _Last.CALL)
 class DeltaSink:
     """Collects deltas in order. White space between content and a call or a thought is layout of
     the format, and belongs to neither. `num_taken` counts all texts and calls ever taken. At the
-    end of a text `is_cut` says whether the model would have gone on."""
+    end of a text `is_cut` says whether the model would have gone on. The first call has at least
+    the number `first_number`."""
 
-    def __init__(self) -> None:
+    def __init__(self, first_number: int = 0) -> None:
         self.num_calls = self.num_taken = 0
+        self._next_number = first_number
         self.is_cut = False
         self._deltas: list[OutputDelta] = []
         self._space, self._last = "", _Last.NOTHING
@@ -95,10 +99,13 @@ class DeltaSink:
         """The mark behind a thought, which may have been empty."""
         self._mark(_Last.THOUGHT)
 
-    def begin_call(self, name: str) -> None:
+    def begin_call(self, name: str, number: int | None = None) -> None:
+        """A call, with the number that the model gave it unless an earlier call has it."""
         self._mark(_Last.CALL)
-        self._deltas.append(CallStarted(self.num_calls, name))
+        number = max(self._next_number, number or 0)
+        self._deltas.append(CallStarted(self.num_calls, name, number))
         self.num_calls += 1
+        self._next_number = number + 1
 
     def arguments(self, text: str) -> None:
         """Arguments of the call that began last."""

@@ -1,16 +1,23 @@
-"""The formats by their names, which are vLLM's, and the choice for a model by its chat template."""
+"""The formats of one model, by names or by its chat template, and the parser of an answer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
 from ferryman.errors import ConfigError
-from ferryman.text.tool_calls import call_forms, forced_calls, json_calls, openai
-from ferryman.text.tool_calls.call_forms import CallForm
+from ferryman.text.tool_calls import forced_calls, openai
 from ferryman.text.tool_calls.deltas import DeltaSink
+from ferryman.text.tool_calls.format_table import (
+    NO_TOKENS,
+    REASONING_FORMATS,
+    TOOL_ALIASES,
+    TOOL_FORMATS,
+    ReasoningFormat,
+    ToolFormat,
+)
 from ferryman.text.tool_calls.free_text import free_text_call
 from ferryman.text.tool_calls.grammar import (
     Grammar,
@@ -18,127 +25,10 @@ from ferryman.text.tool_calls.grammar import (
     OutputParser,
     content,
 )
-from ferryman.text.tool_calls.pythonic import pythonic
-from ferryman.text.tool_calls.tags import glm45, tag_forms
-from ferryman.text.tool_calls.tags.qwen3_coder import qwen3_coder
-from ferryman.text.tool_calls.thought import PromptTail, ThoughtMarks, thought_then
+from ferryman.text.tool_calls.thought import PromptTail, thought_then
 from ferryman.text.tool_calls.value_types import Parameters
 
 AUTO, NONE = "auto", "none"
-NO_TOKENS: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class ToolFormat:
-    """A format of calls. `special` are the control tokens that it needs to see, `signs` what a
-    chat template has in it that asks for it. `form` is the grammar of an answer that is calls and
-    nothing else. `call_id` makes a call's name from hex digits."""
-
-    make: Callable[[DeltaSink, Parameters, PromptTail], Grammar[None]]
-    special: frozenset[str]
-    signs: tuple[str, ...]
-    form: CallForm
-    call_id: Callable[[str], str] = "call_{:.24}".format
-
-
-def _calls(
-    grammar: Callable[[DeltaSink, Parameters], Grammar[None]],
-) -> Callable[[DeltaSink, Parameters, PromptTail], Grammar[None]]:
-    """A format that begins alike behind any prompt."""
-    return lambda sink, parameters, prompt: grammar(sink, parameters)
-
-
-# If a template has the signs of several, it means the first.
-TOOL_FORMATS: Mapping[str, ToolFormat] = {
-    "openai": ToolFormat(openai.openai, openai.SPECIAL, (openai.CHANNEL,), call_forms.harmony),
-    "glm45": ToolFormat(_calls(glm45.glm45), glm45.SPECIAL, (glm45.KEY,), tag_forms.glm45),
-    "qwen3_coder": ToolFormat(
-        _calls(qwen3_coder), NO_TOKENS, ("<function=",), tag_forms.qwen3_coder
-    ),
-    "deepseek_v3": ToolFormat(
-        _calls(json_calls.deepseek_v3),
-        frozenset(
-            {
-                json_calls.DEEPSEEK_CALLS,
-                json_calls.DEEPSEEK_CALLS_END,
-                json_calls.DEEPSEEK_CALL,
-                json_calls.DEEPSEEK_CALL_END,
-                json_calls.DEEPSEEK_SEPARATOR,
-            }
-        ),
-        (json_calls.DEEPSEEK_CALL,),
-        call_forms.deepseek_v3,
-    ),
-    "mistral": ToolFormat(
-        # Its templates take ids of nine characters, and no others.
-        _calls(json_calls.mistral),
-        frozenset({json_calls.MISTRAL_BEGIN, json_calls.MISTRAL_ID, json_calls.MISTRAL_ARGUMENTS}),
-        (json_calls.MISTRAL_BEGIN,),
-        call_forms.mistral,
-        "{:.9}".format,
-    ),
-    "granite": ToolFormat(
-        _calls(json_calls.granite),
-        frozenset({"<|tool_call|>"}),
-        ("<|tool_call|>",),
-        call_forms.granite,
-    ),
-    "hermes": ToolFormat(
-        _calls(json_calls.hermes), NO_TOKENS, (json_calls.HERMES_BEGIN,), call_forms.hermes
-    ),
-    "llama3_json": ToolFormat(
-        _calls(json_calls.llama3_json),
-        frozenset({json_calls.LLAMA_BEGIN}),
-        (json_calls.LLAMA_BEGIN, '"parameters"'),
-        call_forms.llama3_json,
-    ),
-    "pythonic": ToolFormat(
-        _calls(pythonic), NO_TOKENS, ("[func_name1(", "```tool_code"), call_forms.pythonic
-    ),
-}
-# Other names of vLLM for the same.
-TOOL_ALIASES = {
-    "qwen3_xml": "qwen3_coder",
-    "glm47": "glm45",
-    "glm4_moe": "glm45",
-    "deepseek_v31": "deepseek_v3",
-    "granite4": "hermes",
-    "gemma": "pythonic",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class ReasoningFormat:
-    """A format of thoughts. Without `marks` the tool format of the same model reads them."""
-
-    marks: ThoughtMarks | None
-    special: frozenset[str]
-    signs: tuple[str, ...]
-
-
-_THINK = ("<think>",), ("</think>",)
-REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
-    "openai_gptoss": ReasoningFormat(None, openai.SPECIAL, (openai.CHANNEL,)),
-    "mistral": ReasoningFormat(
-        ThoughtMarks(("[THINK]",), ("[/THINK]",)),
-        frozenset({"[THINK]", "[/THINK]"}),
-        ("[THINK]",),
-    ),
-    "granite": ReasoningFormat(
-        ThoughtMarks(
-            ("Here's my thought process:", "Here is my thought process:"),
-            ("Here's my response:", "Here is my response:"),
-        ),
-        NO_TOKENS,
-        ("Here is my thought process:", "Here's my thought process:"),
-    ),
-    "qwen3": ReasoningFormat(
-        ThoughtMarks(*_THINK), frozenset({"<think>", "</think>"}), ("</think>",)
-    ),
-    "deepseek_r1": ReasoningFormat(
-        ThoughtMarks(*_THINK, is_always_open=True), frozenset({"<think>", "</think>"}), ()
-    ),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +106,11 @@ class OutputSyntax:
 
     def parser(self, use: ToolUse, prompt: PromptTail) -> OutputParser:
         """For one answer to a prompt that ends so."""
-        sink = KnownCallsSink(use.parameters) if isinstance(use, FormOrCall) else DeltaSink()
+        first = prompt.first_number
+        if isinstance(use, FormOrCall):
+            sink: DeltaSink = KnownCallsSink(use.parameters, first)
+        else:
+            sink = DeltaSink(first)
         return OutputParser(partial(self._grammar, use, prompt), sink)
 
     def _grammar(self, use: ToolUse, prompt: PromptTail, sink: DeltaSink) -> Grammar[None]:

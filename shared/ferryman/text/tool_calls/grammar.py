@@ -28,15 +28,15 @@ class KnownCallsSink(DeltaSink):
     """A sink for an answer that may be an object of any form: it is a call if its name is one of
     these."""
 
-    def __init__(self, names: Container[str]) -> None:
-        super().__init__()
+    def __init__(self, names: Container[str], first_number: int = 0) -> None:
+        super().__init__(first_number)
         self._names = names
 
-    def begin_call(self, name: str) -> None:
+    def begin_call(self, name: str, number: int | None = None) -> None:
         """Raises Malformed for another name."""
         if name not in self._names:
             raise Malformed
-        super().begin_call(name)
+        super().begin_call(name, number)
 
 
 class OutputParser:

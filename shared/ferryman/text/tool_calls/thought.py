@@ -26,10 +26,12 @@ class ContinuedMessage:
 
 @dataclass(frozen=True, slots=True)
 class PromptTail:
-    """The end of a prompt: its last characters, and the message that the answer goes on with."""
+    """The end of a prompt: its last characters, and the message that the answer goes on with. Calls
+    in the answer have numbers from `first_number` on."""
 
     text: str = ""
     continued: ContinuedMessage | None = None
+    first_number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +58,9 @@ class ThoughtMarks:
 
 
 class _ThoughtCalls:
-    """The calls in a thought. Models rehearse calls there, and those are none; but one may forget
-    the mark behind its thought, call, and end: then its answer ends with what it calls."""
+    """The calls in a thought. Models rehearse calls there, and those are none; but one may call at
+    the end of its thought, and say nothing more, with the mark behind the thought or without: then
+    its answer ends with what it calls."""
 
     def __init__(self, sink: DeltaSink, make: MakeGrammar) -> None:
         self._sink, self._calls = sink, DeltaSink()
@@ -71,15 +74,19 @@ class _ThoughtCalls:
         if not self._calls.is_behind_call:
             self._calls.drain()
 
-    def pass_on(self) -> None:
-        """Passes the calls on with which the text ends, as the end of the text."""
+    def end(self) -> None:
+        """Takes the end of the thought, which is one of the text to its calls."""
+        self._calls.is_cut = self._sink.is_cut
         with suppress(StopIteration):
             self._grammar.send("")
+
+    def pass_on(self) -> None:
+        """Passes the calls on with which the thought ended, where the text has ended, too."""
         if not self._calls.is_behind_call or self._sink.is_cut:
             return
         for delta in self._calls.drain():
             if isinstance(delta, CallStarted):
-                self._sink.begin_call(delta.name)
+                self._sink.begin_call(delta.name, delta.number)
             elif isinstance(delta, ArgumentsDelta):
                 self._sink.arguments(delta.text)
 
@@ -112,11 +119,27 @@ def _thought(
 ) -> Grammar[None]:
     calls = None if make_calls is None else _ThoughtCalls(sink, make_calls)
     emit = sink.reasoning if calls is None else calls.add
-    if (yield from text_until(emit, marks.ends)):
+    mark = yield from text_until(emit, marks.ends)
+    if calls is not None:
+        calls.end()
+    is_over = not mark
+    if mark:
         sink.end_thought()
-        yield from make(sink)
-    elif calls is not None:
+        is_over = yield from _blank_or(make(sink))
+    if calls is not None and is_over:
         calls.pass_on()
+
+
+def _blank_or(inner: Grammar[None]) -> Grammar[bool]:
+    """Gives a text to a grammar. Returns whether it was white space, or nothing at all."""
+    next(inner)
+    is_blank = True
+    while character := (yield):
+        is_blank = is_blank and character.isspace()
+        inner.send(character)
+    with suppress(StopIteration):
+        inner.send("")
+    return is_blank
 
 
 def _opening(marks: ThoughtMarks) -> Grammar[tuple[str, bool]]:
