@@ -201,6 +201,26 @@ SAMPLES: Mapping[str, Sample] = {
     "qwen3_coder, no arguments": Sample(
         "qwen3_coder", "<function=now>\n</function>", "", (("now", "{}"),)
     ),
+    "seed_oss, a thought and two calls": Sample(
+        "seed_oss",
+        "<seed:think>Paris?</seed:think>\nYes.\n\n<seed:tool_call>\n<function=get_weather>\n"
+        "<parameter=city>Paris</parameter>\n</function>\n</seed:tool_call>\n<seed:tool_call>\n"
+        "<function=get_weather>\n<parameter=city>Oslo</parameter>\n<parameter=days>2</parameter>\n"
+        "</function>\n</seed:tool_call>",
+        "Yes.",
+        (PARIS, OSLO),
+        "Paris?",
+        "seed_oss",
+    ),
+    "seed_oss, a thought of no tokens": Sample(
+        "seed_oss",
+        "None.</seed:cot_budget_reflect></seed:think>Four.",
+        "Four.",
+        (),
+        "None.</seed:cot_budget_reflect>",
+        "seed_oss",
+        "assistant\n<seed:think><seed:cot_budget_reflect>",
+    ),
     "glm45, a thought and two calls": Sample(
         "glm45",
         "<think>Paris?</think>\nYes.\n<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>"

@@ -161,8 +161,65 @@ GLM = {
     ),
 }
 
+_SEED, _SEED_END = "<seed:tool_call>\n<function=", "</function>\n</seed:tool_call>"
+_SEED_A1 = f"{_SEED}f>\n<parameter=a>1</parameter>\n{_SEED_END}"
+_SEED_B2 = f"{_SEED}f>\n<parameter=b>2</parameter>\n{_SEED_END}"
+
+SEED = {
+    "two calls and no thought": Sloppy(
+        "seed_oss",
+        "vllm-project/vllm#26573",
+        f"I look.\n\n{_SEED_A1}\n\n{_SEED_B2}",
+        (A1, B2),
+        "I look.",
+    ),
+    "values by their schemas, in Python's words": Sloppy(
+        "seed_oss",
+        "vllm-project/vllm#32430",
+        f"{_SEED}typed>\n<parameter=count>5</parameter>\n<parameter=is_deep>True</parameter>\n"
+        "<parameter=place>{'x': None}</parameter>\n<parameter=plain>7</parameter>\n" + _SEED_END,
+        (("typed", '{"count": 5, "is_deep": true, "place": {"x": null}, "plain": "7"}'),),
+    ),
+    "a value on lines of its own": Sloppy(
+        "seed_oss",
+        "vllm-project/vllm#46314",
+        f"{_SEED}f>\n<parameter=a>\n  1\n\n</parameter>\n{_SEED_END}",
+        (("f", '{"a": "  1\\n"}'),),
+    ),
+    "a last line break that means something": Sloppy(
+        "seed_oss",
+        "waybarrios/vllm-mlx#808",
+        f"{_SEED}f>\n<parameter=a>DIRECT_OK\n</parameter>\n{_SEED_END}",
+        (("f", '{"a": "DIRECT_OK\\n"}'),),
+    ),
+    "no arguments": Sloppy("seed_oss", "", f"{_SEED}now>\n{_SEED_END}", (("now", "{}"),)),
+    "no outer tag": Sloppy(
+        "seed_oss", "", f"<function=f>\n<parameter=a>1</parameter>\n{_SEED_END}So.", (A1,), "So."
+    ),
+    "no ends": Sloppy("seed_oss", "", f"{_SEED}f>\n<parameter=a>1", (A1,)),
+    "a value without its end, the function's next": Sloppy(
+        "seed_oss", "", f"{_SEED}f>\n<parameter=a>1\n{_SEED_END}{_SEED_B2}", (A1, B2)
+    ),
+    "a call begins before the last one ended": Sloppy(
+        "seed_oss", "", f"{_SEED}f>\n<parameter=a>1</parameter>\n{_SEED_B2}", (A1, B2)
+    ),
+    "an object": Sloppy(
+        "seed_oss",
+        "",
+        '<seed:tool_call>{"name": "f", "arguments": {"a": "1"}}</seed:tool_call>',
+        (A1,),
+    ),
+    "the tags of Qwen": Sloppy(
+        "seed_oss",
+        "",
+        "Write <tool_call> or <seed:tool_call>.",
+        (),
+        "Write <tool_call> or <seed:tool_call>.",
+    ),
+}
+
 SLOPPY_TAGS = {
     f"{cases}, {name}": case
-    for cases, group in {"glm": GLM}.items()
+    for cases, group in {"glm": GLM, "seed": SEED}.items()
     for name, case in group.items()
 }

@@ -88,6 +88,14 @@ WRITTEN: dict[str, list[tuple[str, list[tuple[str, str]]]]] = {
         ),
         ("<tool_call>\n<function=ns.stop>\n</function>\n</tool_call>", [("ns.stop", NOTHING)]),
     ],
+    "seed_oss": [
+        (
+            "<seed:tool_call>\n<function=get_weather>\n<parameter=city>Paris <b>\n</b>"
+            "</parameter>\n</function>\n</seed:tool_call>\n<seed:tool_call>\n<function=ns.stop>\n</function>\n"
+            "</seed:tool_call>",
+            [("get_weather", '{"city": "Paris <b>\\n</b>"}'), ("ns.stop", NOTHING)],
+        ),
+    ],
     "glm45": [
         (
             "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris <b>\n</b>"
@@ -193,7 +201,7 @@ def test_the_grammar_takes_what_models_write(
 
 
 # A value between tags is any text up to a tag, which no random walk writes.
-_TAGGED = {"glm45", "qwen3_coder"}
+_TAGGED = {"glm45", "qwen3_coder", "seed_oss"}
 
 
 @pytest.mark.parametrize("name", sorted(WRITTEN.keys() - _TAGGED))

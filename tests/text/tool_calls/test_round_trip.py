@@ -57,6 +57,16 @@ LAYOUTS = {
         "<|tool_call_begin|>functions.now:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
         "<|tool_calls_section_end|>",
     ),
+    "Seed-OSS": Layout(
+        _TURN + _CALLS + "{{ '\\n<seed:tool_call>\\n<function=' + f.name + '>\\n' }}"
+        "{% for k, v in f.arguments.items() %}{{ '<parameter=' + k + '>' }}"
+        "{{ (v if v is string else v | string) + '</parameter>\\n' }}{% endfor %}"
+        "{{ '</function>\\n</seed:tool_call>' }}{% endfor %}{% endfor %}",
+        "I look.\n<seed:tool_call>\n<function=read>\n<parameter=path> a\n</parameter>\n"
+        "<parameter=lines>[1, 2]</parameter>\n<parameter=is_whole>True</parameter>\n<parameter=at>"
+        "{'x': None}</parameter>\n</function>\n</seed:tool_call>\n<seed:tool_call>\n"
+        "<function=now>\n</function>\n</seed:tool_call>",
+    ),
     "GLM 4.6": Layout(
         _TURN
         + _CALLS

@@ -29,6 +29,7 @@ PIECES = sorted(
         *("```json\n", "```tool_code\n", "<|channel|>", "<|message|>", "<|start|>", "<|end|>"),
         *("<|call|>", "assistant", "analysis", "to=functions.f", " to=", "<think>", "</think>"),
         *(SECTION, CALL, ARGUMENTS, CALL_END, "functions.f:0", "functions_f_2", "functions."),
+        *("<seed:tool_call>", "</seed:tool_call>"),
         *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<arg_key>a</arg_key>", "f"),
         *('{"name": "f", "arguments": ', '{"a": 1}', "f(a=1", "None", "\\u00", "[CALL_ID]"),
     }

@@ -12,7 +12,7 @@ from ferryman.text.tool_calls.deltas import DeltaSink
 from ferryman.text.tool_calls.grammar import Grammar
 from ferryman.text.tool_calls.pythonic import pythonic
 from ferryman.text.tool_calls.tags import glm45, tag_forms
-from ferryman.text.tool_calls.tags.qwen3_coder import qwen3_coder
+from ferryman.text.tool_calls.tags import qwen3_coder as qwen
 from ferryman.text.tool_calls.thought import PromptTail, ThoughtMarks
 from ferryman.text.tool_calls.value_types import Parameters
 
@@ -42,6 +42,12 @@ def _calls(
 # If a template has the signs of several, it means the first.
 TOOL_FORMATS: Mapping[str, ToolFormat] = {
     "openai": ToolFormat(openai.openai, openai.SPECIAL, (openai.CHANNEL,), call_forms.harmony),
+    "seed_oss": ToolFormat(
+        _calls(qwen.seed_oss),
+        frozenset({qwen.SEED_BEGIN, qwen.SEED_END}),
+        (qwen.SEED_BEGIN,),
+        tag_forms.seed_oss,
+    ),
     "glm45": ToolFormat(_calls(glm45.glm45), glm45.SPECIAL, (glm45.KEY,), tag_forms.glm45),
     "kimi_k2": ToolFormat(
         _calls(kimi_k2.kimi_k2),
@@ -51,7 +57,7 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
         kimi_id,
     ),
     "qwen3_coder": ToolFormat(
-        _calls(qwen3_coder), NO_TOKENS, ("<function=",), tag_forms.qwen3_coder
+        _calls(qwen.qwen3_coder), NO_TOKENS, ("<function=",), tag_forms.qwen3_coder
     ),
     "deepseek_v3": ToolFormat(
         _calls(json_calls.deepseek_v3),
@@ -120,6 +126,11 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
         ThoughtMarks(("[THINK]",), ("[/THINK]",)),
         frozenset({"[THINK]", "[/THINK]"}),
         ("[THINK]",),
+    ),
+    "seed_oss": ReasoningFormat(
+        ThoughtMarks(("<seed:think>", "<seed:think><seed:cot_budget_reflect>"), ("</seed:think>",)),
+        frozenset({"<seed:think>", "</seed:think>"}),
+        ("<seed:think>",),
     ),
     "granite": ReasoningFormat(
         ThoughtMarks(

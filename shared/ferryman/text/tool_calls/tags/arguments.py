@@ -17,10 +17,11 @@ STRING = ("string",)
 
 class ValueEnd(NamedTuple):
     """The end of a value: whether a tag ended it, and the text behind it that was read: a tag, or
-    nothing. Without a tag the text of the answer is over."""
+    nothing. Without a tag the text of the answer is over. A tag may begin with a line's end."""
 
     is_whole: bool
     following: str
+    is_line_over: bool = False
 
 
 ReadValue = Callable[[Emit], Grammar[ValueEnd]]
@@ -69,7 +70,7 @@ class TaggedArguments:
 
     def _string(self, read: ReadValue) -> Grammar[str]:
         self._sink.arguments('"')
-        is_whole, following = yield from read(self._quoted)
+        is_whole, following, _ = yield from read(self._quoted)
         if is_whole or not self._sink.is_cut:
             self._sink.arguments('"')
         return following
@@ -79,7 +80,7 @@ class TaggedArguments:
 
     def _typed(self, types: Sequence[str], read: ReadValue) -> Grammar[str]:
         buffer = TextBuffer(MAX_VALUE_CHARS)
-        is_whole, following = yield from read(buffer.add)
+        is_whole, following, _ = yield from read(buffer.add)
         if is_whole or not self._sink.is_cut:
             self._sink.arguments(typed_value(buffer.text, types))
         return following

@@ -30,6 +30,18 @@ def qwen3_coder(words: CallWords) -> str:
     )
 
 
+def seed_oss(words: CallWords) -> str:
+    """The same between other marks, without line breaks around a value."""
+    begin, end = words.mark(qwen.SEED_BEGIN), words.mark(qwen.SEED_END)
+    return lines(
+        r'start: call ("\n"+ call)*',
+        rf'call: {begin} "\n<function=" name ">\n" parameter* "</function>\n" {end}',
+        rf'parameter: "<parameter=" /{_KEY}/ ">" value "\n"',
+        _text_before('"</parameter>"'),
+        words.name_rule,
+    )
+
+
 def glm45(words: CallWords) -> str:
     """Keys and values between tags, on one line or on lines of their own."""
     begin, end, key, key_end, value, value_end = (

@@ -22,15 +22,25 @@ def value_text(
     """Passes a value on, up to one of its ends. The text in `taken` was read already: some
     characters, or the first tag behind a value that has no text, or None."""
     while mark := (yield from text_until(emit, tuple(ends), taken, unless_cut(sink, emit))):
-        followers = ends[mark]
+        followers, is_line_over = ends[mark], mark.startswith("\n")
         if not followers:
-            return ValueEnd(is_whole=True, following=mark.strip())
+            return ValueEnd(True, mark.strip(), is_line_over)
         space, behind = yield from tag_behind(followers)
         if not behind or behind in followers:
-            return ValueEnd(is_whole=True, following=behind)
+            return ValueEnd(True, behind, is_line_over)
         emit(mark)
         taken = space + behind
-    return ValueEnd(is_whole=False, following="")
+    return ValueEnd(False, "")
+
+
+def lined_value_text(
+    sink: DeltaSink, ends: ValueEnds, taken: str | None, emit: Emit
+) -> Grammar[ValueEnd]:
+    """The same, without the line breaks around a value that stands on lines of its own."""
+    text = _TextOnLines(emit)
+    end = yield from value_text(sink, ends, taken, text.add)
+    text.end(is_line_over=end.is_line_over)
+    return end
 
 
 def tag_behind(tags: Collection[str]) -> Grammar[tuple[str, str]]:
@@ -41,3 +51,47 @@ def tag_behind(tags: Collection[str]) -> Grammar[tuple[str, str]]:
         character = yield
         text = text + character if character else ""
     return space, text
+
+
+class TextBetweenLines:
+    """A value as its text comes, without the line breaks that stand around it."""
+
+    def __init__(self, emit: Emit) -> None:
+        self._emit, self._held, self._is_first = emit, "", True
+
+    def add(self, text: str) -> None:
+        for character in text:
+            self._add(character)
+
+    def _add(self, character: str) -> None:
+        held, is_first, self._held, self._is_first = self._held, self._is_first, "", False
+        if held:
+            self._emit(held)
+        if character != "\n":
+            self._emit(character)
+        elif not is_first:
+            self._held = character
+
+    def end(self, *, is_line_over: bool) -> None:
+        """The line break before the end stands around the text, unless it was passed over."""
+        if is_line_over and self._held:
+            self._emit(self._held)
+
+
+class _TextOnLines:
+    """A value as its text comes: one that begins with a line break stands between lines."""
+
+    def __init__(self, emit: Emit) -> None:
+        self._emit, self._is_first = emit, True
+        self._between: TextBetweenLines | None = None
+
+    def add(self, text: str) -> None:
+        if self._is_first and text.startswith("\n"):
+            self._between = TextBetweenLines(self._emit)
+        self._is_first = self._is_first and not text
+        (self._emit if self._between is None else self._between.add)(text)
+
+    def end(self, *, is_line_over: bool) -> None:
+        """The end of the value, before which a line break may have been passed over."""
+        if self._between is not None:
+            self._between.end(is_line_over=is_line_over)
