@@ -201,6 +201,30 @@ SAMPLES: Mapping[str, Sample] = {
     "qwen3_coder, no arguments": Sample(
         "qwen3_coder", "<function=now>\n</function>", "", (("now", "{}"),)
     ),
+    "minimax_m2, a thought that the prompt began, and two calls": Sample(
+        "minimax_m2",
+        "Paris?\n</think>\n\nYes.\n<minimax:tool_call>\n"
+        '<invoke name="get_weather">\n<parameter name="city">Paris</parameter>\n</invoke>\n'
+        '<invoke name="get_weather">\n<parameter name="city">Oslo</parameter>\n'
+        '<parameter name="days">2</parameter>\n</invoke>\n</minimax:tool_call>',
+        "Yes.",
+        (PARIS, OSLO),
+        "Paris?\n",
+        "qwen3",
+        "]~b]ai\n<think>\n",
+    ),
+    "deepseek_v32, two calls": Sample(
+        "deepseek_v32",
+        "Yes.\n\n<｜DSML｜function_calls>\n"
+        '<｜DSML｜invoke name="get_weather">\n<｜DSML｜parameter name="city" string="true">Paris'
+        "</｜DSML｜parameter>\n</｜DSML｜invoke>\n"
+        '<｜DSML｜invoke name="get_weather">\n<｜DSML｜parameter name="city" string="true">Oslo'
+        '</｜DSML｜parameter>\n<｜DSML｜parameter name="days" string="false">2'
+        "</｜DSML｜parameter>\n"
+        "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+        "Yes.",
+        (PARIS, OSLO),
+    ),
     "seed_oss, a thought and two calls": Sample(
         "seed_oss",
         "<seed:think>Paris?</seed:think>\nYes.\n\n<seed:tool_call>\n<function=get_weather>\n"

@@ -88,6 +88,28 @@ WRITTEN: dict[str, list[tuple[str, list[tuple[str, str]]]]] = {
         ),
         ("<tool_call>\n<function=ns.stop>\n</function>\n</tool_call>", [("ns.stop", NOTHING)]),
     ],
+    "minimax_m2": [
+        (
+            '<minimax:tool_call>\n<invoke name="get_weather">\n'
+            '<parameter name="city">Paris <b>\n</b>'
+            '</parameter>\n</invoke>\n<invoke name="ns.stop">\n</invoke>\n</minimax:tool_call>',
+            [("get_weather", '{"city": "Paris <b>\\n</b>"}'), ("ns.stop", NOTHING)],
+        ),
+    ],
+    "deepseek_v32": [
+        (
+            '<｜DSML｜function_calls>\n<｜DSML｜invoke name="get_weather">\n'
+            '<｜DSML｜parameter name="city" string="true">Paris </b></｜DSML｜parameter>\n'
+            '<｜DSML｜parameter name="days" string="false">[1, 2]</｜DSML｜parameter>\n'
+            "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+            [("get_weather", '{"city": "Paris </b>", "days": [1, 2]}')],
+        ),
+        (
+            '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="ns.stop">\n</｜DSML｜invoke>\n'
+            "</｜DSML｜tool_calls>",
+            [("ns.stop", NOTHING)],
+        ),
+    ],
     "seed_oss": [
         (
             "<seed:tool_call>\n<function=get_weather>\n<parameter=city>Paris <b>\n</b>"
@@ -201,7 +223,7 @@ def test_the_grammar_takes_what_models_write(
 
 
 # A value between tags is any text up to a tag, which no random walk writes.
-_TAGGED = {"glm45", "qwen3_coder", "seed_oss"}
+_TAGGED = {"deepseek_v32", "glm45", "minimax_m2", "qwen3_coder", "seed_oss"}
 
 
 @pytest.mark.parametrize("name", sorted(WRITTEN.keys() - _TAGGED))

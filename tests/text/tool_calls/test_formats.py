@@ -31,7 +31,10 @@ MARKS = (
     "<|channel|>", "analysis", "commentary to=functions.f", "<|message|>", "<|end|>", "<|start|>",
     "<|call|>", "<think>", "</think>", "<|tool_call|>", "null", "\\u12", "\\ud800", "tool_code",
     "True", "Here is my response:", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>",
-    "<seed:tool_call>", "</seed:tool_call>",
+    "<seed:tool_call>", "</seed:tool_call>", "<minimax:tool_call>", "</minimax:tool_call>",
+    '<invoke name="f">', '<parameter name="a">', "</invoke>", "<｜DSML｜function_calls>",
+    '<｜DSML｜invoke name="f">', '<｜DSML｜parameter name="a" string="true">',
+    "</｜DSML｜parameter>",
     "<|tool_calls_section_begin|>", "<|tool_call_begin|>", "functions.f:0",
     "<|tool_call_argument_begin|>", "<|tool_call_end|>",
 )  # fmt: skip
@@ -142,6 +145,8 @@ TEMPLATES = {
     '<tool_call>\n{"name": <function-name>': ("hermes", None),
     "<tool_call>\n<function=example>": ("qwen3_coder", None),
     "<|tool_call_begin|>{{ id }}<|tool_call_argument_begin|> <think></think>": ("kimi_k2", "qwen3"),
+    "<minimax:tool_call>\n<invoke name= </think>": ("minimax_m2", "qwen3"),
+    "{% set word = '｜DSML｜' %}": ("deepseek_v32", None),
     "<seed:think> <seed:tool_call>\n<function=example>": ("seed_oss", "seed_oss"),
     "<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key> <think></think>": (
         "glm45",

@@ -57,6 +57,36 @@ LAYOUTS = {
         "<|tool_call_begin|>functions.now:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
         "<|tool_calls_section_end|>",
     ),
+    "MiniMax M2": Layout(
+        _TURN
+        + "{{ '\\n<minimax:tool_call>\\n' }}"
+        + _CALLS
+        + "{{ '<invoke name=\"' + f.name + '\">\\n' }}"
+        "{% for k, v in f.arguments.items() %}{{ '<parameter name=\"' + k + '\">' }}"
+        "{{ (v if v is string else v | tojson) + '</parameter>\\n' }}{% endfor %}"
+        "{{ '</invoke>\\n' }}{% endfor %}</minimax:tool_call>{% endfor %}",
+        'I look.\n<minimax:tool_call>\n<invoke name="read">\n'
+        '<parameter name="path"> a\n</parameter>\n'
+        '<parameter name="lines">[1, 2]</parameter>\n<parameter name="at">{"x": null}</parameter>\n'
+        '</invoke>\n<invoke name="now">\n</invoke>\n</minimax:tool_call>',
+    ),
+    "DeepSeek V3.2": Layout(
+        "{% set w = '｜DSML｜' %}"
+        + _TURN
+        + "{{ '\\n\\n<' + w + 'function_calls>\\n' }}"
+        + _CALLS
+        + "{{ '<' + w + 'invoke name=\"' + f.name + '\">\\n' }}"
+        "{% for k, v in f.arguments.items() %}"
+        "{{ '<' + w + 'parameter name=\"' + k + '\" string=\"' + (v is string) | tojson + '\">' }}"
+        "{{ (v if v is string else v | tojson) + '</' + w + 'parameter>\\n' }}{% endfor %}"
+        "{{ '</' + w + 'invoke>\\n' }}{% endfor %}{{ '</' + w + 'function_calls>' }}{% endfor %}",
+        'I look.\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name="read">\n'
+        '<｜DSML｜parameter name="path" string="true">\n a\n</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="is_whole" string="false">false</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="more" string="false">{"x": [1]}</｜DSML｜parameter>\n'
+        '</｜DSML｜invoke>\n<｜DSML｜invoke name="now">\n'
+        "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+    ),
     "Seed-OSS": Layout(
         _TURN + _CALLS + "{{ '\\n<seed:tool_call>\\n<function=' + f.name + '>\\n' }}"
         "{% for k, v in f.arguments.items() %}{{ '<parameter=' + k + '>' }}"

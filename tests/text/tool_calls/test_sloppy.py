@@ -29,7 +29,10 @@ PIECES = sorted(
         *("```json\n", "```tool_code\n", "<|channel|>", "<|message|>", "<|start|>", "<|end|>"),
         *("<|call|>", "assistant", "analysis", "to=functions.f", " to=", "<think>", "</think>"),
         *(SECTION, CALL, ARGUMENTS, CALL_END, "functions.f:0", "functions_f_2", "functions."),
-        *("<seed:tool_call>", "</seed:tool_call>"),
+        *("<seed:tool_call>", "</seed:tool_call>", "<minimax:tool_call>", "</minimax:tool_call>"),
+        *('<invoke name="f">', '<parameter name="a">', "</invoke>", "<｜DSML｜function_calls>"),
+        *('<｜DSML｜invoke name="f">', '<｜DSML｜parameter name="a" string="true">', "｜DSML｜"),
+        *("</｜DSML｜invoke>", "</｜DSML｜parameter>"),
         *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<arg_key>a</arg_key>", "f"),
         *('{"name": "f", "arguments": ', '{"a": 1}', "f(a=1", "None", "\\u00", "[CALL_ID]"),
     }
@@ -152,6 +155,22 @@ CUT = {
         "glm45",
         "<tool_call>typed<arg_key>count</arg_key><arg_value>1",
         ("typed", '{"count": '),
+    ),
+    "a value of MiniMax": (
+        "minimax_m2",
+        '<minimax:tool_call><invoke name="f"><parameter name="a">Par</parame',
+        ("f", '{"a": "Par'),
+    ),
+    "a parameter of MiniMax": (
+        "minimax_m2",
+        '<minimax:tool_call><invoke name="f"><parameter name="a">1</parameter><parameter na',
+        ("f", '{"a": "1"'),
+    ),
+    "an end of DeepSeek's": (
+        "deepseek_v32",
+        '<｜DSML｜invoke name="f"><｜DSML｜parameter name="a">1</｜DSML｜parameter>'
+        "</｜DSML｜invoke></｜DS",
+        A1,
     ),
     "an object of Kimi": (
         "kimi_k2",

@@ -11,7 +11,7 @@ from ferryman.text.tool_calls.call_ids import CallSource, kimi_id, mistral_id, o
 from ferryman.text.tool_calls.deltas import DeltaSink
 from ferryman.text.tool_calls.grammar import Grammar
 from ferryman.text.tool_calls.pythonic import pythonic
-from ferryman.text.tool_calls.tags import glm45, tag_forms
+from ferryman.text.tool_calls.tags import glm45, invoke, tag_forms
 from ferryman.text.tool_calls.tags import qwen3_coder as qwen
 from ferryman.text.tool_calls.thought import PromptTail, ThoughtMarks
 from ferryman.text.tool_calls.value_types import Parameters
@@ -47,6 +47,18 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
         frozenset({qwen.SEED_BEGIN, qwen.SEED_END}),
         (qwen.SEED_BEGIN,),
         tag_forms.seed_oss,
+    ),
+    "minimax_m2": ToolFormat(
+        _calls(invoke.minimax_m2),
+        frozenset({invoke.MINIMAX_BEGIN, invoke.MINIMAX_END}),
+        (invoke.MINIMAX_BEGIN,),
+        tag_forms.minimax_m2,
+    ),
+    "deepseek_v32": ToolFormat(
+        _calls(invoke.deepseek_v32),
+        frozenset({invoke.DSML}),
+        (invoke.DSML,),
+        tag_forms.deepseek_v32,
     ),
     "glm45": ToolFormat(_calls(glm45.glm45), glm45.SPECIAL, (glm45.KEY,), tag_forms.glm45),
     "kimi_k2": ToolFormat(
@@ -105,6 +117,7 @@ TOOL_ALIASES = {
     "glm47": "glm45",
     "glm4_moe": "glm45",
     "deepseek_v31": "deepseek_v3",
+    "deepseek_v4": "deepseek_v32",
     "granite4": "hermes",
     "gemma": "pythonic",
 }

@@ -38,9 +38,10 @@ class TaggedArguments:
         self._sink, self._types, self._tags = sink, types, tags
         self._before, self._stray = "{", TextBuffer()
 
-    def types(self, name: str) -> Sequence[str]:
-        """The types that a parameter's value may have."""
-        return self._types.get(name, STRING)
+    def types(self, name: str, others: Sequence[str] = STRING) -> Sequence[str]:
+        """The types that a parameter's value may have; those of `others` where the schema does not
+        know it."""
+        return self._types.get(name, others)
 
     def argument(self, name: str, types: Sequence[str], read: ReadValue) -> Grammar[str]:
         """A parameter, whose value `read` passes on. Returns what follows, empty at the end of the

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from ferryman.text.tool_calls.call_forms import CallWords, lines
+from ferryman.text.tool_calls.call_forms import CallWords, lines, literal
 from ferryman.text.tool_calls.tags import glm45 as glm
+from ferryman.text.tool_calls.tags import invoke
 from ferryman.text.tool_calls.tags import qwen3_coder as qwen
 
 # Bounds that the parsers have, or that keep a text from never ending.
@@ -53,5 +54,35 @@ def glm45(words: CallWords) -> str:
         rf'call: {begin} name "\n"? pair* {end}',
         rf'pair: {key} /{_KEY}/ {key_end} "\n"? {value} value "\n"?',
         _text_before(value_end),
+        words.name_rule,
+    )
+
+
+def minimax_m2(words: CallWords) -> str:
+    """One section of calls, whose tags have names as attributes."""
+    begin, end = words.mark(invoke.MINIMAX_BEGIN), words.mark(invoke.MINIMAX_END)
+    return lines(
+        rf'start: {begin} "\n" call+ {end}',
+        r'call: "<invoke name=\"" name "\">\n" parameter* "</invoke>\n"',
+        rf'parameter: "<parameter name=\"" /{_KEY}/ "\">" value "\n"',
+        _text_before('"</parameter>"'),
+        words.name_rule,
+    )
+
+
+def deepseek_v32(words: CallWords) -> str:
+    """The same with a word in each tag, and what each value is."""
+    word = words.mark(invoke.DSML)
+    # A control token is no text: the value's text goes on up to it, with the tag's first letters.
+    value = rf'value: /(.|\n)*<\// {word} "parameter>"'
+    if not word.startswith("<["):
+        value = _text_before(literal(f"</{invoke.DSML}parameter>"))
+    return lines(
+        rf'start: "<" {word} section ">\n" call+ "</" {word} section ">"',
+        'section: "function_calls" | "tool_calls"',
+        rf'call: "<" {word} "invoke name=\"" name "\">\n" parameter* "</" {word} "invoke>\n"',
+        rf'parameter: "<" {word} "parameter name=\"" /{_KEY}/ kind value "\n"',
+        r'kind: "\" string=\"true\">" | "\" string=\"false\">"',
+        value,
         words.name_rule,
     )
