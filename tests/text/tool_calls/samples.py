@@ -225,6 +225,20 @@ SAMPLES: Mapping[str, Sample] = {
         "Yes.",
         (PARIS, OSLO),
     ),
+    "lfm2, words and two calls": Sample(
+        "lfm2",
+        'Yes.<|tool_call_start|>[get_weather(city="Paris"), get_weather(city="Oslo", days=2)]'
+        "<|tool_call_end|>",
+        "Yes.",
+        (PARIS, OSLO),
+    ),
+    "olmo3, two calls": Sample(
+        "olmo3",
+        'Yes.<function_calls>get_weather(city="Paris")\nget_weather(city="Oslo", days=2)'
+        "</function_calls>",
+        "Yes.",
+        (PARIS, OSLO),
+    ),
     "seed_oss, a thought and two calls": Sample(
         "seed_oss",
         "<seed:think>Paris?</seed:think>\nYes.\n\n<seed:tool_call>\n<function=get_weather>\n"

@@ -110,6 +110,21 @@ WRITTEN: dict[str, list[tuple[str, list[tuple[str, str]]]]] = {
             [("ns.stop", NOTHING)],
         ),
     ],
+    "lfm2": [
+        (
+            '<|tool_call_start|>[get_weather(city="Paris", days=[1, 2]), ns.stop()]'
+            "<|tool_call_end|>",
+            [("get_weather", PARIS), ("ns.stop", NOTHING)],
+        ),
+    ],
+    "olmo3": [
+        (
+            '<function_calls>\nget_weather(city="Paris", days=[1, 2])\nns.stop()\n'
+            "</function_calls>",
+            [("get_weather", PARIS), ("ns.stop", NOTHING)],
+        ),
+        ("<function_calls>ns.stop()</function_calls>", [("ns.stop", NOTHING)]),
+    ],
     "seed_oss": [
         (
             "<seed:tool_call>\n<function=get_weather>\n<parameter=city>Paris <b>\n</b>"

@@ -31,6 +31,7 @@ MARKS = (
     "<|channel|>", "analysis", "commentary to=functions.f", "<|message|>", "<|end|>", "<|start|>",
     "<|call|>", "<think>", "</think>", "<|tool_call|>", "null", "\\u12", "\\ud800", "tool_code",
     "True", "Here is my response:", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>",
+    "<|tool_call_start|>", "<|tool_call_end|>", "<function_calls>", "</function_calls>",
     "<seed:tool_call>", "</seed:tool_call>", "<minimax:tool_call>", "</minimax:tool_call>",
     '<invoke name="f">', '<parameter name="a">', "</invoke>", "<｜DSML｜function_calls>",
     '<｜DSML｜invoke name="f">', '<｜DSML｜parameter name="a" string="true">',
@@ -147,6 +148,8 @@ TEMPLATES = {
     "<|tool_call_begin|>{{ id }}<|tool_call_argument_begin|> <think></think>": ("kimi_k2", "qwen3"),
     "<minimax:tool_call>\n<invoke name= </think>": ("minimax_m2", "qwen3"),
     "{% set word = '｜DSML｜' %}": ("deepseek_v32", None),
+    "List of tools: <|tool_list_start|>[": ("lfm2", None),
+    "<function_calls>": ("olmo3", None),
     "<seed:think> <seed:tool_call>\n<function=example>": ("seed_oss", "seed_oss"),
     "<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key> <think></think>": (
         "glm45",

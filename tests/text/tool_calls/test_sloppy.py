@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from tests.text.tool_calls.samples import Answer, read
 from tests.text.tool_calls.sloppy import A1, SLOPPY, TYPES, Sloppy
 from tests.text.tool_calls.sloppy_kimi import ARGUMENTS, CALL, CALL_END, SECTION, SLOPPY_KIMI
+from tests.text.tool_calls.sloppy_python import SLOPPY_PYTHON
 from tests.text.tool_calls.sloppy_tags import SLOPPY_TAGS
 
 from ferryman.text.tool_calls.format_table import REASONING_FORMATS, TOOL_FORMATS
 from ferryman.text.tool_calls.formats import FreeTools
 
-CASES = {**SLOPPY, **SLOPPY_KIMI, **SLOPPY_TAGS}
+CASES = {**SLOPPY, **SLOPPY_KIMI, **SLOPPY_PYTHON, **SLOPPY_TAGS}
 USE = FreeTools(TYPES)
 CALL_A1 = '{"name": "f", "arguments": {"a": "1"}}'
 PIECES = sorted(
@@ -29,6 +30,7 @@ PIECES = sorted(
         *("```json\n", "```tool_code\n", "<|channel|>", "<|message|>", "<|start|>", "<|end|>"),
         *("<|call|>", "assistant", "analysis", "to=functions.f", " to=", "<think>", "</think>"),
         *(SECTION, CALL, ARGUMENTS, CALL_END, "functions.f:0", "functions_f_2", "functions."),
+        *("<|tool_call_start|>", "<|tool_call_end|>", "<function_calls>", "</function_calls>"),
         *("<seed:tool_call>", "</seed:tool_call>", "<minimax:tool_call>", "</minimax:tool_call>"),
         *('<invoke name="f">', '<parameter name="a">', "</invoke>", "<｜DSML｜function_calls>"),
         *('<｜DSML｜invoke name="f">', '<｜DSML｜parameter name="a" string="true">', "｜DSML｜"),

@@ -15,6 +15,7 @@ from typing import Any
 from ferryman.schedule.schemas.json_schema import JSON_STYLE
 from ferryman.text.tool_calls import json_calls, openai
 from ferryman.text.tool_calls import kimi_k2 as kimi
+from ferryman.text.tool_calls.python import pythonic as python
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +153,27 @@ def harmony(words: CallWords) -> str:
 
 def pythonic(words: CallWords) -> str:
     """A list of calls in Python, alone or in a block of code."""
+    return _python_calls(words, r'start: list | "```tool_code\n" list "\n```"', _LIST_OF_CALLS)
+
+
+def lfm2(words: CallWords) -> str:
+    """A list of calls in Python between marks."""
+    begin, end = words.mark(python.LFM_BEGIN), words.mark(python.LFM_END)
+    return _python_calls(words, f"start: {begin} list {end}", _LIST_OF_CALLS)
+
+
+def olmo3(words: CallWords) -> str:
+    """Calls in Python on lines between marks."""
+    begin, end = words.mark(python.OLMO_BEGIN), words.mark(python.OLMO_END)
+    return _python_calls(words, rf'start: {begin} "\n"? call ("\n" call)* "\n"? {end}')
+
+
+_LIST_OF_CALLS = 'list: "[" call (", " call)* "]"'
+
+
+def _python_calls(words: CallWords, *rules: str) -> str:
     return lines(
-        r'start: list | "```tool_code\n" list "\n```"',
-        'list: "[" call (", " call)* "]"',
+        *rules,
         'call: name "(" (argument (", " argument)*)? ")"',
         'argument: KEY "=" value',
         'value: STRING | NUMBER | "True" | "False" | "None"'

@@ -10,7 +10,7 @@ from ferryman.text.tool_calls.call_forms import CallForm
 from ferryman.text.tool_calls.call_ids import CallSource, kimi_id, mistral_id, openai_id
 from ferryman.text.tool_calls.deltas import DeltaSink
 from ferryman.text.tool_calls.grammar import Grammar
-from ferryman.text.tool_calls.pythonic import pythonic
+from ferryman.text.tool_calls.python import pythonic as python_calls
 from ferryman.text.tool_calls.tags import glm45, invoke, tag_forms
 from ferryman.text.tool_calls.tags import qwen3_coder as qwen
 from ferryman.text.tool_calls.thought import PromptTail, ThoughtMarks
@@ -107,8 +107,23 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
         (json_calls.LLAMA_BEGIN, '"parameters"'),
         call_forms.llama3_json,
     ),
+    "lfm2": ToolFormat(
+        _calls(python_calls.lfm2),
+        frozenset({python_calls.LFM_BEGIN, python_calls.LFM_END}),
+        (python_calls.LFM_BEGIN, "<|tool_list_start|>", "List of tools: ["),
+        call_forms.lfm2,
+    ),
+    "olmo3": ToolFormat(
+        _calls(python_calls.olmo3),
+        frozenset({python_calls.OLMO_BEGIN, python_calls.OLMO_END}),
+        (python_calls.OLMO_BEGIN,),
+        call_forms.olmo3,
+    ),
     "pythonic": ToolFormat(
-        _calls(pythonic), NO_TOKENS, ("[func_name1(", "```tool_code"), call_forms.pythonic
+        _calls(python_calls.pythonic),
+        NO_TOKENS,
+        ("[func_name1(", "```tool_code"),
+        call_forms.pythonic,
     ),
 }
 # Other names of vLLM for the same.

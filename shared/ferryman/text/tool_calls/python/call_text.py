@@ -1,8 +1,4 @@
-"""Gemma 3, Llama 4 and others: the whole answer is `[name(key="value"), …]`, as Python writes it,
-or such a list in a fence of kind `tool_code`, where calls may also stand on lines.
-
-Without the fence a list is one of calls only if it calls tools that were offered.
-"""
+"""Calls as Python writes them: `name(key="value", …)`, alone or in a list."""
 
 from __future__ import annotations
 
@@ -13,23 +9,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from ferryman.text.tool_calls.call_object import FENCE as ANY_FENCE
-from ferryman.text.tool_calls.call_object import Names
 from ferryman.text.tool_calls.deltas import DeltaSink
-from ferryman.text.tool_calls.grammar import (
-    Grammar,
-    Malformed,
-    attempt,
-    content,
-    expect,
-    replayed,
-    skip_space,
-    spaced,
-)
-from ferryman.text.tool_calls.value_types import Parameters
+from ferryman.text.tool_calls.grammar import Grammar, Malformed
 
 MAX_CALL_CHARS = 1 << 16
-FENCE = "```tool_code"
 _PAIRS = {"[": "]", "(": ")", "{": "}"}
 _NAME = re.compile(r"[\w.:/-]+$")
 MAX_NAME_CHARS = 256
@@ -37,56 +20,7 @@ _STAND_IN = "f"  # a name that Python reads, for one that it may not
 _KEYWORD = "_is_no_keyword_here"
 
 
-def pythonic(sink: DeltaSink, parameters: Parameters) -> Grammar[None]:
-    """Calls when the text begins with them; otherwise content."""
-    space, first = yield from spaced()
-    while first == "[":
-        outcome = yield from attempt(sink, space + first, _listed(sink, parameters.keys()))
-        if outcome is None:
-            yield from content(sink)
-            return
-        space, first = outcome
-    if first == FENCE[0]:
-        yield from attempt(sink, space + first, _fenced(sink))
-        yield from content(sink)
-        return
-    sink.content(space)
-    yield from replayed(first, content(sink))
-
-
-def _listed(sink: DeltaSink, names: Names) -> Grammar[tuple[str, str]]:
-    """A list whose bracket was read. Returns what follows: white space, and a character."""
-    calls = _CallText(sink, "[")
-    yield from calls.read()
-    _pass_on(sink, calls.values(), names)
-    return (yield from spaced())
-
-
-def _fenced(sink: DeltaSink) -> Grammar[None]:
-    """Lists, or calls on lines, up to the end of the fence. The mark names them calls."""
-    yield from expect(FENCE[1:])
-    calls, first = list[tuple[str, str]](), (yield from skip_space())
-    while first and first != FENCE[0]:
-        text = _CallText(sink, first)
-        yield from text.read()
-        calls += text.values()
-        first = yield from skip_space()
-        first = first if first not in (",", ";") else (yield from skip_space())
-    if first:
-        yield from expect(ANY_FENCE, first)
-    _pass_on(sink, calls, None)
-
-
-def _pass_on(sink: DeltaSink, calls: list[tuple[str, str]], names: Names | None) -> None:
-    """All of them are read before the first is passed on."""
-    if not calls or (names is not None and any(name not in names for name, _ in calls)):
-        raise Malformed
-    for name, arguments in calls:
-        sink.begin_call(name)
-        sink.arguments(arguments)
-
-
-class _CallText:
+class CallText:
     """A list of calls, or one call, as Python reads it. Python's text of a value is not JSON's, so
     all of it is read before anything is passed on.
 
@@ -96,10 +30,11 @@ class _CallText:
     def __init__(self, sink: DeltaSink, first: str) -> None:
         self._sink, self._written, self._names = sink, [first], list[str]()
         self._open = [_PAIRS[first]] if first in _PAIRS else list[str]()
+        self.is_over = False
 
     def read(self) -> Grammar[None]:
         """Up to the bracket that ends it. Only the last bracket of a list may be missing, where
-        the model ended by itself."""
+        the model ended by itself: then `is_over`."""
         while character := (yield):
             if len(self._written) >= MAX_CALL_CHARS:
                 raise Malformed
@@ -111,6 +46,7 @@ class _CallText:
         if self._open != ["]"] or self._sink.is_cut:
             raise Malformed
         self._written.append("]")
+        self.is_over = True
 
     def _takes(self, character: str) -> bool:
         """Whether that was the last character."""

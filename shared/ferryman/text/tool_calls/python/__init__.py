@@ -1,0 +1,1 @@
+"""Formats whose calls are written as Python writes them."""
