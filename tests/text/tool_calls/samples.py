@@ -239,6 +239,19 @@ SAMPLES: Mapping[str, Sample] = {
         "Yes.",
         (PARIS, OSLO),
     ),
+    "gemma4, a thought and two calls": Sample(
+        "gemma4",
+        "<|channel>thought\nParis?<channel|>Yes."
+        '<|tool_call>call:get_weather{city:<|"|>Paris<|"|>}<tool_call|>'
+        '<|tool_call>call:get_weather{city:<|"|>Oslo<|"|>,days:2}<tool_call|>',
+        "Yes.",
+        (PARIS, OSLO),
+        "\nParis?",
+        "gemma4",
+    ),
+    "gemma4, a thought that the prompt ended": Sample(
+        "gemma4", "Four.", "Four.", (), "", "gemma4", "model\n<|channel>thought\n<channel|>"
+    ),
     "seed_oss, a thought and two calls": Sample(
         "seed_oss",
         "<seed:think>Paris?</seed:think>\nYes.\n\n<seed:tool_call>\n<function=get_weather>\n"

@@ -125,6 +125,16 @@ WRITTEN: dict[str, list[tuple[str, list[tuple[str, str]]]]] = {
         ),
         ("<function_calls>ns.stop()</function_calls>", [("ns.stop", NOTHING)]),
     ],
+    "gemma4": [
+        (
+            '<|tool_call>call:get_weather{city:<|"|>Paris <b>\n"<|"|>,days:[1,2],at:{x:null}}'
+            "<tool_call|><|tool_call>call:ns.stop{}<tool_call|>",
+            [
+                ("get_weather", '{"city": "Paris <b>\\n\\"", "days": [1, 2], "at": {"x": null}}'),
+                ("ns.stop", NOTHING),
+            ],
+        ),
+    ],
     "seed_oss": [
         (
             "<seed:tool_call>\n<function=get_weather>\n<parameter=city>Paris <b>\n</b>"
@@ -238,7 +248,7 @@ def test_the_grammar_takes_what_models_write(
 
 
 # A value between tags is any text up to a tag, which no random walk writes.
-_TAGGED = {"deepseek_v32", "glm45", "minimax_m2", "qwen3_coder", "seed_oss"}
+_TAGGED = {"deepseek_v32", "gemma4", "glm45", "minimax_m2", "qwen3_coder", "seed_oss"}
 
 
 @pytest.mark.parametrize("name", sorted(WRITTEN.keys() - _TAGGED))

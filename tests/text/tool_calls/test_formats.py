@@ -31,6 +31,7 @@ MARKS = (
     "<|channel|>", "analysis", "commentary to=functions.f", "<|message|>", "<|end|>", "<|start|>",
     "<|call|>", "<think>", "</think>", "<|tool_call|>", "null", "\\u12", "\\ud800", "tool_code",
     "True", "Here is my response:", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>",
+    "<|tool_call>", "<tool_call|>", '<|"|>', "call:f{", "a:", "<|channel>thought", "<channel|>",
     "<|tool_call_start|>", "<|tool_call_end|>", "<function_calls>", "</function_calls>",
     "<seed:tool_call>", "</seed:tool_call>", "<minimax:tool_call>", "</minimax:tool_call>",
     '<invoke name="f">', '<parameter name="a">', "</invoke>", "<｜DSML｜function_calls>",
@@ -150,6 +151,7 @@ TEMPLATES = {
     "{% set word = '｜DSML｜' %}": ("deepseek_v32", None),
     "List of tools: <|tool_list_start|>[": ("lfm2", None),
     "<function_calls>": ("olmo3", None),
+    "<|tool_call>call: <|channel>thought": ("gemma4", "gemma4"),
     "<seed:think> <seed:tool_call>\n<function=example>": ("seed_oss", "seed_oss"),
     "<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key> <think></think>": (
         "glm45",

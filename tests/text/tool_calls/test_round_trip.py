@@ -87,6 +87,19 @@ LAYOUTS = {
         '</｜DSML｜invoke>\n<｜DSML｜invoke name="now">\n'
         "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
     ),
+    "Gemma 4": Layout(
+        '{% macro value(v) %}{% if v is string %}<|"|>{{ v }}<|"|>{% elif v is mapping %}'
+        "{{ '{' }}{% for k, w in v | dictsort %}{{ k }}:{{ value(w) }}{{ ',' if not loop.last }}"
+        "{% endfor %}{{ '}' }}"
+        "{% elif v is iterable %}[{% for w in v %}{{ value(w) }}{{ ',' if not loop.last }}"
+        "{% endfor %}]{% else %}{{ v | tojson }}{% endif %}{% endmacro %}"
+        "{% for m in messages if m.role == 'assistant' %}{{ m.content }}"
+        + _CALLS
+        + "<|tool_call>call:{{ f.name }}{{ value(f.arguments) }}<tool_call|>"
+        "{% endfor %}{% endfor %}",
+        'I look.<|tool_call>call:read{at:{x:null},is_whole:true,lines:[1,2],path:<|"|>a "b"\n{'
+        '<|"|>}<tool_call|><|tool_call>call:now{}<tool_call|>',
+    ),
     "Seed-OSS": Layout(
         _TURN + _CALLS + "{{ '\\n<seed:tool_call>\\n<function=' + f.name + '>\\n' }}"
         "{% for k, v in f.arguments.items() %}{{ '<parameter=' + k + '>' }}"

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.text.tool_calls.samples import Answer, read
 from tests.text.tool_calls.sloppy import A1, SLOPPY, TYPES, Sloppy
+from tests.text.tool_calls.sloppy_gemma import SLOPPY_GEMMA
 from tests.text.tool_calls.sloppy_kimi import ARGUMENTS, CALL, CALL_END, SECTION, SLOPPY_KIMI
 from tests.text.tool_calls.sloppy_python import SLOPPY_PYTHON
 from tests.text.tool_calls.sloppy_tags import SLOPPY_TAGS
@@ -17,7 +18,7 @@ from tests.text.tool_calls.sloppy_tags import SLOPPY_TAGS
 from ferryman.text.tool_calls.format_table import REASONING_FORMATS, TOOL_FORMATS
 from ferryman.text.tool_calls.formats import FreeTools
 
-CASES = {**SLOPPY, **SLOPPY_KIMI, **SLOPPY_PYTHON, **SLOPPY_TAGS}
+CASES = {**SLOPPY, **SLOPPY_GEMMA, **SLOPPY_KIMI, **SLOPPY_PYTHON, **SLOPPY_TAGS}
 USE = FreeTools(TYPES)
 CALL_A1 = '{"name": "f", "arguments": {"a": "1"}}'
 PIECES = sorted(
@@ -30,6 +31,7 @@ PIECES = sorted(
         *("```json\n", "```tool_code\n", "<|channel|>", "<|message|>", "<|start|>", "<|end|>"),
         *("<|call|>", "assistant", "analysis", "to=functions.f", " to=", "<think>", "</think>"),
         *(SECTION, CALL, ARGUMENTS, CALL_END, "functions.f:0", "functions_f_2", "functions."),
+        *("<|tool_call>", "<tool_call|>", '<|"|>', "call:f{", "a:"),
         *("<|tool_call_start|>", "<|tool_call_end|>", "<function_calls>", "</function_calls>"),
         *("<seed:tool_call>", "</seed:tool_call>", "<minimax:tool_call>", "</minimax:tool_call>"),
         *('<invoke name="f">', '<parameter name="a">', "</invoke>", "<｜DSML｜function_calls>"),
@@ -174,6 +176,8 @@ CUT = {
         "</｜DSML｜invoke></｜DS",
         A1,
     ),
+    "a text of Gemma": ("gemma4", '<|tool_call>call:f{a:<|"|>Par<|"', ("f", '{"a": "Par')),
+    "a number of Gemma": ("gemma4", "<|tool_call>call:typed{count:1", ("typed", '{"count": ')),
     "an object of Kimi": (
         "kimi_k2",
         f'{SECTION}{CALL}functions.f:0{ARGUMENTS}{{"a": "Par',

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ferryman.schedule.schemas.json_schema import JSON_STYLE
+from ferryman.text.tool_calls import gemma4 as gemma
 from ferryman.text.tool_calls import json_calls, openai
 from ferryman.text.tool_calls import kimi_k2 as kimi
 from ferryman.text.tool_calls.python import pythonic as python
@@ -135,6 +136,25 @@ def kimi_k2(words: CallWords) -> str:
         f'call: {call} "functions." name /:[0-9]{{1,6}}/ {arguments} args {call_end}',
         words.name_rule,
         ARGUMENTS,
+    )
+
+
+def gemma4(words: CallWords) -> str:
+    """A word, and members whose keys have no quotes; a text stands between marks."""
+    begin, end, quote = words.mark(gemma.BEGIN), words.mark(gemma.END), words.mark(gemma.QUOTE)
+    is_token = quote.startswith("<[")
+    return lines(
+        "start: call+",
+        f'call: {begin} "call:" name "{{" members? "}}" {end}',
+        'members: member ("," member)*',
+        'member: KEY ":" value',
+        'value: string | NUMBER | "true" | "false" | "null"'
+        ' | "[" (value ("," value)*)? "]" | "{" members? "}"',
+        f"string: {quote} text",
+        rf"text: /(.|\n)*/ {quote}" if is_token else rf"text[suffix={quote}]: /(.|\n)*/",
+        r"KEY: /[A-Za-z_][A-Za-z0-9_]{0,63}/",
+        r"NUMBER: /-?(0|[1-9][0-9]*)(\.[0-9]+)?/",
+        words.name_rule,
     )
 
 

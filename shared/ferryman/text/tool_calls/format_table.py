@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ferryman.text.tool_calls import call_forms, json_calls, kimi_k2, openai
+from ferryman.text.tool_calls import call_forms, gemma4, json_calls, kimi_k2, openai
 from ferryman.text.tool_calls.call_forms import CallForm
 from ferryman.text.tool_calls.call_ids import CallSource, kimi_id, mistral_id, openai_id
 from ferryman.text.tool_calls.deltas import DeltaSink
@@ -68,6 +68,7 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
         call_forms.kimi_k2,
         kimi_id,
     ),
+    "gemma4": ToolFormat(_calls(gemma4.gemma4), gemma4.SPECIAL, (gemma4.BEGIN,), call_forms.gemma4),
     "qwen3_coder": ToolFormat(
         _calls(qwen.qwen3_coder), NO_TOKENS, ("<function=",), tag_forms.qwen3_coder
     ),
@@ -159,6 +160,11 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
         ThoughtMarks(("<seed:think>", "<seed:think><seed:cot_budget_reflect>"), ("</seed:think>",)),
         frozenset({"<seed:think>", "</seed:think>"}),
         ("<seed:think>",),
+    ),
+    "gemma4": ReasoningFormat(
+        ThoughtMarks(("<|channel>thought",), ("<channel|>",)),
+        frozenset({"<|channel>", "<channel|>"}),
+        ("<|channel>thought",),
     ),
     "granite": ReasoningFormat(
         ThoughtMarks(

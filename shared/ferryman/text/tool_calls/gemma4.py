@@ -1,0 +1,231 @@
+"""Gemma 4: a call as a word, with arguments that are nearly JSON, between marks.
+
+<|tool_call>call:name{key:<|"|>text<|"|>,number:1,list:[true,{key:null}]}<tool_call|>
+
+Keys have no quotes, and a text has a mark on both sides. The model also writes JSON's quotes or
+Python's, leaves the first mark of a text out, or writes `name(key=value)`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+
+from ferryman.text.tool_calls.call_object import calls
+from ferryman.text.tool_calls.deltas import DeltaSink
+from ferryman.text.tool_calls.grammar import (
+    Emit,
+    Grammar,
+    Malformed,
+    marked_text,
+    skip_space,
+    text_until,
+    word_until,
+)
+from ferryman.text.tool_calls.json_text import MAX_DEPTH, TextBuffer, in_quotes, json_string
+from ferryman.text.tool_calls.value_types import (
+    ALL_TYPES,
+    MAX_VALUE_CHARS,
+    Parameters,
+    typed_value,
+)
+
+BEGIN, END, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
+SPECIAL = frozenset({BEGIN, END, QUOTE})
+MAX_NAME_CHARS = 256
+_WORD = "call:"
+_NAME = re.compile(r"[\w.:/-]+")
+_CLOSERS = "})]"
+_STRING = ("string",)
+_NO_STRINGS = tuple(kind for kind in ALL_TYPES if kind != "string")
+
+
+def gemma4(sink: DeltaSink, parameters: Parameters) -> Grammar[None]:
+    """Text, and calls between marks."""
+    reader = _CallReader(sink, parameters)
+    yield from marked_text(sink, {BEGIN: reader.read}, (END,))
+
+
+class _CallReader:
+    """The calls in an answer."""
+
+    def __init__(self, sink: DeltaSink, parameters: Parameters) -> None:
+        self._sink, self._parameters = sink, parameters
+
+    def read(self) -> Grammar[str]:
+        """A call whose mark was read. Returns what follows: a character that is no space, or a
+        mark."""
+        text = TextBuffer(MAX_NAME_CHARS)
+        mark = yield from text_until(text.add, ("{", "(", END, BEGIN))
+        head = text.text.strip()
+        if mark == "{" and not head:
+            return (yield from calls(self._sink, mark))
+        name = self._name(head)
+        if mark in ("{", "("):
+            self._sink.begin_call(name)
+            reader = _ArgumentReader(self._sink, self._parameters.get(name, {}))
+            return (yield from reader.read())
+        is_over = not mark and not self._sink.is_cut and name in self._parameters
+        if mark != END and not is_over:
+            raise Malformed
+        self._sink.begin_call(name)
+        self._sink.arguments("{}")
+        return mark
+
+    def _name(self, head: str) -> str:
+        """The tool's name, with or without the namespaces that a model puts before it. Raises
+        Malformed."""
+        name = head.removeprefix(_WORD).strip()
+        last = name.rpartition(":")[2]
+        if name not in self._parameters and last in self._parameters:
+            return last
+        if name not in self._parameters and (name == head or not _NAME.fullmatch(name)):
+            raise Malformed
+        return name
+
+
+class _ArgumentReader:
+    """The arguments of one call as they come."""
+
+    def __init__(self, sink: DeltaSink, types: Mapping[str, Sequence[str]]) -> None:
+        self._sink, self._types = sink, types
+        # A text without marks may have commas: it ends where the next parameter begins.
+        self._keys = {
+            f"{comma}{key}{sign}": key for key in types for comma in (",", ", ") for sign in ":="
+        }
+
+    def read(self) -> Grammar[str]:
+        """All of them, behind their first brace. Returns what follows the call."""
+        character = yield from self._members(self._types, self._sink.arguments, 0)
+        while character and character in _CLOSERS:
+            character = yield from self._behind()
+        return character
+
+    def _members(self, types: Mapping[str, Sequence[str]], emit: Emit, depth: int) -> Grammar[str]:
+        """The members of an object whose brace was read, and what follows its end. Any bracket, or
+        the end of the call, ends it."""
+        _check(depth)
+        emit("{")
+        character, comma = (yield from skip_space()), ""
+        while True:
+            mark = (yield from _mark()) if character == "<" else character
+            if mark == END or (mark and mark in _CLOSERS):
+                break
+            key = self._keys.get(mark) or (yield from _key(mark))
+            emit(f"{comma}{json.dumps(key, ensure_ascii=False)}: ")
+            comma, kinds = ", ", types.get(key, _NO_STRINGS)
+            character = yield from self._value((yield from skip_space()), kinds, emit, depth)
+            if character == ",":
+                character = yield from skip_space()
+        emit("}")
+        return mark if mark == END else (yield from self._behind())
+
+    def _items(self, emit: Emit, depth: int) -> Grammar[str]:
+        _check(depth)
+        emit("[")
+        character, comma = (yield from skip_space()), ""
+        while not (character == END or (character and character in _CLOSERS)):
+            emit(comma)
+            comma = ", "
+            character = yield from self._value(character, _NO_STRINGS, emit, depth)
+            if character == ",":
+                character = yield from skip_space()
+        emit("]")
+        return character if character == END else (yield from self._behind())
+
+    def _value(self, first: str, types: Sequence[str], emit: Emit, depth: int) -> Grammar[str]:
+        """A value that begins with this character. Returns what follows it: a character that is no
+        space, the mark behind the call, or the beginning of the next parameter."""
+        if not first:
+            raise Malformed
+        if first == "{":
+            return (yield from self._members({}, emit, depth + 1))
+        if first == "[":
+            return (yield from self._items(emit, depth + 1))
+        if first in ('"', "'"):
+            yield from json_string(emit, first)
+            return (yield from self._behind())
+        if first == "<":
+            return (yield from self._marked(emit))
+        return (yield from self._bare(first, types, emit))
+
+    def _marked(self, emit: Emit) -> Grammar[str]:
+        """A text between marks, of whose first one a character was read."""
+        mark = yield from _mark()
+        if mark == END:
+            emit("null")
+            return mark
+        if mark != QUOTE:
+            raise Malformed
+        emit('"')
+        if not (yield from text_until(lambda text: emit(_quoted(text)), (QUOTE,), None, _left_out)):
+            raise Malformed
+        emit('"')
+        return (yield from self._behind())
+
+    def _bare(self, first: str, types: Sequence[str], emit: Emit) -> Grammar[str]:
+        """A number, a word, or a text whose first mark is missing."""
+        text = TextBuffer(MAX_VALUE_CHARS)
+        is_text = tuple(types) == _STRING
+        ends = tuple(self._keys) if is_text else (",", *_CLOSERS)
+        mark = yield from text_until(text.add, (QUOTE, END, *ends), first)
+        if not mark and self._sink.is_cut:
+            raise Malformed
+        value = text.text.rstrip()
+        if is_text and mark in ("", END):
+            value = value[:-1] if value.endswith(("}", ")")) else value
+        emit(f'"{_quoted(value)}"' if mark == QUOTE else typed_value(value, types))
+        return (yield from self._behind()) if mark == QUOTE else mark or END
+
+    def _behind(self) -> Grammar[str]:
+        """What stands behind a value. A mark of a text that was not begun is passed over."""
+        character = QUOTE
+        while character == QUOTE:
+            character = yield from skip_space()
+            if character == "<":
+                character = yield from _mark()
+        return character
+
+
+def _key(first: str) -> Grammar[str]:
+    """A key that begins with this character or mark, and the sign behind it."""
+    if first == QUOTE:
+        text = TextBuffer(MAX_NAME_CHARS)
+        yield from text_until(text.add, (QUOTE,))
+        yield from word_until((":", "="), 0, (yield from skip_space()))
+        return text.text
+    if first in ('"', "'"):
+        text = TextBuffer(MAX_NAME_CHARS)
+        yield from json_string(text.add, first)
+        yield from word_until((":", "="), 0, (yield from skip_space()))
+        return text.string
+    if not first:
+        raise Malformed
+    key, _ = yield from word_until((":", "="), MAX_NAME_CHARS, first)
+    return key.strip()
+
+
+def _mark() -> Grammar[str]:
+    """The mark of which the first character was read; other text where it is none, nothing where
+    the text ends."""
+    text = "<"
+    while text not in (QUOTE, END) and any(mark.startswith(text) for mark in (QUOTE, END)):
+        character = yield
+        if not character:
+            return ""
+        text += character
+    return text
+
+
+def _left_out(held: str) -> None:
+    """Takes the beginning of a mark with which an answer ends."""
+
+
+def _quoted(text: str) -> str:
+    return "".join(map(in_quotes, text))
+
+
+def _check(depth: int) -> None:
+    if depth >= MAX_DEPTH:
+        raise Malformed
