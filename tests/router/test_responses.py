@@ -273,6 +273,19 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.parametrize("item", [{"type": "item_reference"}, {}, {"type": None}])
+async def test_a_reference_to_an_item_is_told_how_to_send_it(
+    item: dict[str, Any], calling: RouterCluster
+) -> None:
+    """AI SDK names its earlier items by their ids, unless its `store` is false. A reference needs
+    no type."""
+    body = {"input": [{"role": "user", "content": "x"}, {**item, "id": "msg_1"}]}
+    response = await calling.post(RESPONSES, **body)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "input[1].type")
+    assert error["message"].endswith("send the item itself, as clients do with store false")
+
+
 async def test_bad_bodies_are_refused_by_name(calling: RouterCluster) -> None:
     for name, (fields, param) in BAD.items():
         body = {"input": "weather?", "tools": [TOOL], **fields}

@@ -68,7 +68,9 @@ INPUT_ITEMS = {
     ),
     "custom_tool_call_output": record("type id status name output", call_id=TEXT),
 }
-NOT_IN_INPUT = {"item_reference": "nothing is stored; send the item itself"}
+NOT_IN_INPUT = {
+    "item_reference": "nothing is stored; send the item itself, as clients do with store false"
+}
 _TEXTS = {
     "input_text": TextPart.of("text", "prompt_cache_breakpoint"),
     "output_text": TextPart.of("text", "annotations logprobs"),
@@ -123,8 +125,7 @@ class InputTurns:
 
     def read(self, item: Any, name: BodyPlace) -> None:
         """Reads the next item. Raises InvalidRequest."""
-        kind = mapping(item, name).get("type")
-        kind = "message" if kind is None else text(kind, f"{name}.type")
+        kind = _kind(mapping(item, name), name)
         if kind not in self._readers:
             message = f"{name}.type must be one of {', '.join(self._readers)}"
             if kind in NOT_IN_INPUT:
@@ -178,6 +179,14 @@ class InputTurns:
     def _output(self, item: Values, name: BodyPlace) -> None:
         output = joined_text(item["output"], name.field("output"), _TEXTS)
         self.add(tool_turn(required(item, "call_id", name), output))
+
+
+def _kind(item: Mapping[str, Any], name: BodyPlace) -> str:
+    """The type of an item. It may be left out of a message, and of a reference: an id alone."""
+    if item.get("type") is not None:
+        return str(text(item["type"], f"{name}.type"))
+    is_reference = {field for field, value in item.items() if value is not None} == {"id"}
+    return "item_reference" if is_reference else "message"
 
 
 # The other fields.
