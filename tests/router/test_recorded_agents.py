@@ -26,7 +26,7 @@ EACH = pytest.mark.parametrize("call", POSTS, ids=[call.name for call in POSTS])
 
 
 def test_there_are_bodies_of_many_clients() -> None:
-    assert (len(POSTS), len(CLIENTS)) == (88, 18)
+    assert (len(POSTS), len(CLIENTS)) == (104, 22)
 
 
 def _read(call: RecordedCall) -> tuple[ParsedRequest, BodyPlace]:
