@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import IO
 
 from tools.agents.guide import AgentGuide
@@ -57,35 +60,41 @@ def run_session(
     (workspace / "note.txt").write_text(f"{WORD}\n")
     guide.write_files(home, workspace)
     num_before = len(_served(router_log))
-    with open(folder / "errors.txt", "w+") as errors:
-        status, text = _output(guide.commands, home, workspace, path, errors)
-        errors.seek(0)
-        last_words = (errors.read() + text)[-_LAST_CHARS:]
+    status, text, errors = _output(guide.commands, home, workspace, path)
+    last_words = (errors + text)[-_LAST_CHARS:]
     requests = tuple(_served(router_log)[num_before:])
     return SessionResult(status, text.count(ANSWER), last_words, requests)
 
 
-def _output(
-    commands: str, home: Path, workspace: Path, path: str, errors: IO[str]
-) -> tuple[int, str]:
-    """The exit status of a shell, and what it prints; nothing of this process's environment but
-    the path reaches it, so no key of its user does."""
-    try:
-        done = subprocess.run(
+def _output(commands: str, home: Path, workspace: Path, path: str) -> tuple[int, str, str]:
+    """The exit status of a shell, and what it prints, and to its errors.
+
+    Nothing of this process's environment but the path reaches it, so no key of its user does. What
+    it leaves running, a server say, is ended with it.
+    """
+    with TemporaryFile() as text, TemporaryFile() as errors:
+        shell = subprocess.Popen(
             ["bash", "-e", "-c", commands],
             cwd=workspace,
             env={"HOME": str(home), "PATH": f"{path}:{os.environ['PATH']}"},
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            stdout=text,
             stderr=errors,
-            text=True,
-            errors="replace",
-            timeout=_SECONDS,
-            check=False,
+            start_new_session=True,
         )
-    except subprocess.TimeoutExpired:
-        return _TIMED_OUT, ""
-    return done.returncode, done.stdout
+        try:
+            status = shell.wait(_SECONDS)
+        except subprocess.TimeoutExpired:
+            status = _TIMED_OUT
+        with suppress(ProcessLookupError):
+            os.killpg(shell.pid, signal.SIGKILL)
+        shell.wait()
+        return status, _printed(text), _printed(errors)
+
+
+def _printed(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")
 
 
 def _served(router_log: Path) -> list[AgentRequest]:
