@@ -17,6 +17,7 @@ POSTS: dict[str, dict[str, Any]] = {
     "/v1/responses": {"input": "hi", "max_output_tokens": 2},
     "/v1/messages": {"messages": HELLO, "max_tokens": 2},
     "/v1/messages/count_tokens": {"messages": HELLO},
+    "/v1/responses/input_tokens": {"input": "hi"},
     "/tokenize": {"prompt": "hi"},
     "/detokenize": {"tokens": [1, 2]},
 }

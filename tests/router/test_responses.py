@@ -201,6 +201,36 @@ async def test_a_stream_that_breaks_off_says_so(calling: RouterCluster) -> None:
     assert failed["id"] == told[0]["response"]["id"]
 
 
+async def test_tokens_are_counted_as_they_would_be_served(calling: RouterCluster) -> None:
+    """LiteLLM's proxy asks so for a client of Anthropic's API."""
+    asked = {"input": "weather?", "instructions": "Be short.", "tools": [TOOL], "x": 1}
+    counted = await calling.post(f"{RESPONSES}/input_tokens", **asked)
+    await _ask(calling, **asked)
+    prompt_len = len(calling.prefills[0].orders[0].request.token_ids)
+    assert counted.json() == {"object": "response.input_tokens", "input_tokens": prompt_len}
+    assert counted.headers["x-ferryman-ignored"] == "x"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": None}, "input"),
+        ({"model": "another"}, "model"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"conversation": "c"}, "conversation"),
+    ],
+)
+async def test_no_tokens_are_counted_of_what_would_be_refused(
+    fields: dict[str, Any], param: str, calling: RouterCluster
+) -> None:
+    body = {"model": "tiny", "input": "hi", **fields}
+    counted = await calling.http.post(f"{RESPONSES}/input_tokens", json=body)
+    asked = await calling.http.post(RESPONSES, json=body)
+    assert counted.status_code == asked.status_code >= 400
+    assert counted.json()["error"] == asked.json()["error"]
+    assert counted.json()["error"]["param"] == param
+
+
 async def test_the_client_of_openai_reads_a_stream_of_all_items(calling: RouterCluster) -> None:
     openai = pytest.importorskip("openai", reason="the extra `clients` has it")
     base_url = f"{calling.http.base_url}/v1"
@@ -210,6 +240,9 @@ async def test_the_client_of_openai_reads_a_stream_of_all_items(calling: RouterC
             names = [event.type async for event in stream]
             found = await stream.get_final_response()
         whole = await client.responses.create(**asked)
+        asked.pop("max_output_tokens")
+        counted = await client.responses.input_tokens.count(**asked)
+    assert counted.input_tokens == found.usage.input_tokens
     assert names[0] == "response.created"
     assert names[-1] == "response.completed"
     assert found.output_text == whole.output_text == "Well."

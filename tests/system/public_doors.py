@@ -21,6 +21,7 @@ ASKED: Mapping[str, Mapping[str, Any] | None] = {
     "/v1/responses": {"input": "Hello", "max_output_tokens": 16},
     "/v1/messages": {**CHAT, **SHORT},
     "/v1/messages/count_tokens": CHAT,
+    "/v1/responses/input_tokens": {"input": "Hello"},
     "/tokenize": {"prompt": "Hello"},
     "/detokenize": {"tokens": [5]},
     "/v1/models": None,

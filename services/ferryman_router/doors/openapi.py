@@ -55,6 +55,7 @@ OPERATIONS: Mapping[str, ApiOperation] = {
     "/v1/responses": ApiOperation(
         "Answers items, and stores nothing", "Response", is_streamed=True
     ),
+    "/v1/responses/input_tokens": ApiOperation("Counts the tokens of items", "Response"),
     "/v1/messages": ApiOperation("Answers in the form of Anthropic", "Message", is_streamed=True),
     "/v1/messages/count_tokens": ApiOperation("Counts the tokens of a conversation", "CountTokens"),
     "/tokenize": ApiOperation("The token ids of a prompt", "Tokenize"),

@@ -37,7 +37,13 @@ from ferryman_router.doors.answer_endpoints import HttpDeps, answer, headers_of
 from ferryman_router.doors.auth import correlation_id
 from ferryman_router.doors.openapi import document
 from ferryman_router.doors.request_body import ACCEPTED
-from ferryman_router.doors.text_endpoints import counted, detokenized, text_answer, tokenized
+from ferryman_router.doors.text_endpoints import (
+    counted,
+    counted_items,
+    detokenized,
+    text_answer,
+    tokenized,
+)
 
 ONE_MODEL = "/v1/models/"
 MESSAGES = "/v1/messages"
@@ -57,6 +63,7 @@ class HttpApp:
             "/v1/chat/completions": ("POST", partial(answer, deps, Api.CHAT)),
             "/v1/completions": ("POST", partial(answer, deps, Api.COMPLETION)),
             "/v1/responses": ("POST", partial(answer, deps, Api.RESPONSES)),
+            "/v1/responses/input_tokens": ("POST", partial(text_answer, deps, counted_items)),
             MESSAGES: ("POST", partial(answer, deps, Api.MESSAGES)),
             f"{MESSAGES}/count_tokens": ("POST", partial(text_answer, deps, counted)),
             "/tokenize": ("POST", partial(text_answer, deps, tokenized)),

@@ -1,7 +1,7 @@
 """The endpoints that only turn texts into tokens, or back.
 
-`/tokenize` and `/detokenize` are as vLLM has them, `/v1/messages/count_tokens` is Anthropic's: a
-prompt's token ids, their number, and the text of ids.
+`/tokenize` and `/detokenize` are as vLLM has them, `/v1/messages/count_tokens` is Anthropic's and
+`/v1/responses/input_tokens` OpenAI's: a prompt's token ids, their number, and the text of ids.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from ferryman_router.bodies.field_table import BODIES
 from ferryman_router.bodies.json_body import parse_object
 from ferryman_router.bodies.openai_requests import chat_prompt, text_prompt, tool_fields
 from ferryman_router.bodies.place import BodyPlace
+from ferryman_router.bodies.responses_requests import response_body
 from ferryman_router.bodies.unread_fields import Api
 from ferryman_router.doors.answer_endpoints import HttpDeps, headers_of, ignored_headers
 from ferryman_router.intake.frontend import Frontend
@@ -89,5 +90,19 @@ async def counted(
     values = BODIES[Api.COUNT].read(raw, body)
     prompt = counted_prompt(values, body)
     frontend.ctx.model.check_name(values["model"])
-    prompt_ids = (await frontend.tokenize(prompt, within=within)).token_ids
-    return {"input_tokens": len(prompt_ids)}
+    return {"input_tokens": await _num_tokens(frontend, prompt, within)}
+
+
+async def counted_items(
+    frontend: Frontend, raw: dict[str, Any], body: BodyPlace, within: float
+) -> dict[str, Any]:
+    """OpenAI's count of the tokens in a body of `/v1/responses`. Raises InvalidRequest."""
+    asked = response_body(raw, body)
+    frontend.ctx.model.check_name(asked.model)
+    (prompt,) = asked.prompts
+    count = await _num_tokens(frontend, prompt, within)
+    return {"object": "response.input_tokens", "input_tokens": count}
+
+
+async def _num_tokens(frontend: Frontend, prompt: Prompt, within: float) -> int:
+    return len((await frontend.tokenize(prompt, within=within)).token_ids)
