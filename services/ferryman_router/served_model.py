@@ -112,7 +112,7 @@ class ServedModel:
                 ids = encoder.encode_chat(
                     chat, variables=read, parse_special=parse_special, max_tokens=max_tokens
                 )
-                located = located_chat(encoder, turns, chat, read, ids, parse_special=parse_special)
+                located = located_chat(encoder, prompt, chat, read, ids)
             case TokenPrompt(ids, forks):
                 field = "prompt"
                 located = prompt if isinstance(prompt, LocatedPrompt) else LocatedPrompt(ids, forks)

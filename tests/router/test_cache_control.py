@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,11 @@ import pytest
 from anthropic.types import Message as AnthropicMessage
 from tests.harness.router import SENTENCE, RouterCluster, events
 from tests.router.test_choices import orders_of
+from tests.router.tool_folders import tool_cluster
 
+from ferryman.errors import InvalidRequest
 from ferryman.text.located_prompt import LocatedPrompt
+from ferryman.text.marked_turn import MarkedChat
 from ferryman.wire.public import ChatPrompt
 from ferryman_router.bodies.place import BodyPlace
 from ferryman_router.bodies.unread_fields import Api
@@ -100,6 +104,63 @@ def test_a_breakpoint_of_openai_is_a_mark(api: Api, field: str, kind: str) -> No
     assert isinstance(prompt, ChatPrompt)
     assert [getattr(turn, "breakpoints", ()) for turn in prompt.turns] == [((3, 1800), (7, 43_200))]
     assert place.ignored.listed == ()
+
+
+TOOL_SCHEMA: dict[str, Any] = {"type": "object", "properties": {}}
+
+
+def named_tool(api: Api, name: str, **more: Any) -> dict[str, Any]:
+    if api is Api.MESSAGES:
+        return {"name": name, "input_schema": TOOL_SCHEMA, **more}
+    return {"type": "function", "function": {"name": name, "parameters": TOOL_SCHEMA}, **more}
+
+
+@pytest.mark.parametrize("api", [Api.MESSAGES, Api.CHAT])
+def test_marks_of_tools_are_read(api: Api) -> None:
+    tools = [
+        named_tool(api, "carry", cache_control=SHORT),
+        named_tool(api, "wait", cache_control=None),
+        named_tool(api, "return", cache_control=LONG),
+    ]
+    place = BodyPlace.of_body()
+    body = {"messages": [USER], "max_tokens": 2, "tools": tools}
+    (prompt,) = BODY_KINDS[api](body, place).prompts
+    assert isinstance(prompt, MarkedChat)
+    assert prompt.tool_breakpoints == ((0, 300), (2, 3600))
+    assert place.ignored.listed == ()
+    body["tools"] = [named_tool(api, "carry", cache_control={"type": "ephemeral", "ttl": "2d"})]
+    with pytest.raises(InvalidRequest, match=r"tools\[0\].cache_control.ttl"):
+        BODY_KINDS[api](body, BodyPlace.of_body())
+
+
+def test_a_tool_that_is_left_out_marks_the_end_of_the_one_before() -> None:
+    search = {"type": "web_search_20250305", "name": "carry", "cache_control": SHORT}
+    later = named_tool(Api.MESSAGES, "later", defer_loading=True, cache_control=LONG)
+    tools = [{**search, "name": "web_search"}, named_tool(Api.MESSAGES, "carry"), later]
+    tools += [named_tool(Api.MESSAGES, "wait"), {**search, "name": "web_search"}]
+    body = {"messages": [USER], "max_tokens": 2, "tools": tools}
+    (prompt,) = BODY_KINDS[Api.MESSAGES](body, BodyPlace.of_body()).prompts
+    assert isinstance(prompt, MarkedChat)
+    assert prompt.tool_breakpoints == ((0, 3600), (1, 300))
+
+
+@pytest.mark.parametrize("size", [0, LARGE_BYTES], ids=["small", "large"])
+async def test_state_is_kept_at_the_end_of_a_marked_tool(
+    nats_url: str, tools_folder: Path, size: int
+) -> None:
+    names = [f"{name} the ferry".replace(" ", "_") for name in ("carry", "await", "leave")]
+    tools = [named_tool(Api.MESSAGES, name) for name in names]
+    tools[1]["cache_control"] = LONG
+    async with tool_cluster(nats_url, tools_folder, "well") as made:
+        _, usage = await asked(made, size, messages=[USER], tools=tools)
+        request = orders_of(made)[-1].request
+        (pin,) = request.pins
+        assert pin.seconds == 3600
+        assert pin.position in request.fork_points
+        told = spelt(made, request.token_ids[: pin.position])
+        assert names[1] in told
+        assert names[2] not in told
+        assert usage["cache_creation"]["ephemeral_1h_input_tokens"] > 0
 
 
 @pytest.mark.parametrize(

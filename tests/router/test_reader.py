@@ -28,6 +28,7 @@ from ferryman.errors import (
     Stopping,
     Unavailable,
 )
+from ferryman.text.marked_turn import MarkedChat, TextBreakpoint, ToolBreakpoint, marked
 from ferryman.wire.grpc.status import failure_of
 from ferryman.wire.public import ChatPrompt, ChatTurn, TextPrompt, TokenPrompt
 from ferryman.wire.v1 import inference_pb2 as pb
@@ -46,6 +47,7 @@ from ferryman_router.intake.reader import (
     body_of,
     failure_message,
     prompt_message,
+    prompt_of,
     tokens_of,
 )
 from ferryman_router.served_model import ServedModel
@@ -154,6 +156,23 @@ def test_a_prompt_becomes_what_it_would_here(
 
     there = _outcome(read_there)
     assert there == _outcome(lambda: model.tokenized(prompt, max_tokens))
+
+
+def test_the_places_that_a_caller_marked_are_kept_there_too(
+    reader: ReaderProcess, model: ServedModel
+) -> None:
+    """A body is small, and its prompt large, where JSON writes a character in six."""
+    turns = (ChatTurn("system", "the ferry waits"), ChatTurn("user", "é"))
+    marks = [TextBreakpoint(3, 300), TextBreakpoint(9, 3600)]
+    prompt = MarkedChat((marked(turns[0], marks), turns[1]))
+    (there,) = tokens_of(reader.ask(prompt_message(prompt, MAX_TOKENS)))
+    here = model.tokenized(prompt, MAX_TOKENS)
+    assert len(here.breakpoints) == 2
+    assert there.breakpoints == here.breakpoints
+    shown = MarkedChat(turns, variables=json.dumps({"tools": TOOLS}))
+    tools = replace(shown, tool_breakpoints=(ToolBreakpoint(0, 300),))
+    assert prompt_of(prompt_message(tools, MAX_TOKENS)) == tools
+    assert prompt_of(prompt_message(prompt, MAX_TOKENS)) == prompt
 
 
 def _values(prompt: TokenPrompt) -> tuple[list[int], tuple[int, ...]]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from ferryman.errors import InvalidRequest
-from ferryman.text.marked_turn import TextBreakpoint, ended, marked
+from ferryman.text.marked_turn import MarkedChat, TextBreakpoint, ended, marked
 from ferryman.text.tool_calls.thought import ContinuedMessage
 from ferryman.wire.public import ChatPrompt, ChatTurn
 from ferryman_router.bodies.anthropic_tools import TOOL_REFERENCE, message_tools
@@ -209,7 +209,7 @@ def _prompt(values: Values, body: BodyPlace, tools: ToolFields) -> ChatPrompt:
         "reasoning_effort": values["output_config"]["effort"],
     }
     text = template_variables(for_template, tools.tools)
-    return ChatPrompt(turns, parses_special(values), text)
+    return MarkedChat(turns, parses_special(values), text, tools.breakpoints)
 
 
 def _mode(values: Values) -> str:

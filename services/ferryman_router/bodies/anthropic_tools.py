@@ -24,6 +24,7 @@ from ferryman_router.bodies.tool_fields import (
     ToolFields,
     check_type,
     chosen_tools,
+    tool_breakpoints,
     tools_of,
 )
 
@@ -56,7 +57,9 @@ def message_tools(values: Values, body: BodyPlace) -> ToolFields:
     if choice["name"] is not None and not is_named:
         body.field("tool_choice").field("name").note(f"the type is {choice['type']}")
     is_parallel = not choice["disable_parallel_tool_use"]
-    return chosen_tools(tools, TOOL_CHOICES[choice["type"]], name, body, is_parallel=is_parallel)
+    kind = TOOL_CHOICES[choice["type"]]
+    fields = chosen_tools(tools, kind, name, body, is_parallel=is_parallel)
+    return replace(fields, breakpoints=tool_breakpoints(values["tools"], tools, body))
 
 
 def _functions(value: object, place: BodyPlace, loaded: frozenset[str]) -> list[dict[str, Any]]:

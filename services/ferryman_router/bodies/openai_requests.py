@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from ferryman.errors import InvalidRequest
+from ferryman.text.marked_turn import MarkedChat
 from ferryman.wire.public import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from ferryman_router.bodies.chat_messages import chat_turns, continued, template_variables
 from ferryman_router.bodies.field_kinds import ANY, TEXT, Record, Values, mapping, record
@@ -25,6 +26,7 @@ from ferryman_router.bodies.tool_fields import (
     ToolFields,
     check_type,
     chosen_tools,
+    tool_breakpoints,
     tool_choice,
     tools_of,
 )
@@ -85,7 +87,9 @@ def tool_fields(values: Values, body: BodyPlace) -> ToolFields:
     tools = tools_of(values, body, _tool)
     place = body.field("tool_choice")
     choice, name = tool_choice(values["tool_choice"], place, _CHOICES, _called, "name a function")
-    return chosen_tools(tools, choice, name, body, is_parallel=values["parallel_tool_calls"])
+    is_parallel = values["parallel_tool_calls"]
+    fields = chosen_tools(tools, choice, name, body, is_parallel=is_parallel)
+    return replace(fields, breakpoints=tool_breakpoints(values["tools"], tools, body))
 
 
 def _tool(value: object, place: BodyPlace) -> list[dict[str, Any]]:
@@ -109,7 +113,8 @@ def _called(choice: Values) -> str | None:
 def chat_prompt(values: Values, body: BodyPlace, tools: ToolFields) -> ChatPrompt:
     """The prompt of a chat, with what the template reads besides."""
     variables = template_variables(values, tools.tools)
-    return ChatPrompt(chat_turns(values, body), parses_special(values), variables)
+    turns = chat_turns(values, body)
+    return MarkedChat(turns, parses_special(values), variables, tools.breakpoints)
 
 
 def text_prompt(text: str, values: Values) -> TextPrompt:

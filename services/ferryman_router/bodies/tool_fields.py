@@ -15,6 +15,7 @@ from ferryman.schedule.schemas.json_schema import (
     with_references_under,
     without_nulls,
 )
+from ferryman.text.marked_turn import ToolBreakpoint
 from ferryman.text.tool_calls.formats import (
     FreeTextTool,
     FreeTools,
@@ -35,6 +36,7 @@ from ferryman_router.bodies.field_kinds import (
     mapping,
     text,
 )
+from ferryman_router.bodies.field_readers import cache_mark
 from ferryman_router.bodies.place import BodyPlace
 from ferryman_router.bodies.structured_outputs import note_formats
 
@@ -63,7 +65,8 @@ ToolSource = Mapping[str, str]
 class ToolFields:
     """The tools as the template shows them, and the choice: one of CHOICES, or NAMED and a name.
     `sources` has the tool of the client by the name that the model knows, if that is another. The
-    named tool's input may have a grammar: then `free_text`, which the answer is."""
+    named tool's input may have a grammar: then `free_text`, which the answer is. The ends of some
+    are `breakpoints`."""
 
     tools: tuple[Mapping[str, Any], ...] = ()
     choice: str = "none"
@@ -71,6 +74,7 @@ class ToolFields:
     is_parallel: bool = True
     sources: Mapping[str, ToolSource] = field(default_factory=dict)
     free_text: OutputGrammar | None = None
+    breakpoints: tuple[ToolBreakpoint, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +130,22 @@ def tools_of(
     if len(functions) > MAX_TOOLS:
         raise InvalidRequest(f"at most {MAX_TOOLS} functions are taken", "tools")
     return tuple(functions)
+
+
+def tool_breakpoints(
+    sent: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], body: BodyPlace
+) -> tuple[ToolBreakpoint, ...]:
+    """The marks of the tools that were `sent`, each at the last of `tools` up to it: a tool that is
+    left out marks the end of the one before. Raises InvalidRequest, naming the field."""
+    indices = {str(tool["function"]["name"]): index for index, tool in enumerate(tools)}
+    marks, last = list[ToolBreakpoint](), -1
+    for number, tool in enumerate(sent):
+        function = tool["function"] if isinstance(tool.get("function"), Mapping) else tool
+        last = indices.get(str(function.get("name")), last)
+        if (mark := tool.get("cache_control")) is not None:
+            place = body.field("tools").item(number).field("cache_control")
+            marks.append(ToolBreakpoint(last, cache_mark(mark, place)))
+    return tuple(mark for mark in marks if mark.tool_index >= 0)
 
 
 def chosen_tools(

@@ -32,6 +32,13 @@ from ferryman.schedule.output_grammar import GrammarKind, OutputGrammar
 from ferryman.schedule.request import Pin, SamplingParams
 from ferryman.schedule.token_rules import TokenRules
 from ferryman.text.located_prompt import LocatedPrompt, NamedPlace
+from ferryman.text.marked_turn import (
+    MarkedChat,
+    MarkedTurn,
+    TextBreakpoint,
+    ToolBreakpoint,
+    marked,
+)
 from ferryman.text.tool_calls.thought import ContinuedMessage
 from ferryman.wire.grpc.status import error_of, failure_of
 from ferryman.wire.public import ChatPrompt, ChatTurn, Prompt, TextPrompt
@@ -117,6 +124,7 @@ def prompt_message(
         "omit_special": isinstance(prompt, TextPrompt) and prompt.omit_special,
         "max_tokens": max_tokens,
         "kept": kept,
+        **_marks_of(prompt),
     }
     return ReaderMessage(head, parts)
 
@@ -130,7 +138,24 @@ def prompt_of(message: ReaderMessage) -> Prompt:
         return TextPrompt(texts[0], head["parse_special"], head["omit_special"])
     variables, *words = texts
     turns = (ChatTurn(*turn) for turn in zip(words[::3], words[1::3], words[2::3], strict=True))
-    return ChatPrompt(tuple(turns), head["parse_special"], variables)
+    chat = list(turns)
+    for index, marks in head["turn_marks"]:
+        chat[index] = marked(chat[index], (TextBreakpoint(*mark) for mark in marks))
+    of_tools = tuple(ToolBreakpoint(*mark) for mark in head["tool_marks"])
+    return MarkedChat(tuple(chat), head["parse_special"], variables, of_tools)
+
+
+def _marks_of(prompt: TextPrompt | ChatPrompt) -> dict[str, Any]:
+    """The places that a caller marked, in few of a chat's turns and at its tools."""
+    turns = prompt.turns if isinstance(prompt, ChatPrompt) else ()
+    return {
+        "turn_marks": [
+            (index, turn.breakpoints)
+            for index, turn in enumerate(turns)
+            if isinstance(turn, MarkedTurn)
+        ],
+        "tool_marks": prompt.tool_breakpoints if isinstance(prompt, MarkedChat) else (),
+    }
 
 
 def tokens_message(prompts: Sequence[LocatedPrompt], **more: Any) -> ReaderMessage:

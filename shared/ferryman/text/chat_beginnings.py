@@ -22,6 +22,14 @@ MAX_REMEMBERED = 64
 MAX_CHARS = 1 << 19  # of a beginning that is looked at
 # Begins with a character that nobody's first words begin with.
 _OTHER_WORDS = {"role": "user", "content": "\N{REFERENCE MARK}"}
+_OTHER_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "\N{REFERENCE MARK}",
+        "description": "\N{REFERENCE MARK}",
+        "parameters": {"type": "object", "properties": {}},
+    },
+}
 
 
 class ChatBeginnings:
@@ -43,8 +51,7 @@ class ChatBeginnings:
         """The positions in `token_ids` [tokens], those of this conversation, up to which another
         one is the same: with the same tools and another system message, and with the same tools and
         system messages. None if it has neither."""
-        roles = [message["role"] for message in messages]
-        num_leading = roles.index("user") if "user" in roles else 0
+        num_leading = _num_leading(messages)
         has_tools = bool(variables.get("tools"))
         if not num_leading and not has_tools:
             return ()
@@ -55,6 +62,23 @@ class ChatBeginnings:
             self._length([leading, variables], token_ids, parse_special) for leading in beginnings
         )
         return tuple(sorted({length for length in lengths if length}))
+
+    def shared_with_tools(
+        self,
+        num_tools: int,
+        messages: Sequence[Message],
+        variables: Mapping[str, Any],
+        token_ids: TokenIds,
+        *,
+        parse_special: bool,
+    ) -> int:
+        """The position in `token_ids` [tokens] up to which another conversation is the same that
+        has the first `num_tools` tools alone, or one more if those are all; 0 if it is not
+        known."""
+        tools = variables["tools"]
+        others = tools[:num_tools] if num_tools < len(tools) else [*tools, _OTHER_TOOL]
+        leading = messages[: _num_leading(messages)]
+        return self._length([leading, {**variables, "tools": others}], token_ids, parse_special)
 
     def _length(self, beginning: list[Any], token_ids: TokenIds, parse_special: bool) -> int:
         """The tokens of a beginning; 0 for one that is too long to look at."""
@@ -73,6 +97,12 @@ class ChatBeginnings:
             )
         except InvalidRequest:
             return np.zeros(0, dtype="<u4")
+
+
+def _num_leading(messages: Sequence[Message]) -> int:
+    """The messages before the first one of a user."""
+    roles = [message["role"] for message in messages]
+    return roles.index("user") if "user" in roles else 0
 
 
 def common_length(left: TokenIds, right: TokenIds) -> int:

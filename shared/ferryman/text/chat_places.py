@@ -1,7 +1,7 @@
 """The places of a chat in its token ids: where its messages begin, where state is worth keeping.
 
 That is after the tools, after the system messages, before the latest turns of the user, and where
-the caller marked a place: there other prompts are likely to part from this one.
+the caller marked a place, a tool's end too: there other prompts are likely to part from this one.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from ferryman.cache.keys import TokenIds
 from ferryman.schedule.request import Pin
 from ferryman.text.chat import Message
 from ferryman.text.located_prompt import AFTER, LocatedPrompt, NamedPlace
-from ferryman.text.marked_turn import MarkedTurn
+from ferryman.text.marked_turn import MarkedChat, MarkedTurn
 from ferryman.text.prompt_layout import MAX_MESSAGES, PromptLayout
 from ferryman.text.tokenizer import Tokenizer
-from ferryman.wire.public import ChatTurn
+from ferryman.text.tool_ends import ToolEnds
+from ferryman.wire.public import ChatPrompt, ChatTurn
 
 MAX_TURNS = 3  # turns of the user before which state is kept: the latest ones
 MAX_BREAKPOINTS = 32
@@ -30,21 +31,22 @@ _UNNAMED = re.compile(r"[^a-z_]")
 
 def located_chat(
     tokenizer: Tokenizer,
-    turns: Sequence[ChatTurn],
+    chat: ChatPrompt,
     messages: Sequence[Message],
     variables: Mapping[str, Any],
     token_ids: TokenIds,
-    *,
-    parse_special: bool,
 ) -> LocatedPrompt:
-    """The `token_ids` of a chat, whose `turns` were given to the template as `messages`."""
+    """The `token_ids` of a chat, whose turns were given to the template as `messages`."""
     beginnings = tokenizer.chat_beginnings.positions(
-        messages, variables, token_ids, parse_special=parse_special
+        messages, variables, token_ids, parse_special=chat.parse_special
     )
     if tokenizer.pieces is None:  # the text of a token depends on others: no place can be told
         return LocatedPrompt(token_ids, beginnings)
     layout = PromptLayout(tokenizer.pieces, token_ids, messages)
-    marks = tuple(_breakpoints(layout, turns))[-MAX_BREAKPOINTS:]
+    marks = tuple(_breakpoints(layout, chat.turns))[-MAX_BREAKPOINTS:]
+    if isinstance(chat, MarkedChat):
+        ends = ToolEnds(tokenizer.chat_beginnings, chat, messages, variables, token_ids)
+        marks = tuple(sorted((*ends.pins(layout, last_resort=max(beginnings, default=0)), *marks)))
     forks = {*beginnings, *_later_turns(layout, messages), *(mark.position for mark in marks)}
     places = islice(_places(layout, messages, bool(variables.get(TOOLS))), MAX_MESSAGES)
     return LocatedPrompt(

@@ -1,4 +1,4 @@
-"""Turns of a conversation with the places that the caller marked, to be kept for a time."""
+"""Conversations with the places that the caller marked, to be kept for a time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ferryman.wire.public import ChatTurn
+from ferryman.wire.public import ChatPrompt, ChatTurn
 
 
 class TextBreakpoint(NamedTuple):
@@ -21,6 +21,20 @@ class MarkedTurn(ChatTurn):
     """A turn with places that the caller marked, in order."""
 
     breakpoints: tuple[TextBreakpoint, ...] = ()
+
+
+class ToolBreakpoint(NamedTuple):
+    """The end of a tool's text, by the index of the tool, to be kept for so long."""
+
+    tool_index: int
+    ttl_seconds: int
+
+
+@dataclass(frozen=True, slots=True)
+class MarkedChat(ChatPrompt):
+    """A conversation with tools that the caller marked, in order."""
+
+    tool_breakpoints: tuple[ToolBreakpoint, ...] = ()
 
 
 def marked(turn: ChatTurn, breakpoints: Iterable[TextBreakpoint]) -> ChatTurn:

@@ -42,7 +42,8 @@ class PromptLayout:
         spelt = [pieces[token_id] for token_id in token_ids.tolist()]
         self._ends = np.fromiter(accumulate(map(len, spelt)), dtype=np.int64, count=len(spelt))
         self._texts = [str(message.get("content") or "") for message in messages]
-        self._spans = _spans(b"".join(spelt), self._texts)
+        self._spelt = b"".join(spelt)
+        self._spans = _spans(self._spelt, self._texts)
 
     def begin(self, index: int) -> int | None:
         """The position before a message's text; None if it has no place."""
@@ -61,6 +62,11 @@ class PromptLayout:
             return None
         num_bytes = len(self._texts[index][:num_chars].encode()) - span.skipped
         return self._position(min(span.end, span.begin + max(0, num_bytes)))
+
+    def has_before(self, position: int, texts: Sequence[str]) -> bool:
+        """Whether these texts stand before a position."""
+        end = int(self._ends[position - 1]) if position else 0
+        return all(0 <= self._spelt.find(text.encode(), 0, end) for text in texts)
 
     def _position(self, byte: int) -> int:
         """The tokens that end before this byte, or at it."""
