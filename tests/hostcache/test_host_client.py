@@ -199,6 +199,11 @@ async def test_a_restart_makes_a_new_epoch_and_the_old_leases_void(
         assert await worker.client.store(prompt.keys, prompt.sources) == 3
         assert read_all(worker, prompt, await load(worker, prompt)) == 3
         assert worker.client.statistics().num_attaches == 2
+        async with asyncio.timeout(20):
+            assert await worker.client.attachment.attached_since(1) == 2
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0):
+                await worker.client.attachment.attached_since(2)
 
 
 async def test_without_a_host_cache_everything_is_a_miss() -> None:

@@ -18,7 +18,7 @@ ME = WorkerLife("decode-00000001", 1)
 
 class StoredHost:
     """A host-cache as a worker's backups see it. `offered` has the units of every offer; the next
-    `num_failing` offers fail."""
+    `num_failing` offers fail. `paths` has the last key of each."""
 
     def __init__(self, manifest: StateManifest, slots: Mapping[Kind, int]) -> None:
         self._manifest, self._slots = manifest, slots
@@ -26,6 +26,7 @@ class StoredHost:
         self.num_attaches, self.node_id = 0, "local"
         self.num_failing = 0
         self.offered: list[list[UnitName]] = []
+        self.paths: list[PageKey] = []
         self.content: dict[tuple[Kind, PageKey], bytes] = {}
         self.restart()
 
@@ -45,6 +46,7 @@ class StoredHost:
     ) -> int | None:
         sources = {(unit.kind, unit.page_index): unit for unit in units}
         self.offered.append(list(sources))
+        self.paths.append(keys[-1])
         if not self.node_id or self.num_failing:
             self.num_failing = max(0, self.num_failing - 1)
             return None

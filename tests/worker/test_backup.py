@@ -242,6 +242,72 @@ async def test_a_host_that_is_away_gets_it_with_the_next_of_its_path() -> None:
 
 
 @pytest.mark.parametrize("policy", sorted(WRITE_POLICIES))
+async def test_what_was_computed_before_a_host_came_is_offered_when_it_comes(policy: str) -> None:
+    """No later request is needed: what the policy, or an ended conversation, wanted there."""
+    with node(HYBRID, policy) as here:
+        here.host.node_id = ""
+        first = prompt("r0", 2 * CHUNK + 1)
+        await here.run(first)
+        keys = await here.run(prompt("r1", CHUNK + 1, first=2, max_tokens=10))
+        here.tier.ended("r1", NO_TAGS)
+        await here.backup.write_waiting()
+        assert here.host.content == {}
+        here.host.node_id = "local"
+        here.host.restart()
+        await here.backup.write_waiting()
+        said = here.worker.requests["r1"].token_ids.tolist() + here.worker.tokens["r1"]
+        assert here.host.usable_pages(request(HYBRID, "next", said, 1).keys) == len(keys)
+        wanted = full_pages(2 * CHUNK) if policy == "write_through" else 0
+        assert here.host.usable_pages(first.keys) == wanted
+
+
+async def test_a_new_host_is_offered_each_unit_of_the_tree_once_whether_or_not_it_takes_it() -> (
+    None
+):
+    with node(HYBRID, "write_through") as here:
+        for number in range(3):  # two paths, one of which has a branch
+            ids = [1 + number % 2] * (2 * CHUNK) + [3 + number] * 5
+            await here.run(request(HYBRID, f"r{number}", ids, 1))
+        tree = here.worker.scheduler.allocator.tree
+        held = [name for name in here.host.content if tree.has(*name)]
+        here.host.offered.clear()
+        here.host.restart()
+        here.host.num_failing = 1000
+        for _ in range(2):
+            await here.backup.write_waiting()
+            assert len(here.host.offered) == 3, "the same host is not asked again"
+        assert here.host.content == {}
+        here.host.num_failing = 0
+        here.host.offered.clear()
+        here.host.restart()
+        await here.backup.write_waiting()
+        assert sum(map(len, here.host.offered)) == len(held) > 0
+        assert sorted(here.host.content) == sorted(held)
+
+
+async def test_what_is_new_is_written_before_what_another_host_had() -> None:
+    with node(HYBRID, "write_through") as here:
+        await here.run(prompt("r0", 2 * CHUNK + 1))
+        gone = prompt("r1", CHUNK + 1, first=3)
+        here.host.num_failing = 1000
+        await here.run(gone)
+        here.flush()
+        assert here.host.usable_pages(gone.keys) == 0
+        here.host.num_failing = 0
+        await here.run(prompt("r2", 2 * CHUNK + 1, first=4))
+        here.host.restart()
+        here.host.paths.clear()
+        here.worker.submit(latest := prompt("r3", 2 * CHUNK + 1, first=5))
+        while here.worker.plan() | here.worker.run_oldest():
+            here.pass_on()
+        await here.backup.write_waiting()
+        before = prompt("r", 2 * CHUNK, first=4)
+        assert here.host.paths.index(latest.keys[-1]) < here.host.paths.index(before.keys[-1])
+        assert here.host.usable_pages(before.keys) == full_pages(2 * CHUNK)
+        assert here.host.usable_pages(gone.keys) == 0, "what left the tree is not offered"
+
+
+@pytest.mark.parametrize("policy", sorted(WRITE_POLICIES))
 async def test_an_ended_conversation_is_stored_whatever_the_policy(policy: str) -> None:
     with node(HYBRID, policy) as here:
         keys = await here.run(prompt("r0", CHUNK + 1, max_tokens=10))

@@ -136,10 +136,13 @@ class PendingBackups:
         for unit in units:
             self._forget(unit)
 
-    def forget_all(self) -> None:
-        """The tier below is a new and empty one."""
+    def forget_all(self) -> tuple[UnitKey, ...]:
+        """The tier below is a new and empty one; returns the units that the last one had, or was to
+        have."""
+        forgotten = (*self._on_its_way, *self._written)
         self._on_its_way.clear()
         self._written.clear()
+        return forgotten
 
     def _forget(self, unit: UnitKey) -> None:
         self._on_its_way.discard(unit)

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind
-from ferryman.cache.node import TreeChange
+from ferryman.cache.node import TreeChange, TreeNode
 from ferryman.cache.slots import Holder, Role
+from ferryman.cache.tree import PrefixTree
 from ferryman.schedule.events import CachedUnit
 from ferryman.schedule.scheduler import Scheduler
 from ferryman.tiers.write_policy import PendingBackups, UnitKey, WritePolicy
@@ -70,6 +71,55 @@ class _Group:
     tags: CallTags
 
 
+class OwedBackups:
+    """Units of a worker's tree that were due to a host-cache that was away, or is gone.
+
+    A prompt may be computed before its worker has attached, or after its host-cache died and before
+    the worker learnt of it. Nothing else would offer that state again before its next use.
+    """
+
+    def __init__(self) -> None:
+        self._units: set[UnitKey] = set()
+
+    def __len__(self) -> int:
+        return len(self._units)
+
+    def add(self, units: Iterable[UnitKey]) -> None:
+        self._units.update(units)
+
+    def on_removed(self, units: Iterable[UnitKey]) -> None:
+        """The units left the tree."""
+        self._units.difference_update(units)
+
+    def take(self, tree: PrefixTree) -> list[tuple[UnitKey, ...]]:
+        """All that is in the tree, once, in groups of one path each. The path that was used last
+        comes last, so that a small host keeps it."""
+        owed, self._units = self._units, set()
+        ends = (tree.node(key) for key in {key for kind, key in owed if tree.has(kind, key)})
+        paths, seen = list[list[TreeNode]](), set[PageKey]()
+        for end in sorted(ends, key=lambda node: -node.depth):
+            if end.key not in seen:
+                paths.append(list(_until(end, seen)))
+                seen.update(node.key for node in paths[-1])
+        paths.sort(key=lambda path: path[0].last_use)
+        return [
+            tuple(unit for node in path for unit in _units_of(tree, node) if unit in owed)
+            for path in paths
+        ]
+
+
+def _until(end: TreeNode, seen: set[PageKey]) -> Iterator[TreeNode]:
+    """A page and those before it, deepest first, up to one that is seen."""
+    for node in end.path_up(end.depth):
+        if node.key in seen:
+            return
+        yield node
+
+
+def _units_of(tree: PrefixTree, node: TreeNode) -> Iterator[UnitKey]:
+    return ((kind, node.key) for kind in tree.kinds_of(node.key))
+
+
 class DeviceBackup:
     """Writes units of this worker's tree to the host tier, each by `store_unit`. `freed` is called
     after each copy."""
@@ -86,6 +136,8 @@ class DeviceBackup:
         self._manifest, self._client, self.freed = scheduler.manifest, client, freed
         self._books = PendingBackups(policy)
         self._waiting: deque[_Group] = deque()
+        # What a new host-cache is offered waits behind all that is new.
+        self._owed, self._backlog = OwedBackups(), deque[_Group]()
         self._work = asyncio.Event()
         self._turn = asyncio.Lock()
         self._num_attaches = client.num_attaches
@@ -96,7 +148,7 @@ class DeviceBackup:
     def statistics(self) -> BackupStatistics:
         written = self.written_units
         return BackupStatistics(
-            num_waiting=len(self._waiting),
+            num_waiting=len(self._waiting) + len(self._backlog),
             full_units=written[Kind.FULL],
             window_units=written[Kind.WINDOW],
             recurrent_units=written[Kind.RECURRENT],
@@ -124,9 +176,9 @@ class DeviceBackup:
         """Records the units that left the tree. A unit may come and leave in one call: its last
         change counts."""
         last = {(change.kind, key): change.is_stored for change in changes for key in change.keys}
-        self.num_lost += self._books.on_removed(
-            name for name, is_here in last.items() if not is_here
-        )
+        removed = [name for name, is_here in last.items() if not is_here]
+        self.num_lost += self._books.on_removed(removed)
+        self._owed.on_removed(removed)
 
     def chain_dropped(self, first: PageKey) -> None:
         """Makes the lower tiers drop the chain too: at once, so that the next request does not load
@@ -170,13 +222,18 @@ class DeviceBackup:
         if not units:
             return
         if len(self._waiting) >= MAX_WAITING:
-            self._books.on_failed(units)
+            self._failed(units)
             self.num_dropped += len(units)
             return
         self._waiting.append(_Group(units, tags))
         self._work.set()
 
     # Writing.
+
+    def host_attached(self) -> None:
+        """The worker has attached: a new host-cache is offered what was due to the one before, or
+        while there was none."""
+        self._work.set()
 
     async def run(self) -> None:
         """Writes waiting groups, for ever."""
@@ -186,9 +243,11 @@ class DeviceBackup:
             await self._work.wait()
 
     async def write_waiting(self) -> None:
-        """Writes all waiting groups, one after the other."""
-        while self._waiting:
-            await self._write(self._waiting.popleft())
+        """Writes all waiting groups, one after the other, and then what a new host is owed."""
+        async with self._turn:
+            self._note_new_host()
+        while waiting := self._waiting or self._backlog:
+            await self._write(waiting.popleft())
 
     async def _write(self, group: _Group) -> None:
         async with self._turn:
@@ -205,13 +264,21 @@ class DeviceBackup:
                 units = self._scheduler.chain_units(path)
                 stored = await self._copied(path, units, group.tags)
             names = [_name(unit) for unit in units]
-            (self._books.on_failed if stored is None else self._books.mark_written)(names)
+            (self._failed if stored is None else self._books.mark_written)(names)
+
+    def _failed(self, units: Sequence[UnitKey]) -> None:
+        """Units are not written: they are tried again when they are used, or by a new host."""
+        self._books.on_failed(units)
+        self._owed.add(units)
 
     def _note_new_host(self) -> None:
-        """After a new attachment the host-cache may be another one, and empty."""
+        """After a new attachment the host-cache may be another one, and empty. It is offered once
+        what was due, whether or not the one before had it."""
         if self._num_attaches != self._client.num_attaches:
             self._num_attaches = self._client.num_attaches
-            self._books.forget_all()
+            self._owed.add(self._books.forget_all())
+            groups = self._owed.take(self._scheduler.allocator.tree)
+            self._backlog = deque(_Group(units, NO_TAGS) for units in groups)
 
     def _to_write(self, group: _Group) -> tuple[CachedUnit, ...]:
         """The units of a group that are still here and not written, and the pages that they
@@ -253,7 +320,7 @@ class DeviceBackup:
             ]
             stored = await self._client.store(path, sources, tags=tags)
         except BaseException:
-            self._books.on_failed(map(_name, units))
+            self._failed([_name(unit) for unit in units])
             raise
         finally:
             self._scheduler.release(handles, holder)

@@ -257,6 +257,14 @@ def _remember(table: OrderedDict[str, V], name: str, value: V) -> None:
         table.popitem(last=False)
 
 
+async def _offer_to_new_hosts(client: HostCacheClient, backup: DeviceBackup) -> None:
+    """Tells of each attachment, for ever."""
+    num_attaches = 0
+    while True:
+        num_attaches = await client.attachment.attached_since(num_attaches)
+        backup.host_attached()
+
+
 @asynccontextmanager
 async def host_tier_of(
     engine: Engine,
@@ -268,5 +276,5 @@ async def host_tier_of(
     """The host tier for the length of a block; leaving the block waits for no store."""
     scheduler, store_unit = engine.scheduler, engine.transfer.store_unit
     backup = DeviceBackup(scheduler, store_unit, client, policy, freed)
-    async with alongside(backup.run()):
+    async with alongside(backup.run(), _offer_to_new_hosts(client, backup)):
         yield HostTierBridge(scheduler, client, backup, wish)

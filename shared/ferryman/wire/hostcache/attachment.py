@@ -125,6 +125,14 @@ class HostAttachment:
             await self._changed.wait()
         return link
 
+    async def attached_since(self, num_attaches: int) -> int:
+        """Waits for an attachment after so many, and until it can be used; returns their number.
+        Waits for ever without one."""
+        while self.link is None or self.num_attaches == num_attaches:
+            self._changed.clear()
+            await self._changed.wait()
+        return self.num_attaches
+
     async def released(self) -> None:
         """Waits until the host-cache has received all reports; the caller sets the time limit."""
         while self._releases or self._dropped_chains:
