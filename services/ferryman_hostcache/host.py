@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, StateManifest
@@ -69,6 +70,7 @@ class HostCache:
         self.workers, self.origins = AttachedWorkers(arena.is_alive), PrefetchOrigins()
         self.publisher, self._lifecycle, self._clock = publisher, lifecycle, clock
         self._store: HostStore | None = None  # before the first worker has attached
+        self._written = asyncio.Event()  # a writer has ended
         self._requests: OrderedDict[str, CallTags] = OrderedDict()
         self._distrusted: OrderedDict[PageKey, float] = OrderedDict()
 
@@ -140,6 +142,17 @@ class HostCache:
         self._backlog.on_hit([(unit.kind, unit.key) for unit in grant.units], tags)
         return self.origins.label(grant, _attempt(tags))
 
+    async def settle(self, ask: AcquireRequest, patience: float) -> None:
+        """Waits for a worker that is writing what this reader wants: the state of a turn that has
+        ended just now, whose next turn is here already. Not for what prefetches bring, which have a
+        patience of their own."""
+        not_by = (self.life, ask.worker)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience):
+                while self.store.is_awaited(ask, not_by):
+                    self._written.clear()
+                    await self._written.wait()
+
     def reserve(self, ask: ReserveRequest, tags: CallTags) -> tuple[ReservedUnit, ...]:
         room = self.store.reserve(ask, self._clock())
         if room:
@@ -152,6 +165,7 @@ class HostCache:
         try:
             stored = self.store.commit(lease_id, digests, self._clock())
         finally:
+            self._written.set()
             self.flush_effects(tags)
         if stored:
             self.log_event(tags, "stored", units=stored, reserved_units=len(digests))
@@ -190,6 +204,7 @@ class HostCache:
         for lease_id in lease_ids:
             self.store.release(lease_id)
             tags = self._requests.pop(lease_id, tags)
+        self._written.set()
         return tags
 
     async def check_reported_corrupt(self, kind: Kind, key: PageKey, tags: CallTags) -> None:

@@ -53,6 +53,7 @@ from ferryman_hostcache.prefetch_stats import PrefetchCounts
 MAX_LEASE_ID_LEN = 96
 MAX_MANIFEST_BYTES = 1 << 20
 MAX_PREFETCH_SECONDS = 60.0
+MAX_PATIENCE_SECONDS = 0.25  # of a reader that waits for a writer
 
 # Counts that Stats tells, by their names in the message.
 STORE_COUNTS = "leases reservations quarantined hits misses stored evicted corrupt".split()
@@ -116,6 +117,9 @@ class HostCacheServicer(HostCacheServiceServicer):
             min_pages=request.min_pages,
             max_pages=min(request.max_pages, len(keys)),
         )
+        patience = min(seconds(request.context.deadline_ms), MAX_PATIENCE_SECONDS)
+        if patience and self._host.is_laid_out:
+            await self._host.settle(ask, remaining_seconds(context, patience))
         grant = self._host.acquire(ask, _tags(request.context))
         return pb.AcquireResponse(
             lease_ms=self._lease_ms if grant.units else 0,

@@ -36,7 +36,7 @@ class SimulatedClient:
     """A worker's view of `ferryman.wire.hostcache.client.HostCacheClient`, simulated."""
 
     node_id = "node"
-    num_attaches = 1
+    num_attaches = num_times_usable = 1
 
     def __init__(self, node: SimulatedNode, life: WorkerLife, wish: PrefetchOptions) -> None:
         self._node, self._life, self._wish = node, life, wish
@@ -63,7 +63,9 @@ class SimulatedClient:
         *,
         min_pages: int = 0,
         tags: CallTags = NO_TAGS,
+        patience: float = 0.0,
     ) -> HostLease:
+        """Does not wait: a trace's next turn comes later than a store takes."""
         if not keys:
             return MISS
         ask = AcquireRequest(

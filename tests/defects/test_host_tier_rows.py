@@ -95,7 +95,7 @@ async def test_row_35_a_device_prefix_below_a_load_goes_early(pair: StampedPair)
 class SlowHost:
     """A host-cache whose stores wait for the test, and then copy or fail."""
 
-    node_id, num_attaches = "local", 1
+    node_id, num_attaches, num_times_usable = "local", 1, 1
 
     def __init__(self) -> None:
         self.may_go_on = asyncio.Event()

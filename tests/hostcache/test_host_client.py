@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from tests.hostcache.attached import load, prompt_of, read_all, source_of, worker_at
@@ -17,7 +19,7 @@ from ferryman.errors import ManifestMismatch, Unavailable
 from ferryman.tiers.values import WorkerLife
 from ferryman.wire.codec.scalars import kind_to_wire
 from ferryman.wire.grpc.rpc import CallTags
-from ferryman.wire.hostcache.arena_copy import check_room
+from ferryman.wire.hostcache.arena_copy import UnitSource, check_room
 from ferryman.wire.hostcache.attachment import (
     MAX_CORRUPT_NAMES,
     MAX_RELEASES,
@@ -54,6 +56,54 @@ async def test_what_one_worker_stores_another_loads_byte_for_byte(
         await prefill.client.attachment.released()
         assert pools_are_idle(host_cache)
         assert prefill.client.statistics().num_hits == 1
+
+
+@pytest.mark.parametrize("ends", ["stored", "given up", "later"])
+async def test_the_next_turn_awaits_what_decode_is_writing_just_now(
+    host_cache: RunningHostCache, ends: str
+) -> None:
+    """It comes before the copy has ended. It waits for that, and no longer than it wants to."""
+    prompt, may_go_on = prompt_of(MANIFEST, chain(1, 2, 3), snapshots=[2]), threading.Event()
+    sources = [replace(source, copy=partial(_held, may_go_on, source)) for source in prompt.sources]
+
+    def is_reserved() -> bool:
+        return host_cache.host.store.statistics().num_reservations > 0
+
+    async with (
+        worker_at(host_cache.address, MANIFEST) as prefill,
+        worker_at(host_cache.address, MANIFEST, "decode-00000002") as decode,
+    ):
+        ask = partial(prefill.client.acquire, prompt.keys, prompt.prompt_len, 0)
+        storing = asyncio.create_task(decode.client.store(prompt.keys, sources))
+        try:
+            await until(is_reserved)
+            assert (await ask()).usable_pages == 0, "without patience it is a miss"
+            patience = 0.01 if ends == "later" else 5.0
+            asked = asyncio.create_task(ask(patience=patience))
+            if ends == "later":
+                assert (await asked).usable_pages == 0
+                return
+            await asyncio.wait([asked], timeout=0.05)
+            assert not asked.done()
+            if ends == "given up":
+                host_cache.host.release(name for name, _ in _writers(host_cache))
+            else:
+                may_go_on.set()
+            lease = await asked
+            assert lease.usable_pages == (3 if ends == "stored" else 0)
+            assert read_all(prefill, prompt, lease) == (4 if ends == "stored" else 0)
+        finally:
+            may_go_on.set()
+            await storing
+
+
+def _held(may_go_on: threading.Event, source: UnitSource, room: memoryview) -> bytes:
+    assert may_go_on.wait(60)
+    return source.copy(room)
+
+
+def _writers(host_cache: RunningHostCache) -> list[tuple[str, object]]:
+    return list(host_cache.host.store._writers.items())
 
 
 async def test_only_what_the_device_lacks_is_granted(host_cache: RunningHostCache) -> None:
@@ -200,10 +250,11 @@ async def test_a_restart_makes_a_new_epoch_and_the_old_leases_void(
         assert read_all(worker, prompt, await load(worker, prompt)) == 3
         assert worker.client.statistics().num_attaches == 2
         async with asyncio.timeout(20):
-            assert await worker.client.attachment.attached_since(1) == 2
+            num_times = await worker.client.attachment.usable_since(1)
+            assert num_times == worker.client.num_times_usable >= 2
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0):
-                await worker.client.attachment.attached_since(2)
+                await worker.client.attachment.usable_since(num_times)
 
 
 async def test_without_a_host_cache_everything_is_a_miss() -> None:

@@ -70,6 +70,33 @@ def test_a_group_becomes_visible_with_its_commit_and_not_before() -> None:
     assert {effect.root for effect in stored} == {keys[0]}
 
 
+def test_a_reader_awaits_a_deeper_resume_point_that_another_worker_writes() -> None:
+    """Its page decides, or its snapshot: pages alone are no place to resume a hybrid at."""
+    other, keys = WorkerLife("decode-b", 1), chain(1, 2, 3, 4)
+    full, hybrid = store_with(full=8), store_with(full=8, recurrent=4)
+
+    def awaits(store: HostStore, most: int, least: int = 0, *busy: WorkerLife) -> bool:
+        ask = AcquireRequest("get", other, chain(1, 2, 3, 9), 0, least, most)
+        return store.is_awaited(ask, (other, *busy))
+
+    for store in (full, hybrid):
+        assert not awaits(store, 4), "nothing is written"
+    reserve(full, "one", keys, {Kind.FULL: range(4)})
+    reserve(hybrid, "one", keys, {Kind.FULL: range(4), Kind.RECURRENT: [1, 3]})
+    for store in (full, hybrid):
+        assert awaits(store, 4)
+        assert not awaits(store, 4, 0, WORKER), "that writer is not waited for"
+    assert awaits(full, 4, 2), "the third page"
+    assert not awaits(full, 4, 3), "where the chains part"
+    assert not awaits(hybrid, 4, 2), "the last snapshot is of another chain"
+    assert not awaits(hybrid, 1), "deeper than the reader may resume"
+    hybrid.release("one")
+    assert not awaits(hybrid, 4), "the writer gave up"
+    reserve(hybrid, "two", keys, {Kind.FULL: range(4), Kind.RECURRENT: [1]})
+    hybrid.drop_chain(keys[0])
+    assert not awaits(hybrid, 4), "it will not be visible"
+
+
 def test_of_a_dropped_chain_nothing_stays_and_nothing_under_way_becomes_visible() -> None:
     store, keys, other = store_with(full=12, recurrent=4), chain(1, 2, 3), chain(7, 8)
     put(store, keys[:2], snapshots=[1])

@@ -23,7 +23,8 @@ class StoredHost:
     def __init__(self, manifest: StateManifest, slots: Mapping[Kind, int]) -> None:
         self._manifest, self._slots = manifest, slots
         self._numbers = count(1)
-        self.num_attaches, self.node_id = 0, "local"
+        self.num_attaches = self.num_times_usable = 0
+        self.node_id = "local"
         self.num_failing = 0
         self.offered: list[list[UnitName]] = []
         self.paths: list[PageKey] = []
@@ -40,6 +41,7 @@ class StoredHost:
         self.store_ = HostStore(self._manifest, ArenaLayout(regions), StoreLimits())
         self.content.clear()
         self.num_attaches += 1
+        self.num_times_usable += 1
 
     async def store(
         self, keys: Sequence[PageKey], units: Sequence[UnitSource], *, tags: CallTags = NO_TAGS

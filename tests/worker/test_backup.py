@@ -285,6 +285,33 @@ async def test_a_new_host_is_offered_each_unit_of_the_tree_once_whether_or_not_i
         assert sorted(here.host.content) == sorted(held)
 
 
+async def test_a_host_that_answers_again_is_offered_once_more_what_it_did_not_answer() -> None:
+    """A busy one: the conversation's next turn needs no luck. One that goes on failing is not asked
+    without end."""
+    with node(HYBRID, "write_through") as here:
+        asked = prompt("r0", 2 * CHUNK + 1)
+        here.host.num_failing = 1000
+        await here.run(asked)
+        here.host.num_failing = 0
+        here.host.num_times_usable += 1
+        await here.backup.write_waiting()
+        assert here.host.usable_pages(asked.keys) == full_pages(2 * CHUNK)
+        here.host.num_failing = 1000
+        await here.run(prompt("r1", 2 * CHUNK + 1, first=2))
+        counts = []
+        for _ in range(3):
+            here.host.num_times_usable += 1
+            await here.backup.write_waiting()
+            counts.append(len(here.host.offered))
+        assert counts == [counts[0]] * 3
+        here.host.num_failing = 0
+        here.host.restart()
+        await here.backup.write_waiting()
+        for first in (1, 2):
+            there = here.host.usable_pages(prompt("r", 2 * CHUNK, first=first).keys)
+            assert there == full_pages(2 * CHUNK)
+
+
 async def test_what_is_new_is_written_before_what_another_host_had() -> None:
     with node(HYBRID, "write_through") as here:
         await here.run(prompt("r0", 2 * CHUNK + 1))

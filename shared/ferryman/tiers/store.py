@@ -71,6 +71,21 @@ class HostStore(UnitStore):
             self._count(kind, num_hits=1)
         return AcquireGrant(max(points, default=0), self._host_units(ask.keys, names))
 
+    def is_awaited(self, ask: AcquireRequest, not_by: Sequence[WorkerLife]) -> bool:
+        """Whether a writer, but for those in `not_by`, is about to complete a resume point for this
+        reader that is deeper than all that are here. A page of its chain decides, or a snapshot."""
+        points = resume_points(self._tree, self.manifest, ask, self._tree.match_depth(ask.keys))
+        deepest = max(points, default=ask.min_pages)
+        decisive = Kind.RECURRENT if Kind.RECURRENT in self.manifest.kinds else Kind.FULL
+        return any(
+            kind is decisive
+            and deepest <= page < ask.max_pages
+            and writer.keys[page] == ask.keys[page]
+            for writer in self._writers
+            if writer.worker not in not_by and not (writer.is_quarantined or writer.is_dropped)
+            for kind, page in writer.slots
+        )
+
     def lease(self, ask: LeaseRequest, now: float) -> tuple[HostUnit, ...]:
         """Leases the named units that are here, for a copy; counts neither a hit nor a use.
 

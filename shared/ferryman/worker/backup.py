@@ -56,6 +56,9 @@ class HostWrites(Protocol):
     @property
     def num_attaches(self) -> int: ...
 
+    @property
+    def num_times_usable(self) -> int: ...
+
     async def store(
         self, keys: Sequence[PageKey], units: Sequence[UnitSource], *, tags: CallTags = NO_TAGS
     ) -> int | None: ...
@@ -75,26 +78,35 @@ class OwedBackups:
     """Units of a worker's tree that were due to a host-cache that was away, or is gone.
 
     A prompt may be computed before its worker has attached, or after its host-cache died and before
-    the worker learnt of it. Nothing else would offer that state again before its next use.
+    the worker learnt of it; a busy one may not answer in time. Nothing else would offer that state
+    again before its next use. Each unit is taken once for a host-cache, so nothing is offered for
+    ever.
     """
 
     def __init__(self) -> None:
         self._units: set[UnitKey] = set()
-
-    def __len__(self) -> int:
-        return len(self._units)
+        self._taken: set[UnitKey] = set()
 
     def add(self, units: Iterable[UnitKey]) -> None:
-        self._units.update(units)
+        """Units could not be written."""
+        self._units.update(unit for unit in units if unit not in self._taken)
+
+    def begin_anew(self, units: Iterable[UnitKey]) -> None:
+        """There is another host-cache; the one before had these units, or was to have them."""
+        self._units |= self._taken.union(units)
+        self._taken = set()
 
     def on_removed(self, units: Iterable[UnitKey]) -> None:
         """The units left the tree."""
-        self._units.difference_update(units)
+        gone = set(units)
+        self._units -= gone
+        self._taken -= gone
 
     def take(self, tree: PrefixTree) -> list[tuple[UnitKey, ...]]:
         """All that is in the tree, once, in groups of one path each. The path that was used last
         comes last, so that a small host keeps it."""
         owed, self._units = self._units, set()
+        self._taken |= owed
         ends = (tree.node(key) for key in {key for kind, key in owed if tree.has(kind, key)})
         paths, seen = list[list[TreeNode]](), set[PageKey]()
         for end in sorted(ends, key=lambda node: -node.depth):
@@ -140,7 +152,7 @@ class DeviceBackup:
         self._owed, self._backlog = OwedBackups(), deque[_Group]()
         self._work = asyncio.Event()
         self._turn = asyncio.Lock()
-        self._num_attaches = client.num_attaches
+        self._num_attaches, self._num_times_usable = client.num_attaches, client.num_times_usable
         self._dropped: set[PageKey] = set()
         self.written_units: Counter[Kind] = Counter()
         self.num_lost = self.num_dropped = 0
@@ -230,9 +242,9 @@ class DeviceBackup:
 
     # Writing.
 
-    def host_attached(self) -> None:
-        """The worker has attached: a new host-cache is offered what was due to the one before, or
-        while there was none."""
+    def host_usable(self) -> None:
+        """The worker has attached, or its host-cache answers again: it is offered what was due
+        before."""
         self._work.set()
 
     async def run(self) -> None:
@@ -273,12 +285,17 @@ class DeviceBackup:
 
     def _note_new_host(self) -> None:
         """After a new attachment the host-cache may be another one, and empty. It is offered once
-        what was due, whether or not the one before had it."""
+        what was due, whether or not the one before had it. One that answers again is offered once
+        what it did not answer."""
         if self._num_attaches != self._client.num_attaches:
             self._num_attaches = self._client.num_attaches
-            self._owed.add(self._books.forget_all())
-            groups = self._owed.take(self._scheduler.allocator.tree)
-            self._backlog = deque(_Group(units, NO_TAGS) for units in groups)
+            self._owed.begin_anew(self._books.forget_all())
+            self._backlog.clear()
+        elif self._num_times_usable == self._client.num_times_usable:
+            return
+        self._num_times_usable = self._client.num_times_usable
+        groups = self._owed.take(self._scheduler.allocator.tree)
+        self._backlog += (_Group(units, NO_TAGS) for units in groups)
 
     def _to_write(self, group: _Group) -> tuple[CachedUnit, ...]:
         """The units of a group that are still here and not written, and the pages that they

@@ -34,6 +34,9 @@ V = TypeVar("V")
 PREFETCH_SHARE = 0.5
 # Prefill waits for decode's Reserve: beyond this it is quicker to send what is lacking.
 RECEIVE_SECONDS = 0.25
+# An agent answers a call within milliseconds. Decode is copying the state of the turn before then,
+# which is quicker than to compute it again.
+WRITTEN_SECONDS = 0.05
 MAX_REMEMBERED = 1024
 
 
@@ -158,6 +161,7 @@ class HostTierBridge:
             have_pages,
             min_pages=self._resumable(request),
             tags=tags,
+            patience=WRITTEN_SECONDS,
         )
         if not brought.reason:
             return lease
@@ -257,12 +261,12 @@ def _remember(table: OrderedDict[str, V], name: str, value: V) -> None:
         table.popitem(last=False)
 
 
-async def _offer_to_new_hosts(client: HostCacheClient, backup: DeviceBackup) -> None:
-    """Tells of each attachment, for ever."""
-    num_attaches = 0
+async def _offer_what_is_owed(client: HostCacheClient, backup: DeviceBackup) -> None:
+    """Tells of each attachment and recovery, for ever."""
+    num_times = 0
     while True:
-        num_attaches = await client.attachment.attached_since(num_attaches)
-        backup.host_attached()
+        num_times = await client.attachment.usable_since(num_times)
+        backup.host_usable()
 
 
 @asynccontextmanager
@@ -276,5 +280,5 @@ async def host_tier_of(
     """The host tier for the length of a block; leaving the block waits for no store."""
     scheduler, store_unit = engine.scheduler, engine.transfer.store_unit
     backup = DeviceBackup(scheduler, store_unit, client, policy, freed)
-    async with alongside(backup.run(), _offer_to_new_hosts(client, backup)):
+    async with alongside(backup.run(), _offer_what_is_owed(client, backup)):
         yield HostTierBridge(scheduler, client, backup, wish)

@@ -111,6 +111,7 @@ class HostAttachment:
         self._numbers = count(1)
         self.num_failures = 0
         self.num_attaches = 0
+        self.num_times_usable = 0  # by an attachment, or after a call that had no answer
         self.num_lost_leases = 0
 
     @property
@@ -125,13 +126,13 @@ class HostAttachment:
             await self._changed.wait()
         return link
 
-    async def attached_since(self, num_attaches: int) -> int:
-        """Waits for an attachment after so many, and until it can be used; returns their number.
-        Waits for ever without one."""
-        while self.link is None or self.num_attaches == num_attaches:
+    async def usable_since(self, num_times: int) -> int:
+        """Waits until the link has become usable once more than so many times; returns how many.
+        Waits for ever if it never does."""
+        while self.link is None or self.num_times_usable == num_times:
             self._changed.clear()
             await self._changed.wait()
-        return self.num_attaches
+        return self.num_times_usable
 
     async def released(self) -> None:
         """Waits until the host-cache has received all reports; the caller sets the time limit."""
@@ -251,6 +252,7 @@ class HostAttachment:
         link = Link(answer.epoch, answer.node_id, answer.lease_ms / 1000, arena)
         self._link = link
         self.num_attaches += 1
+        self.num_times_usable += 1
         log.info("attached node=%s epoch=%d arena=%s", answer.node_id, answer.epoch, arena.path)
         return link
 
@@ -261,6 +263,7 @@ class HostAttachment:
             answer = await self.stub.Renew(request, timeout=self._options.call_seconds)
         for lease_id in answer.lost:
             self.num_lost_leases += self._held.pop(lease_id, None) is not None
+        self.num_times_usable += self._is_suspect
         self._last_trouble, self._is_suspect = "", False
         self._changed.set()
 

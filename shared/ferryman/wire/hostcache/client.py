@@ -118,6 +118,11 @@ class HostCacheClient:
         """Grows with each attachment: the host-cache may be another one then."""
         return self.attachment.num_attaches
 
+    @property
+    def num_times_usable(self) -> int:
+        """Grows with each attachment, and when the host-cache answers again."""
+        return self.attachment.num_times_usable
+
     # Prefetching.
 
     async def prefetch(
@@ -170,18 +175,22 @@ class HostCacheClient:
         *,
         min_pages: int = 0,
         tags: CallTags = NO_TAGS,
+        patience: float = 0.0,
     ) -> HostLease:
         """Leases the host tier's units beyond `have_pages` full pages on the device, for a resume
-        beyond `min_pages`. Release it once the loads are done, even when nothing was loaded."""
+        beyond `min_pages`. Release it once the loads are done, even when nothing was loaded. Waits
+        `patience` seconds at most for what another worker is writing just now."""
         link = self.attachment.link
         if link is None or not keys:
             self._counts.num_misses += 1
             return MISS
         lease_id = self.attachment.new_lease_id()
+        context = context_of(tags)
+        context.deadline_ms = milliseconds(patience)
         request = pb.AcquireRequest(
             epoch=link.epoch,
             worker_id=self._options.worker_id,
-            context=context_of(tags),
+            context=context,
             page_keys=keys_to_bytes(keys),
             have_pages=have_pages,
             min_pages=min_pages,
@@ -189,7 +198,8 @@ class HostCacheClient:
             lease_id=lease_id,
         )
         try:
-            answer = await self.attachment.call(self.attachment.stub.Acquire, request, link)
+            method = self.attachment.stub.Acquire
+            answer = await self.attachment.call(method, request, link, patience=patience)
         except FerrymanError:
             # The lease may exist although its answer was lost: the name was chosen here, so it can
             # be released without the answer.
