@@ -27,7 +27,7 @@ from ferryman_router.request.request_table import Evacuation, RequestTable
 from ferryman_router.request.token_streams import WorkerStreams
 from ferryman_router.request.worker_client import WorkerClient
 from ferryman_router.routing.dispatcher import Dispatcher
-from ferryman_router.routing.fleet import Fleet
+from ferryman_router.routing.fleet import Effect, Fleet, WorkerJoined
 from ferryman_router.routing.fleet_listener import FleetListener, Liveness, SenderChecks
 from ferryman_router.routing.queue import WaitQueue
 from ferryman_router.routing.quotas import Quotas
@@ -131,13 +131,19 @@ def make_components(
     # Reading the vocabulary holds the interpreter's lock for seconds, so it comes before streams.
     grammars.warm_up()
     frontend = Frontend(ctx, requests, background, intake, limits, BackgroundCompiler(grammars))
+
+    def happened(effect: Effect) -> None:
+        streams.on_fleet_effect(effect)
+        if isinstance(effect, WorkerJoined):
+            ctx.workers.on_joined(effect.beat)
+
     # The listener is the last part: its first beat makes a worker join, and that calls all others.
     listener = FleetListener(
         transports.member.bus,
         transports.member.subjects,
         fleet,
         liveness,
-        happened=streams.on_fleet_effect,
+        happened=happened,
         senders=SenderChecks(
             transports.check_sender, metrics.forged_messages, metrics.misplaced_beats
         ),

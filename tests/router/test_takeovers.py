@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import grpc.aio
 import pytest
@@ -25,10 +26,13 @@ from ferryman.errors import NotFound
 from ferryman.handoff.lifecycle import LifecycleEntry
 from ferryman.runtime.lifecycle import encode_event
 from ferryman.wire.codec.scalars import token_ids_from_bytes, token_ids_to_bytes
+from ferryman.wire.grpc.rpc import Channels
 from ferryman.wire.nats.subjects import Subjects
 from ferryman.wire.v1 import inference_pb2 as pb
 from ferryman_router.request.request_log import past_life
-from ferryman_router.routing.generate_request import PastLife
+from ferryman_router.request.worker_client import WorkerClient
+from ferryman_router.routing.fleet import Fleet
+from ferryman_router.routing.generate_request import PastLife, TokenizedRequest
 
 MAX_TOKENS = 12
 KEY = (("authorization", "Bearer one"),)
@@ -107,6 +111,32 @@ async def test_it_goes_on_by_the_next_attempt_behind_the_tokens_that_the_client_
     assert await decode.until_aborted(begun.request_id) == "taken_over"
     assert (order.context.attempt, order.request.num_generated) == (2, 1)
     assert order.context.taken_from == begun.made.router.worker_id
+
+
+async def test_a_decode_worker_that_the_next_router_does_not_know_yet_is_told_when_it_joins(
+    begun: Begun,
+) -> None:
+    """A router that began just now hears of workers one after the other."""
+    (order,) = begun.made.prefills[0].orders
+    decode = next(d for d in begun.made.decodes if d.worker_id == order.decode.worker_id)
+    other = next(d for d in begun.made.decodes if d is not decode)
+    past = PastLife(begun.made.router.worker_id, order.context.attempt, decode.worker_id, ())
+    asked = SimpleNamespace(request_id=begun.request_id, past=past)
+    fleet, ways, calls = Fleet(60.0), Channels(), list[Coroutine[Any, Any, None]]()
+    metrics = begun.made.router.components.frontend.ctx.metrics
+    client = WorkerClient(fleet, ways, metrics, calls.append)
+    fleet.on_heartbeat(other.beat, 0.0)
+    client.end_past(cast("TokenizedRequest", asked))
+    client.on_joined(other.beat)
+    assert calls == []
+    fleet.on_heartbeat(decode.beat, 0.0)
+    for _ in range(2):
+        client.on_joined(decode.beat)
+    (call,) = calls
+    await call
+    await ways.close()
+    assert await decode.until_aborted(begun.request_id) == "taken_over"
+    assert other.aborted == []
 
 
 async def test_a_client_that_sends_it_twice_to_the_second_router_reads_one_request(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
@@ -47,6 +48,7 @@ log = logging.getLogger(__name__)
 
 ABORT_SECONDS = 2.0
 DETACH_SECONDS = 2.0
+MAX_LATE_ABORTS = 1024
 MAX_PREFETCHES = 64  # under way at once, of all requests
 PREFETCH_SECONDS = 1.0
 _MARGIN_SECONDS = 1.0
@@ -137,6 +139,8 @@ class WorkerClient:
         self._fleet, self._channels = fleet, channels
         self._metrics, self._outlive = metrics, outlive
         self._num_prefetches = 0
+        # By request, with the id of the decode worker that each is for.
+        self._late_aborts: OrderedDict[str, tuple[str, RouterAbort]] = OrderedDict()
 
     def prefill(self, name: WorkerName, order: PrefillOrder) -> AsyncIterator[PrefillProgress]:
         """Progress until the hand-off; leaving the loop cancels the attempt at the worker."""
@@ -181,12 +185,26 @@ class WorkerClient:
 
     def end_past(self, asked: TokenizedRequest) -> None:
         """Has the previous router's latest decode worker end its work on a request that goes on
-        here: no client reads that answer any more."""
+        here: no client reads that answer any more. A router that began just now may not know that
+        worker yet; it is told when it joins."""
         past = asked.past
+        if not past.decode:
+            return
         abort = RouterAbort(asked.request_id, past.attempt, "taken_over", past.router_id)
         for worker in self._fleet:
             if worker.beat.worker_id == past.decode:
                 self._outlive(self.abort(worker.name, abort))
+                return
+        self._late_aborts[asked.request_id] = past.decode, abort
+        while len(self._late_aborts) > MAX_LATE_ABORTS:
+            self._late_aborts.popitem(last=False)
+
+    def on_joined(self, beat: Heartbeat) -> None:
+        """A worker joined: it gets the aborts that wait for it."""
+        late = [name for name, (of, _) in self._late_aborts.items() if of == beat.worker_id]
+        for request_id in late:
+            _, abort = self._late_aborts.pop(request_id)
+            self._outlive(self.abort(WorkerName(beat.worker_id, beat.epoch), abort))
 
     def prefetch(self, chosen: RouteChoice, prefill: Heartbeat, order: PrefillOrder) -> None:
         """Has the host-cache of the prefill worker's node start to fetch what storage or a peer has
