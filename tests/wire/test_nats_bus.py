@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import nats
@@ -12,7 +15,9 @@ import pytest
 from tests.servers import running_nats
 
 from ferryman.errors import ConfigError, Unavailable
-from ferryman.runtime.embedded import free_port, nats_command, start
+from ferryman.runtime.embedded import EmbeddedServer, free_port, nats_command, start
+from ferryman.wire.nats import lifecycle_log
+from ferryman.wire.nats import nats_bus as bus_module
 from ferryman.wire.nats.bus import Discoverable
 from ferryman.wire.nats.connection import NatsOptions
 from ferryman.wire.nats.lifecycle_log import STREAM, LogLimits
@@ -151,3 +156,76 @@ async def _read_by_eight(url: str) -> None:
         async with await nats.connect(url) as client:
             stream = await client.jetstream().stream_info(STREAM)
             assert stream.state.consumer_count == 0
+
+
+@contextmanager
+def full_disk(server: EmbeddedServer) -> Iterator[None]:
+    """No file of the broker grows, as on a full disk: the kernel refuses each write beyond."""
+    resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+    yield
+    everything = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    resource.prlimit(server.pid, resource.RLIMIT_FSIZE, everything)
+
+
+async def published_until_recorded(bus: NatsBus) -> None:
+    """Publishes until one more event is in the log."""
+    before = bus.statistics().num_recorded
+    async with asyncio.timeout(120):
+        while bus.statistics().num_recorded == before:
+            bus.publish(LIFE, b"{}")
+            await asyncio.sleep(0.05)
+
+
+async def published_until_lost(bus: NatsBus) -> None:
+    """Publishes until the broker's log has taken nothing for a while."""
+    async with asyncio.timeout(120):
+        num_same, last = 0, -1
+        while num_same < 20:
+            bus.publish(LIFE, b"{}")
+            await asyncio.sleep(0.05)
+            num_same = num_same + 1 if bus.statistics().num_recorded == last else 0
+            last = bus.statistics().num_recorded
+
+
+@pytest.fixture
+def frequent_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (lifecycle_log, bus_module):
+        monkeypatch.setattr(module, "LOOK_SECONDS", 0.5)
+
+
+@pytest.mark.usefixtures("frequent_looks")
+async def test_a_log_that_met_a_full_disk_records_again_once_there_is_room() -> None:
+    with running_nats() as server:
+        async with nats_bus(NatsOptions(server.url)) as bus:
+            await published_until_recorded(bus)
+            with full_disk(server):
+                await published_until_lost(bus)
+            await published_until_recorded(bus)
+            assert await bus.history(LOCAL.all_life, max_events=1)
+
+
+@pytest.mark.usefixtures("frequent_looks")
+async def test_a_log_that_cannot_be_made_on_a_full_disk_is_made_once_there_is_room() -> None:
+    with running_nats() as server, full_disk(server):
+        async with nats_bus(NatsOptions(server.url)) as bus:
+            await published_until_lost(bus)
+            assert bus.statistics().num_recorded == 0
+            resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (-1, -1))
+            await published_until_recorded(bus)
+
+
+@pytest.mark.usefixtures("frequent_looks")
+async def test_a_stopped_broker_costs_no_event_of_its_log() -> None:
+    """Acknowledgements are late then, and the log is whole."""
+    with running_nats() as server:
+        async with nats_bus(NatsOptions(server.url)) as bus:
+            bus.publish(LIFE, b"first")
+            await settled(bus, 1)
+            server.process.send_signal(signal.SIGSTOP)
+            bus.publish(LIFE, b"meanwhile")
+            async with asyncio.timeout(120):
+                await bus.disconnected()
+            server.process.send_signal(signal.SIGCONT)
+            await settled(bus, 2)
+            recorded = await bus.history(LOCAL.all_life, max_events=9)
+            assert [message.payload for message in recorded] == [b"first", b"meanwhile"]

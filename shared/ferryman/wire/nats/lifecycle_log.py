@@ -3,6 +3,9 @@
 Publishers do not wait for its acknowledgements; a window bounds how many are outstanding. After an
 outage, events without one are sent again, so a listener may see an event twice; the log has it
 once.
+
+A broker whose disk was full stores nothing more in a stream, however much room there is again,
+until that is removed or the broker begins anew. So a log that stores nothing is made anew.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import nats.errors
 import nats.js.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.js import JetStreamContext
 from nats.js.api import DeliverPolicy, DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
 
 from ferryman.errors import Unavailable
@@ -30,6 +34,7 @@ STREAM = "LIFECYCLE"
 ALL_LIFE = f"{PREFIX}.*.life.>"
 API_SECONDS = 2.0
 MAX_OUTSTANDING = 512
+LOOK_SECONDS = 5.0  # between two looks whether the log stores
 _MESSAGE_ID = "Nats-Msg-Id"
 
 
@@ -42,9 +47,8 @@ class LogLimits:
     storage: Literal["file", "memory"] = "file"
 
 
-async def ensure_stream(client: Client, limits: LogLimits) -> None:
-    """Makes the stream, or changes it to these limits. Without JetStream: a warning, and no log."""
-    config = StreamConfig(
+def _config(limits: LogLimits) -> StreamConfig:
+    return StreamConfig(
         name=STREAM,
         subjects=[ALL_LIFE],
         retention=RetentionPolicy.LIMITS,
@@ -53,14 +57,71 @@ async def ensure_stream(client: Client, limits: LogLimits) -> None:
         max_bytes=limits.max_bytes,
         storage=StorageType(limits.storage),
     )
-    streams = client.jetstream(timeout=API_SECONDS)
-    try:
+
+
+class LogKeeper:
+    """Makes the stream, and again where it cannot be made yet, or stores nothing.
+
+    Several may keep one stream: one that was made anew by another counts as one that stores.
+    """
+
+    def __init__(self, client: Client, limits: LogLimits, acks: Acknowledgements) -> None:
+        self._client, self._limits, self._acks = client, limits, acks
+        self._is_made = True
+        self._suspected_at: int | None = None
+
+    async def ensure(self) -> None:
+        """Makes the stream, or changes it to these limits. Without JetStream, or room on its disk:
+        a warning, and no log yet."""
+        was_made, config, streams = self._is_made, _config(self._limits), self._streams
         try:
-            await streams.add_stream(config)
-        except nats.js.errors.BadRequestError:
-            await streams.update_stream(config)
-    except (nats.errors.Error, TimeoutError) as error:
-        log.warning("no lifecycle log stream=%s: %s", STREAM, error)
+            try:
+                await streams.add_stream(config)
+            except nats.js.errors.BadRequestError:
+                await streams.update_stream(config)
+            self._is_made = True
+        except (nats.errors.Error, TimeoutError) as error:
+            self._is_made = False
+            if was_made:
+                log.warning("no lifecycle log stream=%s: %s", STREAM, error)
+        else:
+            if not was_made:
+                log.info("lifecycle log again stream=%s", STREAM)
+
+    async def look(self) -> bool:
+        """Looks whether the stream is there and stores; returns whether it was made anew. Called
+        every LOOK_SECONDS while there is a broker."""
+        if not self._is_made:
+            await self.ensure()
+            return self._is_made
+        if self._acks.seconds_unrecorded < LOOK_SECONDS or not await self._stands_still():
+            return False
+        log.warning(
+            "lifecycle log anew stream=%s: it stores nothing, as behind a full disk; what it had"
+            " is gone",
+            STREAM,
+        )
+        with suppress(nats.errors.Error, TimeoutError):
+            await self._streams.delete_stream(STREAM)
+        await self.ensure()
+        return self._is_made
+
+    async def _stands_still(self) -> bool:
+        """Whether the stream has had the same last event at two looks: acknowledgements that are
+        merely late come from a stream that grows."""
+        try:
+            last = (await self._streams.stream_info(STREAM)).state.last_seq
+        except nats.js.errors.NotFoundError:
+            return True
+        except (nats.errors.Error, TimeoutError):
+            self._suspected_at = None
+            return False
+        before, self._suspected_at = self._suspected_at, last
+        return before == last
+
+    @property
+    def _streams(self) -> JetStreamContext:
+        return self._client.jetstream(timeout=API_SECONDS)
 
 
 async def read_log(client: Client, pattern: str, max_events: int) -> tuple[RecordedMessage, ...]:
@@ -108,12 +169,20 @@ class Acknowledgements:
         self.num_unrecorded = 0
         self._inbox = inbox
         self._outstanding: dict[str, OutboundMessage] = {}
+        self._unrecorded_since: float | None = None
         self._count = 0
         self._changed = asyncio.Event()
 
     @property
     def pattern(self) -> str:
         return f"{self._inbox}.*"
+
+    @property
+    def seconds_unrecorded(self) -> float:
+        """The time since an event was sent behind which none was recorded; 0 if there is none."""
+        if self._unrecorded_since is None:
+            return 0.0
+        return asyncio.get_running_loop().time() - self._unrecorded_since
 
     def take_outstanding(self) -> list[OutboundMessage]:
         """The events that were sent on a lost connection, oldest first: the caller sends them
@@ -143,6 +212,8 @@ class Acknowledgements:
         message = replace(message, headers={**message.headers, _MESSAGE_ID: message_id})
         reply = f"{self._inbox}.{self._count}"
         self._outstanding[reply] = message
+        if self._unrecorded_since is None:
+            self._unrecorded_since = asyncio.get_running_loop().time()
         return reply, message
 
     def withdraw(self, reply: str) -> None:
@@ -155,6 +226,7 @@ class Acknowledgements:
             return
         if answer.data and b'"error"' not in answer.data:
             self.num_recorded += 1
+            self._unrecorded_since = None
         else:
             self.num_unrecorded += 1
         self._changed.set()

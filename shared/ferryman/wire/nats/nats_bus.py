@@ -40,8 +40,9 @@ from ferryman.wire.nats.connection import (
 )
 from ferryman.wire.nats.lifecycle_log import (
     ALL_LIFE,
+    LOOK_SECONDS,
     Acknowledgements,
-    ensure_stream,
+    LogKeeper,
     read_log,
 )
 from ferryman.wire.nats.outbox import OutboundMessage, Outbox
@@ -86,6 +87,8 @@ class NatsBus:
         self._client = self._connection.client
         self._outbox = outbox or Outbox()
         self._acks = Acknowledgements(f"{self._connection.inbox}.{secrets.token_hex(11)}")
+        limits = options.kept_log
+        self._keeper = LogKeeper(self._client, limits, self._acks) if limits else None
         self._has_log = False
         self._wake, self._idle = asyncio.Event(), asyncio.Event()
         self._num_sent, self._num_unsendable = 0, 0
@@ -184,6 +187,12 @@ class NatsBus:
         """Connects, then sends waiting messages, for ever."""
         await self._connection.connect()
         await self._client.subscribe(self._acks.pattern, cb=self._acks.on_answer)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._send_all())
+            if self._keeper is not None:
+                group.create_task(self._keep_log(self._keeper))
+
+    async def _send_all(self) -> None:
         while True:
             await self._connection.up.wait()
             if not self._has_log:
@@ -215,11 +224,22 @@ class NatsBus:
         return OutboundMessage(subject, payload, {**(headers or {}), **proof})
 
     async def _begin_log(self) -> None:
+        self._send_again()
+        self._has_log = True
+        if self._keeper is not None:
+            await self._keeper.ensure()
+
+    async def _keep_log(self, keeper: LogKeeper) -> None:
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            if self._connection.up.is_set() and await keeper.look():
+                self._send_again()
+                self._wake.set()
+
+    def _send_again(self) -> None:
+        """Gives back what was sent and not acknowledged."""
         for message in reversed(self._acks.take_outstanding()):
             self._outbox.give_back(message)
-        self._has_log = True
-        if (limits := self._options.kept_log) is not None:
-            await ensure_stream(self._client, limits)
 
     async def _send_waiting(self) -> None:
         while self._connection.up.is_set():

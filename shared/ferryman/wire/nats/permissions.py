@@ -1,8 +1,8 @@
 """Permissions on the broker: the subjects that each role may publish on, and those it may read.
 
 All of them are listed here, from the table in docs/protocol.md. The broker refuses everything else:
-orders by any role but a router, another role's events and beats, other limits for the lifecycle
-log, and its removal by any role.
+orders by any role but a router, another role's events and beats, and other limits for the lifecycle
+log, or its removal, by any role but a router, which makes it anew where it stores nothing.
 
 All users are of one account. The system account of nats-server has none: it exports one subject to
 ours, on which routers learn of refused logins.
@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 INBOX = "_INBOX"
 ACCOUNT, SYSTEM_ACCOUNT = "ferryman", "$SYS"
 MAX_SHOWN = 32
+MAX_FILE_STORE = 1 << 30
 _REFUSED = ("permissions violation", "authorization violation")
 _DISCOVERY = tuple(
     f"$SRV.{verb}{tail}" for verb in ("PING", "INFO", "STATS") for tail in ("", ".>")
@@ -39,7 +40,7 @@ _READ_LOG = (
     f"$JS.API.CONSUMER.DELETE.{STREAM}.*",
     f"$JS.FC.{STREAM}.>",
 )
-_KEEP_LOG = (f"$JS.API.STREAM.CREATE.{STREAM}", f"$JS.API.STREAM.UPDATE.{STREAM}")
+_KEEP_LOG = tuple(f"$JS.API.STREAM.{verb}.{STREAM}" for verb in ("CREATE", "UPDATE", "DELETE"))
 # A worker that does both reports each part under that part's role.
 _TOLD_AS = {ClusterRole.BOTH: (ClusterRole.PREFILL, ClusterRole.DECODE)}
 _WORKERS = (ClusterRole.PREFILL, ClusterRole.DECODE, ClusterRole.BOTH)
@@ -102,7 +103,10 @@ def broker_config(
         SYSTEM_ACCOUNT: {"exports": [{"stream": REFUSED_LOGINS, "accounts": [ACCOUNT]}]},
         ACCOUNT: {"jetstream": "enabled", "users": users, "imports": [{"stream": refused}]},
     }
-    config: dict[str, Any] = {"accounts": accounts}
+    # By default it is a share of what is free at its start: on a full disk no log could be made
+    # until the next one.
+    jetstream = {"max_file_store": MAX_FILE_STORE}
+    config: dict[str, Any] = {"accounts": accounts, "jetstream": jetstream}
     if monitor is not None:
         config["http"] = monitor
     if certificate is not None:
