@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import httpx
+import pytest
 from tests.cluster_keys import KEY, key_file_in
 from tests.harness.router import SENTENCE, STATE, cluster
 from tests.servers import redis_server, running_nats, running_redis
@@ -20,6 +21,7 @@ from ferryman.cache.units import Tier
 from ferryman.ids import make_epoch
 from ferryman.wire.redis.index import IndexedUnit, NodeLife
 from ferryman.wire.redis.redis_index import RedisIndex, redis_index
+from ferryman_router.routing.worker_starts import FIRST_START_SECONDS
 
 KEY_FILE = "FERRYMAN_CLUSTER_KEY_FILE"
 
@@ -99,6 +101,50 @@ async def test_what_a_node_holds_on_its_host_is_counted(nats_url: str, folder: P
             assert response.status_code == 200
             (attempt,) = made.request("host-1").attempts
             assert attempt.explanation.chosen.cached.host == 2 * STATE.page_size
+
+
+@pytest.mark.slow
+async def test_a_request_outlives_a_standstill_of_the_router_that_waits_for_workers(
+    nats_url: str, folder: Path
+) -> None:
+    patience = 1.0 + FIRST_START_SECONDS
+    process = await _started(
+        {
+            "FERRYMAN_MODEL": str(folder),
+            KEY_FILE: str(key_file_in(folder)),
+            "FERRYMAN_HTTP_PORT": "0",
+            "FERRYMAN_GRPC_PORT": "0",
+            "FERRYMAN_NATS_URL": nats_url,
+            "FERRYMAN_CLUSTER": f"p{make_epoch() % 10**9}",
+            "FERRYMAN_NO_WORKER_SECONDS": "1",
+        }
+    )
+    try:
+        assert process.stdout is not None
+        http = f"http://{json.loads(await process.stdout.readline())['http']}"
+        async with httpx.AsyncClient(base_url=http, timeout=600) as client:
+            body = {"model": "any", "prompt": SENTENCE, "max_tokens": 1}
+            (model,) = (await client.get("/v1/models")).json()["data"]
+            begun = asyncio.get_running_loop().time()
+            asked = asyncio.create_task(
+                client.post("/v1/completions", json=body | {"model": model["id"]})
+            )
+            async with asyncio.timeout(60):
+                while "in_flight_requests 1.0" not in (await client.get("/metrics")).text:
+                    pass
+            process.send_signal(signal.SIGSTOP)
+            stopped = asyncio.get_running_loop().time()
+            await asyncio.sleep(patience + 1)  # the time itself is the fault
+            process.send_signal(signal.SIGCONT)
+            woken = asyncio.get_running_loop().time()
+            refused = await asked
+            assert refused.json()["error"]["code"] == "no_worker"
+            ended = asyncio.get_running_loop().time()
+            looked = (ended - woken) + (stopped - begun)
+            assert looked > patience - 2, "it has waited while it could hear of workers"
+    finally:
+        process.kill()
+        await process.wait()
 
 
 async def test_a_redis_that_hangs_fails_no_request_and_is_asked_again_when_it_is_back(

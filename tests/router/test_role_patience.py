@@ -13,6 +13,7 @@ from ferryman_router.routing.fleet import Fleet, WorkerName
 from ferryman_router.routing.worker_starts import (
     FIRST_START_SECONDS,
     MAX_FAILED_STARTS,
+    MAX_UNSEEN_SECONDS,
     STANDSTILL_SECONDS,
     RolePatience,
 )
@@ -120,6 +121,26 @@ def test_an_empty_role_is_waited_for_as_long_as_its_last_start_took(served: Room
     served.joins("decode", epoch=2)
     served.pass_time(1000)
     assert is_waited(served)
+
+
+def test_a_time_in_which_the_router_stood_still_is_no_wait(served: Room) -> None:
+    """It heard of no worker then; what came meanwhile is read behind its first look."""
+    served.loses("decode")
+    served.pass_time(SECONDS + START - 2)
+    for seconds in (1000.0, MAX_UNSEEN_SECONDS + 0.1):
+        served.now += seconds
+        served.patience.look(served.now)
+        assert is_waited(served)
+    served.pass_time(2)
+    assert not is_waited(served), "the time before counts"
+
+
+def test_a_router_that_looks_seldom_does_not_stand_still(served: Room) -> None:
+    served.loses("decode")
+    for _ in range(round((SECONDS + START) / MAX_UNSEEN_SECONDS) + 1):
+        served.now += MAX_UNSEEN_SECONDS
+        served.patience.look(served.now)
+    assert not is_waited(served)
 
 
 def test_a_start_that_advances_is_waited_for_however_long_it_takes(served: Room) -> None:

@@ -22,6 +22,8 @@ FIRST_START_SECONDS = 30.0
 MAX_RETRY_SECONDS, MIN_RETRY_SECONDS = 600.0, 1.0
 # One loop may take long to compile on a busy machine, and one step its graphs.
 STANDSTILL_SECONDS = 120.0
+# An idle router looks once a second. After a longer pause it stood still, and heard of no worker.
+MAX_UNSEEN_SECONDS = 3.0
 
 
 @dataclass(slots=True)
@@ -119,9 +121,11 @@ class RolePatience:
 
     It does not count from a request's arrival, so every request gets the error in time: one that
     waits for its first worker, and one whose worker died in mid-stream and whose tries begin
-    again. `seconds` are for a new process to begin its start; the start may take as long again as
-    the last one of its role, and longer while it advances. `is_served` says whether a role has a
-    worker now, and `discord` why workers of both roles cannot work together, if so.
+    again. Nor does it count a time in which this process stood still, and could hear of no worker.
+
+    `seconds` are for a new process to begin its start; the start may take as long again as the last
+    one of its role, and longer while it advances. `is_served` says whether a role has a worker now,
+    and `discord` why workers of both roles cannot work together, if so.
     """
 
     def __init__(
@@ -135,9 +139,11 @@ class RolePatience:
         self._discord = discord
         self._waits_since: dict[str, float] = {}
         self._served: set[str] = set()
+        self._looked_at: float | None = None
 
     def look(self, now: float) -> None:
         """Called whenever workers may have come or gone, and now and then."""
+        self._pass_over_standstill(now)
         for role in SERVING:
             if self._is_served(role):
                 self._waits_since.pop(role, None)
@@ -146,6 +152,12 @@ class RolePatience:
                 self._waits_since[role] = now
             else:
                 self._waits_since.setdefault(role, now)
+
+    def _pass_over_standstill(self, now: float) -> None:
+        looked_at, self._looked_at = self._looked_at, now
+        if looked_at is not None and now - looked_at > MAX_UNSEEN_SECONDS:
+            for role in self._waits_since:
+                self._waits_since[role] += now - looked_at
 
     @property
     def lacks_workers(self) -> bool:
