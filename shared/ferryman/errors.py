@@ -6,6 +6,7 @@
     │   ├── UnsupportedMedia  send JSON, in a coding that is read     INVALID_ARGUMENT     415
     │   ├── ContextLengthExceeded  shorten the prompt                 INVALID_ARGUMENT     400
     │   ├── GrammarDeadEnd  the output's grammar leaves no token      INVALID_ARGUMENT     400
+    │   ├── GrammarTooSlow  the output's grammar holds up others      INVALID_ARGUMENT     400
     │   └── UnknownModel   name a model that is served                NOT_FOUND            404
     ├── Unauthenticated    show a key or token that is known here     UNAUTHENTICATED      401
     ├── PermissionDenied   the caller's role may not call this        PERMISSION_DENIED    403
@@ -83,6 +84,10 @@ class ContextLengthExceeded(InvalidRequest):
 
 class GrammarDeadEnd(InvalidRequest):
     """The request's grammar leaves no token of this vocabulary, or is too complex to go on with."""
+
+
+class GrammarTooSlow(InvalidRequest):
+    """The request's grammar takes so long for each token that all other requests wait for it."""
 
 
 class UnknownModel(InvalidRequest):

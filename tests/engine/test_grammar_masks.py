@@ -10,7 +10,7 @@ import torch
 from tests.text.folders import write_folder
 from torch import Tensor
 
-from ferryman.engine.forward.draw_tensors import DrawTensors
+from ferryman.engine.forward.draw_tensors import DrawTensors, pack_draws, unpack_draws
 from ferryman.engine.forward.grammar_masks import (
     GrammarMasks,
     GuidedDraw,
@@ -18,7 +18,9 @@ from ferryman.engine.forward.grammar_masks import (
     guided_draws,
     unpacked,
 )
+from ferryman.engine.forward.packed_step import StepViews
 from ferryman.engine.forward.token_source import Sampler
+from ferryman.errors import GrammarTooSlow
 from ferryman.grammar.compiler import GrammarCompiler
 from ferryman.grammar.matcher import GrammarMatcher
 from ferryman.grammar.vocabulary import GrammarVocabulary
@@ -172,3 +174,42 @@ def test_only_draws_with_a_grammar_are_guided_and_a_rows_come_in_order() -> None
     ]
     found = [(draw.index, draw.row, draw.start, draw.position) for draw in guided_draws(draws)]
     assert found == [(2, 0, 4, 7), (0, 2, 4, 9), (3, 2, 4, 10)]
+
+
+class SteppedClock:
+    """Moves on by the next of `steps` at each reading, or not at all."""
+
+    def __init__(self) -> None:
+        self.now, self.steps = 0.0, list[float]()
+
+    def __call__(self) -> float:
+        self.now += self.steps.pop(0) if self.steps else 0.0
+        return self.now
+
+
+def a_step(position: int) -> DrawTensors:
+    """Draws of three rows, the outer ones under a grammar, behind a prompt of one token."""
+    params = (SamplingParams(grammar=YES_NO), SamplingParams(), SamplingParams(grammar=YES_NO))
+    requests = tuple(SampleRequest(row, position, 1, params[row]) for row in range(3))
+    packed = pack_draws(requests)
+    return unpack_draws(StepViews(packed, torch.from_numpy(packed.buffer)), requests)
+
+
+def test_a_grammar_that_holds_up_the_step_ends_alone(tokenizer: Tokenizer) -> None:
+    clock, said = SteppedClock(), history()
+    sampler = Sampler(GrammarMasks(GrammarCompiler.for_tokenizer(tokenizer, VOCAB), clock))
+    first = sampler.tokens(some_logits(0), a_step(1), said).token_ids
+    said[:3, 0], said[:3, 1] = 0, first.int()
+    undisturbed = sampler.tokens(some_logits(1), a_step(2), said).token_ids
+    # The second makes no step too long, so it owes nothing; the first and the third do.
+    for slow in (0.2, 0.24, 0.3, 0.26):
+        clock.steps = [0.0, slow, 0.01]
+        drawn = sampler.tokens(some_logits(1), a_step(2), said)
+        assert drawn.token_ids.tolist() == undisturbed.tolist()
+        assert not drawn.errors
+    ended = sampler.tokens(some_logits(1), a_step(2), said)
+    assert {index: type(error) for index, error in ended.errors.items()} == {0: GrammarTooSlow}
+    assert "shorten its constants" in str(ended.errors[0])
+    assert ended.token_ids[1:].tolist() == undisturbed[1:].tolist()
+    again = sampler.tokens(some_logits(0), a_step(1), said)
+    assert not again.errors, "another output of that grammar owes nothing"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import gc
 import json
 import random
+import resource
 import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
-from llguidance import LLParserLimits
 from tests.grammar.walks import allowed
 from tests.text.folders import write_folder
 
@@ -155,12 +155,95 @@ def test_a_grammar_stays_while_it_is_held_and_the_last_ones_stay_anyway(
     assert compiler.compiled(first) is held
 
 
+def test_the_last_ones_stay_as_far_as_there_is_room_for_their_bytes(tokenizer: Tokenizer) -> None:
+    vocabulary = GrammarVocabulary.of(tokenizer, tokenizer.vocab_size)
+    small, large = OutputGrammar.regex("a1"), OutputGrammar.choice(["a" * 30_000])
+    sizes = {g: GrammarCompiler(lambda: vocabulary).compiled(g).num_bytes for g in (small, large)}
+    assert sizes[large] > sizes[small]
+    compiler = GrammarCompiler(lambda: vocabulary, max_kept_bytes=sizes[large])
+    for grammar in (small, large):
+        compiler.compiled(grammar)
+    gc.collect()
+    assert [compiler.known(grammar) is not None for grammar in (small, large)] == [False, True]
+
+
+def test_grammars_that_are_held_are_bounded_too(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = compiler.compiled(OutputGrammar.regex("held"))
+    monkeypatch.setattr("ferryman.grammar.compiler.MAX_HELD_BYTES", held.num_bytes - 1)
+    with pytest.raises(QueueFull, match="MB"):
+        compiler.compiled(OutputGrammar.regex("one more"))
+    assert compiler.compiled(OutputGrammar.regex("held")) is held
+
+
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+
+
+def test_a_few_bytes_of_a_regex_cost_no_memory(compiler: GrammarCompiler) -> None:
+    """Each took 46 MB, and stayed."""
+    compiler.compiled(OutputGrammar.regex("a"))
+    before = resident_bytes()
+    for number in range(12):
+        with pytest.raises(InvalidRequest, match="too long; shorten its constants"):
+            compiler.compiled(OutputGrammar.regex(f"((e{{{80 + number}}}){{99}}){{9}}"))
+    assert resident_bytes() - before < 100 << 20
+
+
+LONG = "".join(random.Random(5).choices("abc de", k=20_000))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [
+        pytest.param("((e{9}){9}){9}f", "e" * 729, id="a repetition"),
+        pytest.param("e{3000}f", "e" * 3000, id="a long one"),
+        pytest.param("[xy]+e{9000}f", "xyx" + "e" * 9000, id="one behind a choice"),
+        pytest.param("(quick brown foxes ){500}f", "quick brown foxes " * 500, id="of words"),
+        pytest.param(f"{LONG}f", LONG, id="a text that is written out"),
+    ],
+)
+def test_a_text_that_is_forced_is_followed_to_its_end(
+    pattern: str, text: str, compiler: GrammarCompiler, tokenizer: Tokenizer
+) -> None:
+    """At once, as an output that is taken over, and token by token at its end."""
+    matcher = compiler.compiled(OutputGrammar.regex(pattern)).matcher()
+    written = tokenizer.encode(text).tolist()
+    for number in (len(written) - 3, len(written) - 2, len(written) - 1, len(written)):
+        matcher.move_to(written[:number])
+        begins = {tokenizer.token_bytes(token)[:1] for token in allowed(matcher)}
+        assert begins, number
+    assert begins == {b"f"}
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        pytest.param(r"\p{L}{1,300} \p{N}{1,30}", id="letters of all scripts"),
+        pytest.param(r"(\p{L}+|\p{Lu}\p{Ll}+|\p{S})+", id="several classes"),
+        pytest.param("|".join(f"option {i} of many words" for i in range(2500)), id="60 KB"),
+    ],
+)
+def test_a_grammar_that_needs_much_fuel_gets_it(pattern: str, compiler: GrammarCompiler) -> None:
+    assert allowed(compiler.compiled(OutputGrammar.regex(pattern)).matcher())
+
+
+def test_a_grammar_that_is_slow_from_its_beginning_is_refused(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ferryman.grammar.compiler.MAX_FIRST_SECONDS", -1.0)
+    with pytest.raises(InvalidRequest, match="for one token; shorten its constants"):
+        compiler.compiled(OutputGrammar.regex("slow"))
+
+
 def test_outputs_of_one_grammar_do_not_spoil_each_other(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They share a lexer, which has a limit: an output that has used it up must not end those
     that need no more than they have."""
-    monkeypatch.setattr("ferryman.grammar.compiler.LIMITS", LLParserLimits(max_lexer_states=150))
+    monkeypatch.setattr("ferryman.grammar.compiler.MAX_LEXER_STATES", 150)
     compiled = GrammarCompiler.for_tokenizer(tokenizer, tokenizer.vocab_size).compiled(
         OutputGrammar.regex("(xy|.*a.{60}b.*)")
     )

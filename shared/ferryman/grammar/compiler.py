@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -28,9 +29,21 @@ from ferryman.schedule.output_grammar import GrammarKind, OutputGrammar
 from ferryman.schedule.schemas.json_schema import JSON_STYLE, fitted
 from ferryman.text.tokenizer import Tokenizer
 
-# A lexer of so many states takes some 50 MB.
 MAX_KEPT = 64
+MAX_KEPT_BYTES = 256 << 20  # of grammars that no request has any more
+MAX_HELD_BYTES = 2 << 30  # of all
 MAX_WAITING = 64
+# A lexer spends fuel before the first token, and some seven units for each byte of a text that is
+# forced from there on: a regex of 16 bytes that stands for 88,000 letters took 46 MB, and each mask
+# 0.1 s. A text that is written out in the grammar has its fuel, so has a repetition of 4,000
+# letters. Of 22 schemas of agents, up to 11 KB long, none needs more than 10,000, several classes
+# of Unicode take 30,000: what cannot even be read gets more.
+LEAST_FUEL, FUEL_OF_CHARACTER, MOST_FUEL, FUEL_STEP = 32_000, 10, 500_000, 4
+BYTES_OF_FUEL = 100
+# Of the processor, for the mask before the first token.
+MAX_FIRST_SECONDS = 0.25
+_NO_FUEL = ("too big", "fuel exhausted", "initial_lexer_fuel")
+_LONG_TEXT = "too many expressions constructed"
 MAX_SAID = 300  # characters of the library's complaint
 # The library's name for its reason to stop before the first character, and a caller's.
 _NO_BEGINNING = "NoExtensionBias"
@@ -38,25 +51,33 @@ NO_BEGINNING = (
     "it refers to itself before anything of the output; let a $ref of a schema back to itself pass"
     " through properties or items, and a rule of a grammar begin with a text"
 )
+SHORTER = "shorten its constants and repetitions, or leave them to the prompt"
 # With 128 Ki tokens on one core a usual mask takes 0.02 ms. Grammars made to be slow took 400 ms at
 # the library's own limits, and 130 ms at tighter ones.
-LIMITS = LLParserLimits(
-    max_items_in_row=2000,
-    initial_lexer_fuel=500_000,
-    step_lexer_fuel=100_000,
-    step_max_items=20_000,
-    max_lexer_states=40_000,
-    max_grammar_size=100_000,
-    verbose_errors=False,
-)
+# A lexer of all its states takes some 50 MB.
+MAX_LEXER_STATES = 40_000
+
+
+def limits(fuel: int) -> LLParserLimits:
+    """The limits of a grammar whose lexer may spend so much fuel before the first token."""
+    return LLParserLimits(
+        max_items_in_row=2000,
+        initial_lexer_fuel=fuel,
+        step_lexer_fuel=100_000,
+        step_max_items=20_000,
+        max_lexer_states=MAX_LEXER_STATES,
+        max_grammar_size=100_000,
+        verbose_errors=False,
+    )
 
 
 class CompiledGrammar:
-    """A grammar that may be served. Any thread may ask it for a matcher."""
+    """A grammar that may be served. Any thread may ask it for a matcher. It takes up to
+    `num_bytes` before it is used."""
 
     def __init__(self, grammar: OutputGrammar, vocabulary: GrammarVocabulary) -> None:
         """Compiles. Raises InvalidRequest, with the kind as `param`, for what is no grammar, for
-        features that are not supported, and beyond `LIMITS`."""
+        features that are not supported, and beyond the limits."""
         if grammar.kind is GrammarKind.EITHER:
             # One of them that cannot be served is refused as it would be alone: beside others it
             # would only never be written.
@@ -65,18 +86,35 @@ class CompiledGrammar:
         self._vocabulary = vocabulary
         self._source = _source(grammar)
         self._lock = threading.RLock()
-        self._start = self._compiled()
+        self._start = self._within_least_fuel(grammar)
+        self.num_bytes = BYTES_OF_FUEL * self._fuel
+
+    def _within_least_fuel(self, grammar: OutputGrammar) -> LLMatcher:
+        for fuel in _fuels(len(self._source)):
+            self._fuel = fuel
+            start = self._compiled()
+            if not (start.is_error() and _lacks_fuel(start)):
+                break
         # The first mask unfolds what every output begins with: what is too much even for that is
         # refused now and not in the middle of a step.
-        trial = self._start.deep_copy()
+        trial, begun = start.deep_copy(), time.thread_time()
         trial.compute_bitmask()
-        for matcher in (self._start, trial):
+        if forced := trial.compute_ff_tokens()[:1]:
+            trial.consume_tokens(forced)
+        seconds = time.thread_time() - begun
+        for matcher in (start, trial):
             if matcher.is_error():
                 message = f"the {grammar.kind} cannot be served: {_complaint(matcher)}"
                 raise InvalidRequest(message, grammar.kind)
+        if seconds > MAX_FIRST_SECONDS:
+            message = f"the {grammar.kind} takes {seconds:.1f} s for one token; {SHORTER}"
+            raise InvalidRequest(message, grammar.kind)
+        return start
 
     def _compiled(self) -> LLMatcher:
-        return LLMatcher(self._vocabulary.tokenizer, self._source, log_level=0, limits=LIMITS)
+        return LLMatcher(
+            self._vocabulary.tokenizer, self._source, log_level=0, limits=limits(self._fuel)
+        )
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
@@ -88,8 +126,24 @@ class CompiledGrammar:
         return GrammarMatcher(self._start, self._compiled, self._vocabulary, self._lock)
 
 
+def _fuels(num_characters: int) -> Iterator[int]:
+    """What a grammar of this length may spend, in the order in which it is tried."""
+    fuel = LEAST_FUEL + FUEL_OF_CHARACTER * num_characters
+    while fuel < MOST_FUEL:
+        yield fuel
+        fuel *= FUEL_STEP
+    yield MOST_FUEL
+
+
+def _lacks_fuel(matcher: LLMatcher) -> bool:
+    error = matcher.get_error()
+    return any(words in error for words in _NO_FUEL)
+
+
 def _complaint(matcher: LLMatcher) -> str:
     message = matcher.get_error().split("<non-verbose")[0].strip()[:MAX_SAID]
+    if _LONG_TEXT in message:
+        return f"it forces a text that is too long; {SHORTER}"
     return NO_BEGINNING if message == _NO_BEGINNING else message
 
 
@@ -97,11 +151,16 @@ class GrammarCompiler:
     """The grammars of one model, by their text.
 
     `read` gives the model's vocabulary, once, when the first grammar comes. A grammar stays while
-    it is referenced, and the last `MAX_KEPT` stay anyway.
+    it is referenced, and the last `max_kept` stay anyway, as far as they fit `max_kept_bytes`.
     """
 
-    def __init__(self, read: Callable[[], GrammarVocabulary], max_kept: int = MAX_KEPT) -> None:
-        self._read, self._max_kept = read, max_kept
+    def __init__(
+        self,
+        read: Callable[[], GrammarVocabulary],
+        max_kept: int = MAX_KEPT,
+        max_kept_bytes: int = MAX_KEPT_BYTES,
+    ) -> None:
+        self._read, self._max_kept, self._max_kept_bytes = read, max_kept, max_kept_bytes
         self._vocabulary: GrammarVocabulary | None = None
         self._lock, self._reading = threading.Lock(), threading.Lock()
         self._known = weakref.WeakValueDictionary[OutputGrammar, CompiledGrammar]()
@@ -142,9 +201,11 @@ class GrammarCompiler:
             return self._vocabulary
 
     def compiled(self, grammar: OutputGrammar) -> CompiledGrammar:
-        """May take a second, and lets other threads run meanwhile. Raises InvalidRequest."""
+        """May take a second, and lets other threads run meanwhile. Raises InvalidRequest, and
+        QueueFull while the grammars of running requests take too much memory."""
         compiled = self.known(grammar)
         if compiled is None:
+            self._check_room()
             compiled = CompiledGrammar(grammar, self.vocabulary)
         self._keep(grammar, compiled)
         return compiled
@@ -158,8 +219,19 @@ class GrammarCompiler:
         with self._lock:
             self._known[grammar] = self._kept[grammar] = compiled
             self._kept.move_to_end(grammar)
-            if len(self._kept) > self._max_kept:
-                self._kept.popitem(last=False)
+            num_bytes = sum(kept.num_bytes for kept in self._kept.values())
+            # The last one stays in any case: its caller is about to use it.
+            while len(self._kept) > 1 and (
+                len(self._kept) > self._max_kept or num_bytes > self._max_kept_bytes
+            ):
+                num_bytes -= self._kept.popitem(last=False)[1].num_bytes
+
+    def _check_room(self) -> None:
+        with self._lock:
+            held = sum(compiled.num_bytes for compiled in self._known.values())
+        if held > MAX_HELD_BYTES:
+            megabytes = held >> 20
+            raise QueueFull(f"grammars of running requests take {megabytes} MB here; try later")
 
 
 def _source(grammar: OutputGrammar) -> str:

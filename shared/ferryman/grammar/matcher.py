@@ -20,6 +20,7 @@ Mask = NDArray[np.uint32]
 """A bit for each token id, the lowest first [words of 32]."""
 ALL = np.uint32(0xFFFFFFFF)
 WORD = 32
+REPLAYED_RUN = 64  # tokens
 
 
 def num_words(num_tokens: int) -> int:
@@ -110,11 +111,28 @@ class GrammarMatcher:
 
     def _consume(self, new: list[int]) -> None:
         """Consumes as many of `new` as the grammar takes."""
-        num_taken = self._matcher.try_consume_tokens(new) if new else 0
+        num_taken = self._take(new, has_fuel=self._masked_at == len(self._consumed))
         if num_taken < len(new) and self._is_odd(num_taken, new[num_taken]):
             self._replay(self._compiled())
-            num_taken = self._matcher.try_consume_tokens(new)
+            num_taken = self._take(new, has_fuel=False)
         self._consumed += new[:num_taken]
+
+    def _take(self, new: Sequence[int], *, has_fuel: bool) -> int:
+        """Has the library consume as many of `new` as it takes; returns their number.
+
+        Its lexer gets fuel with each mask, and the tokens after a mask share it: without masks
+        between them, a long output would be refused in the middle.
+        """
+        num_taken, lead = 0, 1 if has_fuel else 0
+        while num_taken < len(new):
+            if not lead:
+                self._matcher.compute_bitmask()
+            run = list(new[num_taken : num_taken + (lead or REPLAYED_RUN)])
+            num_here, lead = self._matcher.try_consume_tokens(run), 0
+            num_taken += num_here
+            if num_here < len(run):
+                break
+        return num_taken
 
     def _is_odd(self, num_taken: int, refused: int) -> bool:
         """Whether a token was refused that the mask at its place allows, or may have allowed: the
@@ -132,8 +150,7 @@ class GrammarMatcher:
 
     def _replay(self, matcher: LLMatcher) -> None:
         self._matcher = matcher
-        if self._consumed:
-            self._matcher.consume_tokens(self._consumed)
+        self._take(self._consumed, has_fuel=False)
 
     def _allowed(self) -> Mask:
         """The library's mask. Where a limit is exceeded, that may be the doing of other outputs of

@@ -11,7 +11,8 @@ a grammar needs nothing else of any of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,10 +20,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ferryman.grammar.compiler import GrammarCompiler
+from ferryman.errors import GrammarTooSlow
+from ferryman.grammar.compiler import SHORTER, GrammarCompiler
 from ferryman.grammar.matcher import WORD, GrammarMatcher, Mask, num_words
 from ferryman.schedule.batch import SampleRequest
 from ferryman.schedule.output_grammar import OutputGrammar
+
+# Of the processor: a usual mask takes 0.00002.
+STEP_SECONDS, OUTPUT_SECONDS = 0.25, 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,48 +59,78 @@ class MaskedLogits:
     dead_ends: tuple[int, ...]
 
 
+@dataclass(slots=True)
+class _Place:
+    """The place of a row's output in its grammar, and the time by which it held up others."""
+
+    grammar: OutputGrammar
+    matcher: GrammarMatcher
+    overtime: float = 0.0
+
+
 class GrammarMasks:
     """The places of all rows in their grammars. Used by the forward stream's thread alone.
 
     A row's place is kept because it is near the next one. It is never trusted: it moves to the
     tokens that the history holds, whatever request had the row before.
+
+    All requests of a step wait for its masks. Where these take more than STEP_SECONDS together,
+    each output pays for what it took beyond an equal part; one that has paid OUTPUT_SECONDS ends.
     """
 
-    def __init__(self, compiler: GrammarCompiler) -> None:
-        self._compiler = compiler
-        self._places: dict[int, tuple[OutputGrammar, GrammarMatcher]] = {}
+    def __init__(
+        self, compiler: GrammarCompiler, clock: Callable[[], float] = time.thread_time
+    ) -> None:
+        """`clock` is the time of the processor: others on this machine cost no output its
+        grammar."""
+        self._compiler, self._clock = compiler, clock
+        self._places: dict[int, _Place] = {}
 
     def masked(self, logits: Tensor, guided: Sequence[GuidedDraw], history: Tensor) -> MaskedLogits:
         """Reads the history from the device, which waits for what was queued before."""
         outputs = _outputs(guided, history)
         mask = np.zeros((len(guided), num_words(logits.shape[-1])), np.uint32)
-        dead_ends = []
+        dead_ends, times = [], [self._clock()]
         for draw, output, row_mask in zip(guided, outputs, mask, strict=True):
             if not self._fill(draw, output, row_mask):
                 dead_ends.append(draw.index)
+            times.append(self._clock())
+        self._charge(guided, np.diff(times).tolist())
         indices = torch.tensor([draw.index for draw in guided], device=logits.device)
         allowed = unpacked(mask, logits.shape[-1], logits.device)
         some = logits[indices].masked_fill(~allowed, -torch.inf)
         return MaskedLogits(logits.index_copy(0, indices, some), tuple(dead_ends))
 
     def _fill(self, draw: GuidedDraw, output: Sequence[int], row_mask: Mask) -> bool:
-        """Whether there is a token after this output."""
-        place = self._place(draw)
+        """Whether there is a token after this output. Raises GrammarTooSlow."""
+        place = self._place(draw, output)
+        if place.overtime > OUTPUT_SECONDS:
+            message = f"the grammar takes too long for each token, others wait for it; {SHORTER}"
+            raise GrammarTooSlow(message, "grammar")
         try:
-            place.move_to(output)
-            return place.fill(row_mask)
+            place.matcher.move_to(output)
+            return place.matcher.fill(row_mask)
         except Exception:
             # Its place is unknown now; the next draw of the row begins anew.
             del self._places[draw.row]
             raise
 
-    def _place(self, draw: GuidedDraw) -> GrammarMatcher:
-        grammar, place = self._places.get(draw.row, (None, None))
-        if place is None or grammar != draw.grammar:
+    def _place(self, draw: GuidedDraw, output: Sequence[int]) -> _Place:
+        place = self._places.get(draw.row)
+        # Another output of the same grammar begins with no debts.
+        is_new = place is not None and place.overtime > 0 and not output
+        if place is None or place.grammar != draw.grammar or is_new:
             # The door compiled it and holds it: this call finds it ready.
-            place = self._compiler.compiled(draw.grammar).matcher()
-            self._places[draw.row] = (draw.grammar, place)
+            matcher = self._compiler.compiled(draw.grammar).matcher()
+            place = self._places[draw.row] = _Place(draw.grammar, matcher)
         return place
+
+    def _charge(self, guided: Sequence[GuidedDraw], seconds: Sequence[float]) -> None:
+        if sum(seconds) <= STEP_SECONDS:
+            return
+        part = STEP_SECONDS / len(guided)
+        for draw, taken in zip(guided, seconds, strict=True):
+            self._places[draw.row].overtime += max(0.0, taken - part)
 
 
 def _outputs(guided: Sequence[GuidedDraw], history: Tensor) -> list[list[int]]:
