@@ -218,6 +218,47 @@ async def test_no_more_is_dropped_than_the_bound() -> None:
     assert sent < 1 << 28
 
 
+CHUNKED = b"POST /read HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n"
+PADDING = b"x" * (1 << 20)
+FRAMING = {
+    "an extension": b"3;a=" + PADDING + b"\r\nabc\r\n0\r\n\r\n",
+    "many extensions": (b"1;a=" + b"x" * 1000 + b"\r\na\r\n") * 1000 + b"0\r\n\r\n",
+    "a trailer": b"3\r\nabc\r\n0\r\na: " + PADDING + b"\r\n\r\n",
+    "digits of a size": b"0" * (1 << 20) + b"3\r\nabc\r\n0\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("body", FRAMING.values(), ids=FRAMING.keys())
+async def test_a_body_with_far_more_framing_than_content_is_refused(body: bytes) -> None:
+    async with listening(_app, ListenSettings(), limits=PATIENT) as port:
+        async with _peer(port, CHUNKED) as peer:
+            await peer.writer.drain()
+            for first in range(0, len(body), 1 << 14):
+                peer.writer.write(body[first : first + (1 << 14)])
+                await asyncio.sleep(0)
+            answer = await peer.answer()
+            assert answer.startswith(b"HTTP/1.1 413 ") or answer == b"reset"
+        assert await _is_served(port)
+
+
+async def test_a_body_in_chunks_of_a_byte_is_read() -> None:
+    body = b"1\r\na\r\n" * 100_000 + b"0\r\n\r\n"
+    async with listening(_app, ListenSettings(), limits=PATIENT) as port:
+        async with _peer(port, CHUNKED + body) as peer:
+            assert (await peer.head()).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize("limit", ["max_per_address", "max_connections"])
+async def test_connections_without_a_request_shut_out_nobody_behind_a_proxy(limit: str) -> None:
+    limits = replace(PATIENT, **{limit: 3})
+    async with listening(_app, ListenSettings(), limits=limits) as port:
+        async with _peer(port, POST % (1, b"")) as begun, _peer(port, b"PO"), _peer(port, b""):
+            await _until_served(port)
+            assert await _is_served(port), "again and again"
+            begun.writer.write(b"1")
+            assert (await begun.head()).startswith(b"HTTP/1.1 200"), "whoever began goes on"
+
+
 async def test_a_head_without_end_is_refused() -> None:
     async with listening(_app, ListenSettings(), limits=PATIENT) as port:
         async with _peer(port, b"GET /read HTTP/1.1\r\n") as peer:

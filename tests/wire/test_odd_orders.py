@@ -47,9 +47,10 @@ def test_no_request_is_called_as_none_is() -> None:
         context_from_wire(types_pb2.RequestContext(request_id="_"))
 
 
-def test_kinds_are_those_there_are() -> None:
-    kind: Any = 99
-    with pytest.raises(InvalidRequest, match="kind 99"):
+@pytest.mark.parametrize("number", [99, -1, -(1 << 31)])
+def test_kinds_are_those_there_are(number: int) -> None:
+    kind: Any = number
+    with pytest.raises(InvalidRequest, match=f"kind {number}"):
         piece_from_wire(decode_pb2.UnitPiece(kind=kind, data=b"x"))
 
 

@@ -1,4 +1,8 @@
-"""Limits on the connections of an HTTP server: in all, and from one address."""
+"""Limits on the connections of an HTTP server: in all, and from one address.
+
+An address may be a proxy's, with many clients behind it. So where it has no place left, a
+connection on which no request has begun for a second gives way to the next one.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import logging
 import resource
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 log = logging.getLogger(__name__)
@@ -14,21 +18,32 @@ log = logging.getLogger(__name__)
 # Files that a process needs in addition to its clients' connections.
 SPARE_FILES = 256
 LOG_SECONDS = 1.0
+HALF_OPEN_SECONDS = 1.0
+MAX_FRAMING = 8  # a chunk of one byte has five of framing
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
     """Limits of one server: the connections it keeps, and the seconds it waits for the head and for
-    the whole body of a request. If a request is answered before its body has arrived, at most
-    `drain_bytes` of the rest are read and dropped, for at most `drain_seconds`."""
+    the whole body of a request.
+
+    A body may come with `framing_bytes` and MAX_FRAMING times its own size of chunk sizes,
+    extensions and trailers. If a request is answered before its body has arrived, at most
+    `drain_bytes` of the rest are read and dropped, for at most `drain_seconds`.
+    """
 
     max_connections: int = 8192
     max_per_address: int = 1024
     header_seconds: float = 10.0
     body_seconds: float = 60.0
     header_bytes: int = 64 << 10
+    framing_bytes: int = 64 << 10
     drain_bytes: int = 16 << 20
     drain_seconds: float = 5.0
+
+    def most_framing(self, num_content: int) -> int:
+        """The most bytes beside so many of a body."""
+        return self.framing_bytes + MAX_FRAMING * num_content
 
 
 def raise_file_limit() -> None:
@@ -46,6 +61,14 @@ def within_file_limit(max_connections: int) -> int:
     return max(1, min(max_connections, soft - SPARE_FILES))
 
 
+@dataclass(frozen=True, slots=True)
+class _HalfOpen:
+    """A connection without a request, since when, and the way to end it."""
+
+    since: float
+    give_way: Callable[[], None]
+
+
 class ConnectionTable:
     """The connections of one server, by address, and counts of refusals."""
 
@@ -56,6 +79,7 @@ class ConnectionTable:
         self._max_connections = within_file_limit(limits.max_connections)
         self._by_address: Counter[str] = Counter()
         self._num_connections = 0
+        self._half_open: dict[str, dict[object, _HalfOpen]] = {}
         self._refused: Counter[str] = Counter()
         self._logged = float("-inf")
 
@@ -67,14 +91,39 @@ class ConnectionTable:
 
         The caller calls `leave` for each one that was counted.
         """
-        if self._num_connections >= self._max_connections:
-            self.refuse("too many connections")
-            return False
-        if self._by_address[address] >= self.limits.max_per_address:
-            self.refuse(f"too many connections from {address}")
-            return False
+        while self._num_connections >= self._max_connections:
+            most = max(self._half_open.values(), key=len, default={})
+            if not self._gives_way(most):
+                self.refuse("too many connections")
+                return False
+        while self._by_address[address] >= self.limits.max_per_address:
+            if not self._gives_way(self._half_open.get(address, {})):
+                self.refuse(f"too many connections from {address}")
+                return False
         self._by_address[address] += 1
         self._num_connections += 1
+        return True
+
+    def wait(self, connection: object, address: str, give_way: Callable[[], None]) -> None:
+        """No request has begun on a connection that was counted: `give_way` may be called, which
+        closes it and calls `leave`."""
+        of_address = self._half_open.setdefault(address, {})
+        of_address[connection] = _HalfOpen(self._clock(), give_way)
+
+    def begin(self, connection: object, address: str) -> None:
+        """A request has begun on it, or it is closed."""
+        of_address = self._half_open.get(address, {})
+        of_address.pop(connection, None)
+        if not of_address:
+            self._half_open.pop(address, None)
+
+    def _gives_way(self, half_open: Mapping[object, _HalfOpen]) -> bool:
+        """Whether the oldest of these has made room."""
+        oldest = next(iter(half_open.values()), None)
+        if oldest is None or self._clock() - oldest.since < HALF_OPEN_SECONDS:
+            return False
+        self.refuse("it began no request, and others had no place")
+        oldest.give_way()
         return True
 
     def leave(self, address: str) -> None:

@@ -33,10 +33,15 @@ from ferryman.runtime.connections import ConnectionTable
 _TOO_MANY = (503, "Service Unavailable", "there are too many connections; try again later")
 _TOO_SLOW = (408, "Request Timeout", "the request did not come in time")
 _TOO_LONG_HEAD = (431, "Request Header Fields Too Large", "the head of the request is too long")
+_TOO_MUCH_FRAMING = (
+    413,
+    "Content Too Large",
+    "the body's chunks have far more beside their content than in it",
+)
 _UNREADABLE = (400, "Bad Request", "this is no request of HTTP/1.1")
 _NO_PROXY = (400, "Bad Request", "this is no proxy: CONNECT opens nothing here")
 _TRY_AGAIN = (408, 503)
-_WHILE_SENDING = (_TOO_LONG_HEAD, _UNREADABLE)
+_WHILE_SENDING = (_TOO_LONG_HEAD, _TOO_MUCH_FRAMING, _UNREADABLE)
 
 
 class _Waits(StrEnum):
@@ -74,6 +79,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._is_whole = True  # the last request has arrived with its body
         self._num_requests = 0
         self._num_bytes = 0  # since the state below began
+        self._num_content = 0  # of the body of the last request
         self._state: tuple[_Waits, int] = (_Waits.BUSY, 0)
         self._timer: asyncio.TimerHandle | None = None
 
@@ -85,14 +91,24 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self._is_counted:
             self._answer_and_close(*_TOO_MANY)
             return
+        self._table.wait(self, self._address, self._give_way)
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self._leave()
+        super().connection_lost(exc)
+
+    def _leave(self) -> None:
         if self._is_counted:
             self._is_counted = False
+            self._table.begin(self, self._address)
             self._table.leave(self._address)
-        super().connection_lost(exc)
+
+    def _give_way(self) -> None:
+        """Makes room for a connection that may have a request."""
+        self._leave()
+        self._answer_and_close(*_TOO_MANY)
 
     @property
     def _address(self) -> str:
@@ -111,6 +127,9 @@ class BoundedProtocol(HttpToolsProtocol):
         waits, _ = self._watch()
         if waits is _Waits.HEAD and self._num_bytes > self._limits.header_bytes:
             self._refuse(_TOO_LONG_HEAD)
+        framing = self._num_bytes - self._num_content
+        if waits is _Waits.BODY and framing > self._limits.most_framing(self._num_content):
+            self._refuse(_TOO_MUCH_FRAMING)
         if waits is _Waits.DROP and self._num_bytes > self._limits.drain_bytes:
             self.transport.close()
 
@@ -158,10 +177,16 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         self._is_whole = False
         self._num_requests += 1
+        self._num_content = 0
+        self._table.begin(self, self._address)
         super().on_headers_complete()
         # If the server closes while the client still sends, the connection is reset, and the client
         # may lose the answer.
         self.cycle.transport = _ClosesWhenWhole(self)  # type: ignore[assignment]
+
+    def on_body(self, body: bytes) -> None:
+        self._num_content += len(body)
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         if self._is_upgrade:

@@ -33,7 +33,8 @@ class LimitSettings(BaseModel):
     """HTTP, and again gRPC, or fewer if the process may not open so many files; beyond: 503
     (gRPC: closed)"""
     max_connections_per_address: Count = 1024
-    """HTTP; raise it behind a proxy, which is one address."""
+    """HTTP; raise it behind a proxy, which is one address. Where all are taken, a connection
+    without a request gives way"""
     # For the head, and for the whole body, of an HTTP request to come; then 408, and closed.
     header_seconds: Fixed[Seconds] = 10.0
     body_seconds: Fixed[Seconds] = 60.0
