@@ -17,6 +17,7 @@ ALL = [
     errors.UnsupportedMedia("content-type text/plain is not read here", "content-type"),
     errors.ContextLengthExceeded("too long", "prompt"),
     errors.GrammarDeadEnd("the grammar leaves no token at position 7", "grammar"),
+    errors.GrammarTooSlow("the grammar takes too long for each token", "grammar"),
     errors.UnknownModel("no model x", "model"),
     errors.Unauthenticated("the call has no token of this cluster"),
     errors.PermissionDenied("a process of role decode may not call Prefill"),

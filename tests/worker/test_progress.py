@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
+import pytest
 from tests.harness.pair import fake_engine, request
 
 from ferryman.engine.engine import Engine
 from ferryman.schedule.sequence import Goal
-from ferryman.worker.telemetry import STUCK_SECONDS, StepProgress
+from ferryman.worker.telemetry import (
+    COMPILE_SECONDS,
+    COMPILING,
+    STUCK_SECONDS,
+    LoopCounter,
+    StepProgress,
+)
 
 
 def begin_a_step(engine: Engine, request_id: str) -> None:
@@ -19,7 +31,7 @@ def begin_a_step(engine: Engine, request_id: str) -> None:
 def test_the_first_step_after_a_long_rest_is_not_stuck() -> None:
     gate = threading.Event()
     with fake_engine(pace=lambda _plan: _wait_for(gate)) as engine:
-        progress = StepProgress()
+        progress = StepProgress(LoopCounter())
         assert not progress.is_stuck(engine, 1.0)
         rested = 1.0 + 10 * STUCK_SECONDS
         assert not progress.is_stuck(engine, rested - 1)
@@ -33,7 +45,7 @@ def test_the_first_step_after_a_long_rest_is_not_stuck() -> None:
 def test_a_step_that_ends_starts_the_time_anew() -> None:
     gate = threading.Event()
     with fake_engine(pace=lambda _plan: _wait_for(gate)) as engine:
-        progress = StepProgress()
+        progress = StepProgress(LoopCounter())
         begin_a_step(engine, "r1")
         assert not progress.is_stuck(engine, 1.0)
         flight = engine.pipeline.flights[0]
@@ -45,13 +57,57 @@ def test_a_step_that_ends_starts_the_time_anew() -> None:
 def test_a_long_step_whose_layers_go_on_is_not_stuck() -> None:
     gate = threading.Event()
     with fake_engine(pace=lambda _plan: _wait_for(gate)) as engine:
-        progress = StepProgress()
+        progress = StepProgress(LoopCounter())
         begin_a_step(engine, "r1")
         assert not progress.is_stuck(engine, 1.0)
         engine.layers_run.num_done += 1
         assert not progress.is_stuck(engine, 2.0 + STUCK_SECONDS)
         assert progress.is_stuck(engine, 3.0 + 2 * STUCK_SECONDS), "it stands still since"
         gate.set()
+
+
+def test_a_step_in_which_a_loop_is_compiled_is_not_stuck() -> None:
+    gate = threading.Event()
+    with fake_engine(pace=lambda _plan: _wait_for(gate)) as engine, LoopCounter() as loops:
+        progress = StepProgress(loops)
+        begin_a_step(engine, "r1")
+        assert not progress.is_stuck(engine, 1.0)
+        logging.getLogger(COMPILING).info("paged_attention.alone")
+        assert not progress.is_stuck(engine, 2.0)
+        assert not progress.is_stuck(engine, 2.0 + COMPILE_SECONDS)
+        assert progress.is_stuck(engine, 3.0 + COMPILE_SECONDS), "no loop takes that long"
+        engine.layers_run.num_done += 1
+        assert not progress.is_stuck(engine, 4.0 + COMPILE_SECONDS)
+        assert progress.is_stuck(engine, 5.0 + COMPILE_SECONDS + STUCK_SECONDS)
+        gate.set()
+
+
+def test_a_loop_that_is_compiled_in_a_running_worker_is_counted(tmp_path: Path) -> None:
+    """A real one: its own process has compiled nothing yet."""
+    pytest.importorskip("numba")
+    code = (
+        "from ferryman.worker.telemetry import LoopCounter\n"
+        "from ferryman_kernels.cpu._loop_cache import cached\n"
+        "def double_alone_0(x): return x * 2\n"
+        "with LoopCounter() as loops:\n"
+        "    double = cached(double_alone_0, {})\n"
+        "    print(double(1), double(2), loops.num_begun, double(1.5), loops.num_begun)\n"
+    )
+    script = tmp_path / "loops.py"
+    script.write_text(code)
+    ran = subprocess.run(
+        (sys.executable, script),
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "NUMBA_CACHE_DIR": str(tmp_path),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+    assert ran.stdout.split() == ["2", "4", "1", "3.0", "2"], ran.stderr
 
 
 def _wait_for(gate: threading.Event) -> None:

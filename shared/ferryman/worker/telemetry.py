@@ -39,6 +39,10 @@ log = logging.getLogger(__name__)
 # A step in which no layer ends for longer than this counts as stuck: the worker stops its
 # heartbeats, so routers give it up.
 STUCK_SECONDS = 30.0
+# A loop of a kind that no step had before is compiled within the step: on a busy machine that took
+# two minutes, in which no layer ends.
+COMPILE_SECONDS = 600.0
+COMPILING = "ferryman_kernels.compiling"  # the log of loops whose compilation begins
 # This many keys fit into a snapshot message of the bus.
 MAX_SNAPSHOT_KEYS = 60_000
 _PHASES = {LoadStage.FINGERPRINT: StartPhase.READING, LoadStage.WEIGHTS: StartPhase.LOADING}
@@ -163,19 +167,45 @@ def _by_kind(names: Iterable[tuple[Kind, PageKey]]) -> dict[Kind, tuple[PageKey,
     return {kind: tuple(keys) for kind, keys in by_kind.items()}
 
 
-class StepProgress:
-    """Whether layers and steps go on between heartbeats; an idle engine is not stuck."""
+class LoopCounter(logging.Handler):
+    """Counts the loops whose compilation begins, while a `with` lasts."""
 
     def __init__(self) -> None:
+        super().__init__()
+        self.num_begun = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.num_begun += 1
+
+    def __enter__(self) -> LoopCounter:
+        logger = logging.getLogger(COMPILING)
+        logger.setLevel(logging.INFO)  # it is heard whatever a worker writes to its own log
+        logger.addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger(COMPILING).removeHandler(self)
+
+
+class StepProgress:
+    """Whether layers and steps go on between heartbeats; an idle engine is not stuck, nor is one
+    that compiles one of the `loops`."""
+
+    def __init__(self, loops: LoopCounter) -> None:
+        self._loops, self._num_loops = loops, loops.num_begun
         self._done = (-1, -1)
-        self._moved_at = 0.0
+        self._moved_at, self._limit = 0.0, STUCK_SECONDS
 
     def is_stuck(self, engine: Engine, now: float) -> bool:
-        """Whether a step is under way, and no layer or step has ended for STUCK_SECONDS."""
+        """Whether a step is under way, and no layer or step has ended for STUCK_SECONDS, or for
+        COMPILE_SECONDS after a loop began to be compiled."""
         done = engine.stream.steps_done, engine.layers_run.num_done
         if done != self._done or not engine.scheduler.num_in_flight:
-            self._done, self._moved_at = done, now
-        return now - self._moved_at > STUCK_SECONDS
+            self._done, self._moved_at, self._limit = done, now, STUCK_SECONDS
+        # Behind the look at layers: one may have ended, and the next begun with a loop.
+        if self._num_loops != (num_loops := self._loops.num_begun):
+            self._num_loops, self._moved_at, self._limit = num_loops, now, COMPILE_SECONDS
+        return now - self._moved_at > self._limit
 
 
 class Telemetry:
@@ -191,12 +221,13 @@ class Telemetry:
         pace: StepTimings,
         load: Callable[[], WorkerLoad],
         wake: asyncio.Event,
+        loops: LoopCounter,
     ) -> None:
         self._engine, self._wake = engine, wake
         self._member, self._address, self._start_seconds = member, address, start_seconds
         self._pace, self._load = pace, load
         self._cache_events = CacheEvents(member)
-        self._progress = StepProgress()
+        self._progress = StepProgress(loops)
 
     def publish_cache_changes(self, changes: Iterable[TreeChange]) -> None:
         """Publishes the changes of the cache, in order."""

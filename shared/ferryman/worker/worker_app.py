@@ -54,13 +54,19 @@ from ferryman.worker.host import HostTier, NoHostTier, host_tier_of
 from ferryman.worker.loop import Clock, StepLoop
 from ferryman.worker.numeric_watch import NumericWatch
 from ferryman.worker.planes import PlaneSide, plane_side
-from ferryman.worker.telemetry import Telemetry, WorkerLoad, WorkerStart, debug_endpoints
+from ferryman.worker.telemetry import (
+    COMPILING,
+    LoopCounter,
+    Telemetry,
+    WorkerLoad,
+    WorkerStart,
+    debug_endpoints,
+)
 
 log = logging.getLogger(__name__)
 
 GRACE_SECONDS = 1.0
 ANNOUNCE_SECONDS = 0.25
-COMPILING = "ferryman_kernels.compiling"  # the log of loops whose compilation begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +291,8 @@ async def _serve(
         health = {"/health": lambda: json_answer({"status": "ok"})}
         app = observed(health, debug_endpoints(parts.engine, parts.metrics), guard.check)
         observe_port = await stack.enter_async_context(http_listening(app, settings.observe))
-        telemetry, loop = _moving_parts(parts, service, member, address, start.seconds)
+        loops = stack.enter_context(LoopCounter())
+        telemetry, loop = _moving_parts(parts, service, member, address, start.seconds, loops)
         where = {"address": address, "observe": str(observe_port), "worker_id": parts.worker_id}
         entry = Discoverable(f"ferryman-{parts.role}", "1.0.0", f"A {parts.role} worker", where)
         await stack.enter_async_context(member.bus.discoverable(entry))
@@ -341,6 +348,7 @@ def _moving_parts(
     member: Membership,
     address: str,
     start_seconds: float,
+    loops: LoopCounter,
 ) -> tuple[Telemetry, StepLoop]:
     """The telemetry and the step loop, which run while the servers do. Every cache change is
     published."""
@@ -369,5 +377,6 @@ def _moving_parts(
         pace=loop.pace,
         load=service.load,
         wake=parts.wake,
+        loops=loops,
     )
     return telemetry, loop
