@@ -6,12 +6,18 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from tests.harness.router import RouterCluster, cluster, model_folder
+from tests.harness.router import RouterCluster, cluster, left_behind, model_folder
 from tests.router.tool_folders import tool_folder
 from tests.servers import nats_server
 from tests.text.folders import write_folder
 
 from ferryman.text.tokenizer import Tokenizer
+
+
+@pytest.fixture(autouse=True)
+def _routers_hold_nothing_at_the_end() -> Iterator[None]:
+    with left_behind():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -19,6 +19,7 @@ The fixtures `one_pair` and `two_pairs` (`tests/router/conftest.py`) are cluster
 cluster       the router, its settings, its clients
 fake_worker   the base of workers; fake_prefill, fake_decode
 faults        the faults
+ledger        what a router and its workers hold, which is nothing when a test has ended
 queueing      a queueing model under the dispatcher
 """
 
@@ -56,4 +57,5 @@ from tests.harness.router.faults import (
     no_room,
     no_slots,
 )
+from tests.harness.router.ledger import RouterLedger, left_behind
 from tests.harness.router.queueing import PROMPT, QueueCaller, QueueCluster

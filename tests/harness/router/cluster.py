@@ -16,6 +16,7 @@ from tests.cluster_keys import key_file_in
 from tests.harness.router.fake_decode import FakeDecode
 from tests.harness.router.fake_prefill import FakePrefill
 from tests.harness.router.fake_worker import FakeRouterWorker, living
+from tests.harness.router.ledger import RouterLedger
 from tests.text.folders import write_folder
 from tests.waiting import until
 
@@ -198,6 +199,7 @@ async def cluster(
         )
         await made.until_joined(*prefills, *decodes)
         yield made
+        await RouterLedger(router.components).settle((*prefills, *decodes))
 
 
 @asynccontextmanager
@@ -208,6 +210,7 @@ async def another_router(made: RouterCluster) -> AsyncIterator[Any]:
     async with running(made.settings.model_copy(update={"limits": limits}), no_order) as router:
         async with channel(f"127.0.0.1:{router.grpc_port}") as way:
             yield InferenceServiceStub(way)
+            await RouterLedger(router.components).settle()
 
 
 def frames(text: str) -> list[Any]:

@@ -77,9 +77,16 @@ class FakeDecode(FakeRouterWorker, decode_pb2_grpc.DecodeServiceServicer):
     def register(self, server: grpc.aio.Server) -> None:
         decode_pb2_grpc.add_DecodeServiceServicer_to_server(self, server)
 
+    def held(self) -> dict[str, object]:
+        """State that is `kept` is not among it: a real worker gives that up by itself."""
+        lists = {"reserved": list(self.reserved), "running": list(self.running)}
+        return {role: names for role, names in lists.items() if names}
+
     async def Reserve(self, request: Any, context: Any) -> decode_pb2.ReserveResponse:
         order = reserve_order_from_wire(request)
         await self.meet(Moment(FaultStage.RESERVE))
+        if self._is_aborted(order):
+            raise Stale("the router has given it up")
         reservation_id = f"res-{order.context.request_id}-{order.context.attempt}"
         self.reserved[reservation_id] = order
         return decode_pb2.ReserveResponse(reservation_id=reservation_id, epoch=self.epoch)
@@ -107,7 +114,14 @@ class FakeDecode(FakeRouterWorker, decode_pb2_grpc.DecodeServiceServicer):
         async with self.aborts:
             self.aborted.append((order.request_id, order.attempt, order.cause))
             self.aborts.notify_all()
+        for name in [name for name, one in self.reserved.items() if self._is_aborted(one)]:
+            del self.reserved[name]
         return decode_pb2.AbortResponse(was_known=was_known)
+
+    def _is_aborted(self, order: ReserveOrder) -> bool:
+        """Whether the router has ended this attempt, or a later one of the request."""
+        name, number = order.context.request_id, order.context.attempt
+        return any(name == aborted and number <= last for aborted, last, _ in self.aborted)
 
     async def Detach(self, request: Any, context: Any) -> decode_pb2.DetachResponse:
         await self.meet(Moment(FaultStage.DETACH))

@@ -42,7 +42,11 @@ class FakePrefill(FakeRouterWorker, prefill_pb2_grpc.PrefillServiceServicer):
         super().__init__(script, worker_id)
         self.orders: list[PrefillOrder] = []
         self.num_wrong_epochs = 0
+        self.num_calls = 0
         self.ends: asyncio.Queue[str] = asyncio.Queue()
+
+    def held(self) -> dict[str, object]:
+        return {"calls": self.num_calls} if self.num_calls else {}
 
     def register(self, server: grpc.aio.Server) -> None:
         prefill_pb2_grpc.add_PrefillServiceServicer_to_server(self, server)
@@ -53,8 +57,17 @@ class FakePrefill(FakeRouterWorker, prefill_pb2_grpc.PrefillServiceServicer):
         if order.worker_epoch != self.epoch:
             self.num_wrong_epochs += 1
             raise WrongEpoch("another life of this fake was meant")
-        attempt = f"{order.context.request_id}.{order.context.attempt}"
-        await self.meet(Moment(FaultStage.ORDER, attempt))
+        self.num_calls += 1
+        try:
+            attempt = f"{order.context.request_id}.{order.context.attempt}"
+            await self.meet(Moment(FaultStage.ORDER, attempt))
+            async for progress in self._answered(order):
+                yield progress
+        finally:
+            self.num_calls -= 1
+
+    async def _answered(self, order: PrefillOrder) -> AsyncIterator[Any]:
+        """Progress to the end; how it ended is kept."""
         try:
             async for progress in self._progress(order):
                 yield progress_to_wire(progress)

@@ -71,6 +71,10 @@ class FakeRouterWorker:
         """As by SIGKILL: connections break, beats end."""
         self.dead.set()
 
+    def held(self) -> dict[str, object]:
+        """What it holds for requests, by holder; nothing once they have ended."""
+        return {}
+
     def suffers(self, fault: F) -> F:
         """From now on the worker has this fault; returns it."""
         self.faults.append(fault)

@@ -1,0 +1,70 @@
+"""What an attempt takes of workers and of turns is given back, also where it never reached them."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.harness.router import (
+    QUICK,
+    SENTENCE,
+    Die,
+    FakeDecode,
+    FaultStage,
+    RouterCluster,
+    cluster,
+    living,
+)
+from tests.waiting import until
+
+from ferryman_router import components
+from ferryman_router.request.context import Probation
+from ferryman_router.routing.dispatcher import Dispatcher
+from ferryman_router.routing.routing_policy import Explanation
+
+LIMITS = QUICK.model_copy(update={"no_worker_seconds": 60.0})
+
+
+def leaves_when_chosen(
+    patch: pytest.MonkeyPatch, made: RouterCluster, nth: int
+) -> list[Explanation]:
+    """The prefill worker of the nth choice leaves before it is asked; the choices so far."""
+    place, choices = Dispatcher.place, list[Explanation]()
+
+    async def placed(self: Dispatcher, *args: Any) -> Explanation:
+        choices.append(await place(self, *args))
+        if len(choices) == nth:
+            effects = made.fleet.lose(choices[-1].chosen.prefill, "silent")
+            made.router.components.listener.apply(effects)
+        return choices[-1]
+
+    patch.setattr(Dispatcher, "place", placed)
+    return choices
+
+
+async def test_a_worker_that_leaves_before_it_is_asked_takes_no_row_at_decode_along(
+    one_pair: RouterCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choices = leaves_when_chosen(monkeypatch, one_pair, 1)
+    response = await one_pair.complete(max_tokens=4)  # once the worker has beaten again
+    assert response.json()["choices"][0]["text"] == one_pair.expected(4)
+    assert len(choices) == 2
+
+
+async def test_a_suspect_whose_worker_leaves_before_it_is_asked_has_another_turn(
+    nats_url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(components, "Probation", lambda: Probation(turn_seconds=1e6))
+    async with cluster(nats_url, folder, limits=LIMITS) as made, AsyncExitStack() as stack:
+        choices = leaves_when_chosen(monkeypatch, made, 2)
+        made.decodes[0].suffers(Die(FaultStage.TOKEN, offset=2))
+        asking = asyncio.create_task(made.complete(SENTENCE, max_tokens=4))
+        await until(lambda: made.decodes[0].dead.is_set())
+        second = FakeDecode(made.script)
+        await stack.enter_async_context(living(second, made.bus, made.subjects))
+        async with asyncio.timeout(60):
+            assert (await asking).json()["choices"][0]["text"] == made.expected(4)
+        assert len(choices) == 3
