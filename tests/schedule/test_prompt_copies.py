@@ -8,12 +8,13 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from tests.doubles.stamps import fake_tokens
+from tests.doubles.stamps import extended, fake_tokens
 from tests.harness.schedule import (
     ALL_KINDS,
     ATTENTION,
     HYBRID,
     MANIFESTS,
+    PAGE,
     VOCAB,
     RandomDrafts,
     WatchedWorker,
@@ -30,7 +31,7 @@ from ferryman.cache.slots import Role
 from ferryman.errors import NonFiniteState, OutOfSlots
 from ferryman.schedule.batch import NO_TOKEN, DecodeStep, Sampled
 from ferryman.schedule.drafting import NO_DRAFTS
-from ferryman.schedule.events import RequestFailed, Retracted
+from ferryman.schedule.events import RequestFailed, Retracted, SequenceDetached
 from ferryman.schedule.request import Request
 from ferryman.schedule.sequence import Goal
 
@@ -196,8 +197,48 @@ PROMPTS = st.builds(
 )
 
 
+def check_detached(worker: WatchedWorker, name: str) -> None:
+    """Its slots hold the state of all its tokens but the last, which was drawn and shown."""
+    scheduler, manifest = worker.scheduler, worker.manifest
+    assert not scheduler.sequences.running(name).in_flight, "a step may still write its slots"
+    known = scheduler.known_tokens(name).tolist()
+    prompt = worker.requests[name].token_ids.tolist()
+    assert known == prompt + worker.tokens[name], "what was drawn was told"
+    hashes = extended(0, known[:-1])
+    num_tokens, needs = len(hashes), resume_set(manifest, len(hashes))
+    spans = {Kind.FULL: needs.full, Kind.WINDOW: needs.window}
+    for kind in manifest.kinds:
+        slabs = worker.engine.slabs.stamps(kind)
+        if kind is Kind.RECURRENT:
+            ((_, state),) = scheduler.units_at(name, kind, num_tokens, num_tokens + 1)
+            assert slabs[state.slot].tolist()[:2] == [hashes[-1], num_tokens]
+            continue
+        for page, handle in scheduler.units_at(name, kind, *spans[kind]):
+            written = hashes[page * PAGE : (page + 1) * PAGE]
+            assert slabs[handle.slot].tolist()[: len(written)] == written, f"{kind} page {page}"
+
+
+def test_a_request_is_detached_once_no_step_may_write_its_slots() -> None:
+    prefill, decode = pair_of(HYBRID)
+    asked = request(HYBRID, "r1", PROMPT, 9)
+    handed_off((prefill, decode), asked)
+    decode.plan()
+    assert decode.run_oldest()
+    assert decode.plan(), "its second step is in flight"
+    assert decode.scheduler.detach("r1", decode.now)
+    decode.collect()
+    assert decode.seen(SequenceDetached) == [], "that step may still write"
+    decode.run_oldest()
+    assert decode.seen(SequenceDetached) == [SequenceDetached("r1")]
+    check_detached(decode, "r1")
+    decode.scheduler.cancel("r1", decode.now)
+    decode.drain()
+    assert roles(decode) <= {"tree"}
+
+
 class SiblingsMachine(RuleBasedStateMachine):
-    """Siblings come to a small decode worker, are aborted, cancelled and retracted in any order."""
+    """Siblings come to a small decode worker, are aborted, cancelled, retracted and detached in any
+    order. Detached ones stand still, with the state of all tokens but the last, and then leave."""
 
     @initialize(
         model=st.sampled_from(sorted(MANIFESTS)),
@@ -220,6 +261,7 @@ class SiblingsMachine(RuleBasedStateMachine):
         self.reserved: list[Request] = []
         self.prompts: list[list[int]] = []
         self.unanswered: set[str] = set()
+        self.detached: set[str] = set()
 
     @rule(prompt=PROMPTS, max_tokens=st.integers(1, 9), siblings=st.integers(1, 4))
     def first(self, prompt: list[int], max_tokens: int, siblings: int) -> None:
@@ -287,6 +329,31 @@ class SiblingsMachine(RuleBasedStateMachine):
         decode.scheduler.retraction.retract(newest, decode.now)
         decode.collect()
 
+    @precondition(lambda self: self.decode.scheduler.sequences.decoding)
+    @rule(pick=st.integers(0, 99), num_planned=st.integers(0, 1))
+    def detach(self, pick: int, num_planned: int) -> None:
+        """With a step in flight, or none."""
+        for _ in range(num_planned):
+            self.decode.plan()
+        running = sorted(one.request_id for one in self.decode.scheduler.sequences.decoding)
+        name = running[pick % len(running)]
+        if self.decode.scheduler.detach(name, self.decode.now):
+            self.unanswered.add(name)
+            self.detached.add(name)
+        self.decode.collect()
+
+    @precondition(lambda self: self.detached)
+    @rule()
+    def leave(self) -> None:
+        """Those that stand still are sent, as they are, and give their slots back."""
+        still = {event.request_id for event in self.decode.seen(SequenceDetached)} & self.detached
+        for name in sorted(still):
+            if name in self.decode.scheduler.sequences.by_id:  # it was not cancelled
+                check_detached(self.decode, name)
+                self.decode.scheduler.cancel(name, self.decode.now)
+                self.decode.collect()
+        self.detached -= still
+
     @rule(plans=st.integers(0, 2))
     def step(self, plans: int) -> None:
         for _ in range(plans):
@@ -312,6 +379,7 @@ class SiblingsMachine(RuleBasedStateMachine):
         while self.reserved:
             self.commit(0)
         self.decode.drain()
+        self.leave()
         for name in set(self.decode.requests) - self.unanswered:
             assert self.decode.tokens[name] == self.decode.expected(name)
         self.decode.scheduler.reservations.expire(self.decode.now + KEPT_SECONDS)

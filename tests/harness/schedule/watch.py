@@ -1,5 +1,6 @@
 """A worker that is checked: after every step its claims must be true.
 
+budget        the prompts of a step have no more tokens together than its limit
 books         the ledger has exactly the holders that claim a slot
 tree          every cached unit holds the state of the prefix that its key names
 initialisers  a working slot gets its first state once in each generation, or was written before
@@ -24,8 +25,9 @@ from ferryman.cache.prompt_ends import PROMPT_END
 from ferryman.cache.resume import ReceiveState
 from ferryman.cache.slots import TREE, Demand, Holder, Role, SlotHandle, SlotPool
 from ferryman.engine.ops import advanced_slots_of, snapshots_of
-from ferryman.schedule.batch import DecodeStep, StepPlan
+from ferryman.schedule.batch import AuditStep, DecodeStep, StepPlan
 from ferryman.schedule.events import AuditDone, AuditOpened, AuditReady, Cached, Finished, LoadsDone
+from ferryman.schedule.limits import IN_TURNS
 from ferryman.schedule.sequence import RunningSequence
 from ferryman.schedule.slot_allocator import slot_op_holder
 
@@ -66,11 +68,24 @@ class WatchedWorker(ScheduledWorker):
         self._num_heard = 0
 
     def plan(self) -> bool:
-        before = len(self.queued)
+        before, num_decoding = len(self.queued), len(self.scheduler.sequences.decoding)
         planned = super().plan()
         for plan in list(self.queued)[before:]:
+            self._check_budget(plan, num_decoding)
             self._check_initialisers(plan)
         return planned
+
+    def _check_budget(self, plan: StepPlan, num_decoding: int) -> None:
+        """The prompts of a step share one budget, which those that decode lessen in turns."""
+        if isinstance(plan, DecodeStep):
+            return
+        limits, num_tokens = self.scheduler.limits, sum(c.end - c.start for c in plan.chunks)
+        left = limits.chunk_tokens
+        if limits.order is IN_TURNS and not isinstance(plan, AuditStep):
+            left = max(self.manifest.scan_chunk, left - num_decoding)
+        # A piece of the grid is computed whole, however small the budget is.
+        most = max(left, self.manifest.scan_chunk)
+        assert num_tokens <= most, f"step {plan.step_id} has {num_tokens} tokens of {most}"
 
     def collect(self) -> None:
         super().collect()

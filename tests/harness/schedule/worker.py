@@ -30,6 +30,7 @@ from ferryman.schedule.events import (
     RequestFailed,
     Retracted,
     SequenceAdmitted,
+    SequenceDetached,
     SequenceHeld,
 )
 from ferryman.schedule.limits import PREFILL_FIRST, SchedulerLimits, StepOrder
@@ -42,6 +43,7 @@ E = TypeVar(
     AuditDone,
     AuditReady,
     SequenceAdmitted,
+    SequenceDetached,
     Cached,
     ChainDropped,
     Drawn,
