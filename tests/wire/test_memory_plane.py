@@ -224,6 +224,22 @@ async def test_a_cancelled_sender_leaves_nothing_behind(lending: Lending) -> Non
         await sending
 
 
+@pytest.mark.parametrize("num_ticks", range(8))
+async def test_a_sender_cancelled_as_a_frame_becomes_free_gives_it_back(
+    lending: Lending, num_ticks: int
+) -> None:
+    taken = [await lending.store.take() for _ in range(NUM_FRAMES)]
+    sending = asyncio.ensure_future(lending.send(at_once([filled(PAGE)])))
+    await until(lambda: bool(lending.decode.sink.headers))
+    lending.store.give_back(taken.pop())
+    for _ in range(num_ticks):
+        await asyncio.sleep(0)
+    sending.cancel()
+    await asyncio.wait([sending])
+    while taken:
+        lending.store.give_back(taken.pop())
+
+
 async def test_bytes_that_got_lost_are_noticed(lending: Lending) -> None:
     lending.decode.miscount = -1
     with pytest.raises(CorruptState, match="bytes were lent"):

@@ -98,6 +98,8 @@ async def send_units_by_memory(
         answers.cancel()
         await asyncio.wait((answers,))
         landing.give_back()
+        if not answers.cancelled():
+            answers.exception()  # it was raised above, or another error was first
     if num_copied != landing.num_bytes:
         raise CorruptState(f"{landing.num_bytes} bytes were lent, {num_copied} were copied")
     return Sent(tuple(landing.digests), landing.num_bytes, MEMORY)
@@ -155,10 +157,12 @@ class _Landing:
         try:
             await asyncio.wait((taking, answers), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            if not taking.done():
+            # Also for a caller that is cancelled at this very moment: a frame that was taken is in
+            # the list of those that are given back.
+            if taking.done():
+                self._under_way.append(taking.result())
+            else:
                 taking.cancel()
-        if taking.done() and not taking.cancelled():
-            self._under_way.append(taking.result())
         return None if answers.done() else self._under_way[-1]
 
     def _fill(self, cuts: Sequence[_Cut], place: int) -> None:
