@@ -58,7 +58,7 @@ class LocalHandoffs:
         context = order.context
         self._requests.check_owner(context, order.router_id)
         self._table.check_new(context.request_id, context.attempt, self._parts.clock())
-        self._requests.check_new(context)
+        self._requests.check_new(order)
         self._requests.supersede(context, order.router_id)
         self._usage[name_of(context.request_id, context.attempt)] = Usage(order.request.prompt_len)
         self._requests.reserved(DecodeRequest(order, grammar), {"path": LOCAL})

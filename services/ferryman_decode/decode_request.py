@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Mapping
 from dataclasses import replace
 
+from ferryman.errors import InvalidRequest, PermissionDenied
 from ferryman.grammar.compiler import CompiledGrammar
 from ferryman.handoff.offsets import EMPTY_HASH, TokenFrame, extend_hash
 from ferryman.schedule.batch import Sampled
 from ferryman.schedule.drafting import NOTHING_DRAFTED, DraftCounts
 from ferryman.schedule.request import FinishReason
+from ferryman.wire.grpc.role_tokens import refuse_call
 from ferryman.wire.grpc.rpc import tags_for
 from ferryman.wire.values import (
     Ending,
@@ -39,7 +42,8 @@ class DecodeRequest:
         self.context = order.context
         self.grammar = grammar
         self.tags = tags_for(order.context)
-        self.router_id = order.router_id
+        self.router_id, self.signature = order.router_id, order.signature
+        self._moved = order.drawn_token_id if isinstance(order, ReserveOrder) else None
         self.name = name_of(order.context.request_id, order.context.attempt)
         self.base = order.request.num_generated
         self.ending: Ending = StreamContinues()
@@ -58,6 +62,17 @@ class DecodeRequest:
     @property
     def is_over(self) -> bool:
         return not isinstance(self.ending, StreamContinues)
+
+    def check_signature(self, signature: bytes) -> None:
+        """Raises PermissionDenied for the signature of another attempt; it is counted."""
+        if not hmac.compare_digest(signature, self.signature.value):
+            refuse_call(PermissionDenied(f"its router signed {self.name} otherwise"))
+
+    def check_first(self, token_id: int) -> None:
+        """Raises InvalidRequest if the request moves, and its last token was another one."""
+        if self._moved is not None and token_id != self._moved:
+            text = f"{self.name} goes on behind token {self._moved}, not {token_id}"
+            raise InvalidRequest(text, "first")
 
     @property
     def usage(self) -> Usage:

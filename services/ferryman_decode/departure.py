@@ -38,7 +38,8 @@ class Departure:
         self._request, self._parts = request, parts
         manifest = parts.engine.manifest
         seen = without_last(order, manifest.page_size)
-        decode = DecodeClient(seen, parts.channels, me, manifest, side.transport)
+        drawn = int(order.request.token_ids[-1])
+        decode = DecodeClient(seen, parts.channels, me, manifest, side.transport, drawn)
         source = HandoffSource(
             held_as=request.name,
             deadline=parts.clock() + order.context.deadline_seconds,

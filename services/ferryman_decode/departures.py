@@ -21,6 +21,7 @@ from ferryman.errors import LeaseLost, Stale, WrongEpoch
 from ferryman.handoff.effects import WriterId
 from ferryman.handoff.offer import offered_ranges
 from ferryman.wire.plane_values import GrpcOnly
+from ferryman.wire.signed_orders import SignatureCheck
 from ferryman.wire.values import PrefillOrder, StopOrder, WorkerAddress
 from ferryman.worker.handoff_transport import HandoffTransport
 from ferryman.worker.handoff_writer import SendingSide
@@ -61,9 +62,11 @@ class _DetachedState:
 class Departures:
     """The requests of one worker that are about to leave it, by request id."""
 
-    def __init__(self, parts: WorkerContext, order_check: OrderCheck) -> None:
+    def __init__(
+        self, parts: WorkerContext, order_check: OrderCheck, signature_check: SignatureCheck
+    ) -> None:
         self._parts = parts
-        self._order_check = order_check
+        self._order_check, self._signature_check = order_check, signature_check
         self._wanted: dict[str, DecodeRequest] = {}
         self._held: dict[str, _DetachedState] = {}
         self._num_detached = self._num_handed_off = self._num_given_up = 0
@@ -155,10 +158,12 @@ class Departures:
     def begin(self, order: PrefillOrder) -> Departure:
         """The hand-off of a detached request by its router's order.
 
-        Raises LeaseLost when its state is no longer kept; Stale when it is that of other tokens or
-        of another router's request, or an attempt for it runs; and as prefill for an order that is
-        not for this worker and its model.
+        Raises PermissionDenied for an order that no router signed for this worker; LeaseLost when
+        its state is no longer kept; Stale when it is that of other tokens or of another router's
+        request, or an attempt for it runs; and as prefill for an order that is not for this worker
+        and its model.
         """
+        self._signature_check.check_move(order, self._me)
         held = self._held.get(order.context.request_id)
         if held is None:
             raise LeaseLost(f"the state of {order.context.request_id} is not kept here")

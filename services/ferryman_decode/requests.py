@@ -22,6 +22,7 @@ from ferryman.errors import (
     Stale,
     TakenOver,
 )
+from ferryman.handoff.attempt_window import AttemptWindows
 from ferryman.runtime.lifecycle import Fact
 from ferryman.schedule.events import (
     AuditDone,
@@ -39,7 +40,15 @@ from ferryman.schedule.events import (
 from ferryman.schedule.request import FinishReason
 from ferryman.wire.grpc.rpc import NO_TAGS, CallTags
 from ferryman.wire.grpc.status import failure_of
-from ferryman.wire.values import CommitOrder, RequestContext, RequestTokens, TokenCursor, Usage
+from ferryman.wire.values import (
+    CommitOrder,
+    PrefillOrder,
+    RequestContext,
+    RequestTokens,
+    ReserveOrder,
+    TokenCursor,
+    Usage,
+)
 from ferryman.worker.auditor import Auditor
 from ferryman.worker.loop import hear_each
 from ferryman.worker.preempted import PreemptedRequests
@@ -67,6 +76,7 @@ class Requests:
             parts.host, parts.engine.scheduler, parts.background.start, parts.wake.set
         )
         self._auditor = Auditor(parts)
+        self._windows = AttemptWindows()
         self._by_name: dict[str, DecodeRequest] = {}
         # by the request id, which all attempts share
         self._attempts: dict[str, list[DecodeRequest]] = {}
@@ -79,18 +89,29 @@ class Requests:
 
     # Requests coming in.
 
-    def check_new(self, context: RequestContext) -> None:
-        """Raises Stale for a known attempt: its Reserve comes late."""
+    def check_new(self, order: ReserveOrder | PrefillOrder) -> None:
+        """Raises Stale for an attempt that is known or was here before: its Reserve comes late."""
+        context, signature = order.context, order.signature
         if name_of(context.request_id, context.attempt) in self._by_name:
             raise Stale(f"attempt {context.attempt} of {context.request_id} is known here")
+        lifetime = signature.lifetime_ms / 1000
+        self._windows.check(order.router_id, signature.serial, lifetime, self._parts.clock())
+
+    def check_repeated(self, order: ReserveOrder) -> None:
+        """Raises PermissionDenied for the Reserve of an attempt that another one has begun."""
+        self._by_name[name_of(order.context.request_id, order.context.attempt)].check_signature(
+            order.signature.value
+        )
 
     def reserved(self, request: DecodeRequest, facts: Mapping[str, Fact]) -> None:
         """The request may come. `facts` are the units wanted for it, the data plane, and the reason
         against a faster one."""
-        name = request.name
+        name, signature = request.name, request.signature
+        lifetime, now = signature.lifetime_ms / 1000, self._parts.clock()
+        self._windows.begin(request.router_id, signature.serial, lifetime, now)
         self._by_name[name] = request
         self._attempts.setdefault(request.context.request_id, []).append(request)
-        self._deadlines[name] = self._parts.clock() + request.context.deadline_seconds
+        self._deadlines[name] = now + request.context.deadline_seconds
         self._idle.clear()
         self._busy.set()
         self._say(request, "reserved", **facts)
@@ -105,6 +126,14 @@ class Requests:
             num_bytes = sum(unit.num_bytes for unit in units)
             facts: dict[str, Fact] = {"units": dict(by_kind), "tiers": dict(by_tier)}
             self._say(request, "loaded", bytes=num_bytes, seconds=round(seconds, 6), **facts)
+
+    def check_commit(self, order: CommitOrder) -> None:
+        """Raises, for a request that is known here, unless the commit is of the very attempt that
+        its router signed: PermissionDenied, or InvalidRequest."""
+        request = self._by_name.get(name_of(order.context.request_id, order.context.attempt))
+        if request is not None:
+            request.check_signature(order.signature)
+            request.check_first(order.first.token_id)
 
     def committed(self, order: CommitOrder) -> None:
         """Decode has verified the hand-off: the request runs, and its first token may be sent."""

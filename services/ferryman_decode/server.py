@@ -53,6 +53,7 @@ from ferryman.wire.plane_values import (
     NixlOffer,
     memory_at,
 )
+from ferryman.wire.signed_orders import SignatureCheck
 from ferryman.wire.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
 from ferryman.wire.values import (
     PrefillAdmitted,
@@ -107,7 +108,8 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         self._parts = parts
         self._streams = RouterStreams(parts.epoch)
         self._order_check = OrderCheck(parts.engine)
-        self._departures = Departures(parts, self._order_check)
+        self._signature_check = SignatureCheck(parts.access, parts.worker_id, parts.epoch)
+        self._departures = Departures(parts, self._order_check, self._signature_check)
         self.requests = Requests(parts, self._streams, self._departures)
         self._host_loads = HostLoads(parts, self.requests.loaded, self._load_failed)
         self.receiver = HandoffReceiver(
@@ -185,8 +187,12 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
     def _promised(self, order: ReserveOrder) -> Reservation | None:
         """The earlier promise for this attempt, if any; looked up in the same tick as the
         answer."""
-        self.requests.check_owner(order.context, order.router_id)
-        return self.receiver.table.reserved(order.context.request_id, order.context.attempt)
+        context = order.context
+        self.requests.check_owner(context, order.router_id)
+        promised = self.receiver.table.reserved(context.request_id, context.attempt)
+        if promised is not None:
+            self.requests.check_repeated(order)
+        return promised
 
     async def _reserved(
         self,
@@ -220,7 +226,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
     ) -> Reservation:
         """A new reservation. Ends an earlier attempt that still decodes here, because its tokens
         are not read any more."""
-        self.requests.check_new(order.context)
+        self.requests.check_new(order)
         reservation = self.receiver.reserve(order, lease.view)
         chosen: dict[str, Fact] = {
             f"wanted_{span.kind}": [span.first, span.end] for span in reservation.ranges
@@ -243,8 +249,9 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         return reservation
 
     def _checked(self, order: ReserveOrder) -> ReserveOrder:
-        """Checks the order before anything is taken."""
+        """Checks the order before anything is taken: first, that a router gave it."""
         self._check_epoch(order.worker_epoch)
+        self._signature_check.check_reserve(order)
         if self._is_draining:
             raise Unavailable("this decode worker is draining")
         if order.context.deadline_seconds <= 0:
@@ -292,6 +299,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
     ) -> decode_pb2.CommitResponse:
         order = commit_order_from_wire(request)
         self._order_check.check_drawn(order.first)
+        self.requests.check_commit(order)
         fence = WriteFence(order.epoch, order.reservation_id, order.context.attempt)
         await self.receiver.verify_all(fence)
         await self._host_loads.check_over(fence.reservation_id)
@@ -305,6 +313,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         match abort_order_from_wire(request):
             case RouterAbort() as order:
                 check_caller(ClusterRole.ROUTER)
+                self._signature_check.check_abort(order)
                 return self._aborts.by_router(order)
             case WriterAbort() as order:
                 check_caller(ClusterRole.PREFILL, ClusterRole.DECODE, ClusterRole.BOTH)
@@ -317,7 +326,9 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         self, request: decode_pb2.DetachRequest, context: Any
     ) -> decode_pb2.DetachResponse:
         self._check_epoch(request.worker_epoch)
-        self.requests.detach(request.request_id, request.attempt, request.router_id)
+        named = request.request_id, request.attempt, request.router_id
+        self._signature_check.check_detach(*named, request.signature)
+        self.requests.detach(*named)
         return decode_pb2.DetachResponse()
 
     async def HandOff(
@@ -343,6 +354,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         self._check_epoch(request.worker_epoch)
         if not request.router_id:
             raise InvalidRequest("a token stream belongs to a router", "router_id")
+        self._signature_check.check_tokens(request.router_id, request.signature)
         # At once, so that a router knows that it is connected, though no token may come for long.
         await context.send_initial_metadata(())
         outlet = self._streams.open(request.router_id)

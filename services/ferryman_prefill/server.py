@@ -23,6 +23,7 @@ from ferryman.wire.codec.prefill import (
 )
 from ferryman.wire.grpc.rpc import NO_TAGS, CallTags, tags_for
 from ferryman.wire.hostcache.client import HostLease
+from ferryman.wire.signed_orders import SignatureCheck
 from ferryman.wire.v1 import prefill_pb2, prefill_pb2_grpc
 from ferryman.wire.values import PrefillOrder, StopOrder, WorkerAddress
 from ferryman.worker.decode_client import DecodeClient
@@ -113,6 +114,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
         self._me = WorkerAddress(parts.worker_id, "", parts.epoch)
         self._max_queued = limits.max_waiting
         self._order_check = OrderCheck(parts.engine)
+        self._signature_check = SignatureCheck(parts.access, parts.worker_id, parts.epoch)
         self._grammars = BackgroundCompiler(parts.engine.grammars)
         # By their names, in the order in which they came: the place in it is told as `queued`.
         self._attempts: dict[str, PromptAttempt] = {}
@@ -131,6 +133,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
         self, request: prefill_pb2.PrefillRequest, context: Any
     ) -> AsyncIterator[prefill_pb2.PrefillResponse]:
         order = prefill_order_from_wire(request)
+        self._signature_check.check_prefill(order, self._me)
         grammar = await self._grammars.checked(
             order.request.sampling.grammar, within=order.context.deadline_seconds
         )

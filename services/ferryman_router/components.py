@@ -19,12 +19,13 @@ from ferryman.wire.grpc.rpc import Channels
 from ferryman.wire.nats.heartbeat import NO_STATE, Heartbeat
 from ferryman.wire.nats.sender_proof import CheckSender
 from ferryman.wire.redis.index import PrefixIndex
+from ferryman.wire.signed_orders import RouterSignatures
 from ferryman_router.intake.body_intake import Intake
 from ferryman_router.intake.frontend import Frontend
 from ferryman_router.request.context import Probation, RetryBudget, RouterContext
 from ferryman_router.request.metrics import RouterMetrics, RouterStatistics
 from ferryman_router.request.request_table import Evacuation, RequestTable
-from ferryman_router.request.token_streams import WorkerStreams
+from ferryman_router.request.token_streams import TokenReader, WorkerStreams
 from ferryman_router.request.worker_client import WorkerClient
 from ferryman_router.routing.dispatcher import Dispatcher
 from ferryman_router.routing.fleet import Effect, Fleet, WorkerJoined
@@ -38,14 +39,15 @@ from ferryman_router.served_model import ServedModel
 
 @dataclass(frozen=True, slots=True)
 class Transports:
-    """The connections to other processes, and the check of their messages. Calls that outlive
-    their request run in the `background`."""
+    """The connections to other processes, the check of their messages, and the `signatures` of
+    orders to them. Calls that outlive their request run in the `background`."""
 
     member: Membership
     channels: Channels
     lifecycle: LifecyclePublisher
     index: PrefixIndex
     check_sender: CheckSender
+    signatures: RouterSignatures
     background: Background
 
 
@@ -90,7 +92,7 @@ def make_components(
     )
     # The streams come after the dispatcher: a worker that joins or leaves makes it serve its queue.
     streams = WorkerStreams(
-        router_id,
+        TokenReader(router_id, transports.signatures),
         fleet,
         requests=requests,
         dispatcher=dispatcher,
@@ -116,7 +118,9 @@ def make_components(
         dispatcher=dispatcher,
         budget=RetryBudget(limits.retry_share, limits.retry_floor),
         probation=Probation(),
-        workers=WorkerClient(fleet, transports.channels, metrics, background.start),
+        workers=WorkerClient(
+            fleet, transports.channels, metrics, transports.signatures, background.start
+        ),
         liveness=liveness,
         ask_again=streams.ask_again,
         lifecycle=transports.lifecycle,

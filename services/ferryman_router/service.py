@@ -32,6 +32,7 @@ from ferryman.wire.nats.bus import Discoverable
 from ferryman.wire.nats.heartbeat import ROUTER
 from ferryman.wire.nats.sender_proof import believe_all, check_sender
 from ferryman.wire.redis.redis_index import redis_index
+from ferryman.wire.signed_orders import RouterSignatures
 from ferryman_router.bodies.place import BodyRules
 from ferryman_router.components import Components, RouterTelemetry, Transports, make_components
 from ferryman_router.doors.answer_endpoints import HttpDeps
@@ -169,6 +170,7 @@ async def _transports(
         member.lifecycle(),
         index,
         check_sender if access.credentials else believe_all,
+        RouterSignatures(access),
         await stack.enter_async_context(Background()),
     )
 

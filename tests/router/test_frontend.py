@@ -19,10 +19,12 @@ from ferryman.runtime.background import Background
 from ferryman.runtime.membership import Membership
 from ferryman.schedule.request import FinishReason, SamplingParams
 from ferryman.settings.router import LimitSettings
+from ferryman.wire.grpc.role_tokens import OPEN_TO_ALL
 from ferryman.wire.grpc.rpc import Channels
 from ferryman.wire.nats.sender_proof import believe_all
 from ferryman.wire.nats.subjects import Subjects
 from ferryman.wire.public import GenerateFinished, TokenChunk, TokenPrompt
+from ferryman.wire.signed_orders import RouterSignatures
 from ferryman.wire.values import Usage
 from ferryman_router.components import Transports, make_components
 from ferryman_router.intake.body_intake import Intake, ReaderProcess
@@ -57,7 +59,8 @@ async def frontend(folder: Path) -> AsyncIterator[Frontend]:
     model = ServedModel.load(folder, "tiny", 0)
     async with Channels() as channels, Background() as background:
         lifecycle, index = member.lifecycle(), MemoryIndex()
-        ways = Transports(member, channels, lifecycle, index, believe_all, background)
+        signatures = RouterSignatures(OPEN_TO_ALL)
+        ways = Transports(member, channels, lifecycle, index, believe_all, signatures, background)
         with closing(Intake(ReaderProcess(()))) as intake:
             yield make_components(LIMITS, model, ways, intake, Quotas()).frontend
 

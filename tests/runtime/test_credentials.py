@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from ferryman.security.credentials_file import (
     write_all_credentials,
     write_credentials,
 )
+from ferryman.security.order_signatures import OrderSigner, OrderVerifier
 from ferryman.settings.groups import AccessSettings
 
 LONG = [bytes(range(begin, begin + 80)) for begin in (0x00, 0x60, 0xB0)]
@@ -54,12 +55,13 @@ def test_the_vectors_of_rfc_5869(secret: bytes, salt: bytes, info: bytes, wanted
 
 def secrets_of(role: ClusterRole, key: ClusterKey = KEY) -> set[str]:
     made = credentials_of(key, role)
-    return {made.nats.password, made.redis.password, made.grpc_token}
+    signing = {made.signing_seed} if role is ClusterRole.ROUTER else set()
+    return {made.nats.password, made.redis.password, made.grpc_token} | signing
 
 
 def test_every_role_use_and_cluster_has_a_secret_of_its_own() -> None:
     made = [secrets_of(role, key) for role in ClusterRole for key in (KEY, STRANGERS_KEY)]
-    assert len(set().union(*made)) == 3 * 2 * len(ClusterRole)
+    assert len(set().union(*made)) == (3 * len(ClusterRole) + 1) * 2
     assert secrets_of(ClusterRole.ROUTER) == secrets_of(ClusterRole.ROUTER), (
         "a restart makes the same ones"
     )
@@ -87,6 +89,28 @@ def test_a_token_says_its_role_and_a_strangers_none() -> None:
     assert decode.role_of("\udcff") is None
 
 
+def test_routers_alone_can_sign_and_all_roles_know_by_which_key() -> None:
+    router = credentials_of(KEY, ClusterRole.ROUTER)
+    signed = OrderSigner(router.signing_seed).sign(b"an order")
+    for role in ClusterRole:
+        made = credentials_of(KEY, role)
+        assert bool(made.signing_seed) is (role is ClusterRole.ROUTER)
+        assert OrderVerifier(made.order_keys).verifies(signed, b"an order")
+        other = credentials_of(STRANGERS_KEY, role)
+        assert not OrderVerifier(other.order_keys).verifies(signed, b"an order")
+
+
+def test_a_file_may_name_several_keys_of_which_one_has_signed(tmp_path: Path) -> None:
+    """So keys can be changed while routers of both sorts run."""
+    mine, other = (credentials_of(key, ClusterRole.DECODE) for key in (KEY, STRANGERS_KEY))
+    path = tmp_path / "decode.json"
+    write_credentials(path, replace(mine, order_keys=(*mine.order_keys, *other.order_keys)))
+    verifier = OrderVerifier(read_credentials(path).order_keys)
+    for key in (KEY, STRANGERS_KEY):
+        seed = credentials_of(key, ClusterRole.ROUTER).signing_seed
+        assert verifier.verifies(OrderSigner(seed).sign(b"an order"), b"an order")
+
+
 def test_a_file_is_its_owners_alone_and_says_what_was_written(tmp_path: Path) -> None:
     paths = write_all_credentials(tmp_path, KEY)
     assert {path.name for path in tmp_path.iterdir()} == {f"{role}.json" for role in ClusterRole}
@@ -112,7 +136,20 @@ def _without(name: str) -> str:
     return json.dumps(said)
 
 
-BAD = ["", "{}", "[]", "null", "é" * 20, *map(_without, ("role", "nats", "token_digests"))]
+def _with(name: str, value: object) -> str:
+    return json.dumps({**asdict(credentials_of(KEY, ClusterRole.DECODE)), name: value})
+
+
+BAD = [
+    "",
+    "{}",
+    "[]",
+    "null",
+    "é" * 20,
+    *map(_without, ("role", "nats", "token_digests", "order_keys", "signing_seed")),
+    *(_with("order_keys", value) for value in ([], ["0"], [7], "00" * 32, ["00" * 31])),
+    *(_with("signing_seed", value) for value in (None, "0", "zz" * 32)),
+]
 
 
 @pytest.mark.parametrize("text", BAD)

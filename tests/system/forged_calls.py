@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
 
@@ -18,20 +18,24 @@ from ferryman.handoff.values import WantedUnit
 from ferryman.schedule.batch import Sampled
 from ferryman.schedule.request import Request, SamplingParams
 from ferryman.security.credentials import Login
+from ferryman.tiers.values import WorkerLife
 from ferryman.wire.codec.handoff import (
     abort_order_to_wire,
     commit_order_to_wire,
+    hand_off_order_to_wire,
     reserve_order_to_wire,
 )
 from ferryman.wire.codec.pieces import Piece, WriteHeader, header_to_wire, piece_to_wire
 from ferryman.wire.codec.prefill import prefill_order_to_wire
 from ferryman.wire.codec.tokens import cursor_to_wire
+from ferryman.wire.grpc.role_tokens import OPEN_TO_ALL
 from ferryman.wire.grpc.rpc import channel
 from ferryman.wire.grpc.status import typed_errors
 from ferryman.wire.nats.heartbeat import Heartbeat
 from ferryman.wire.plane_values import NixlOffer
 from ferryman.wire.redis.index import IndexedUnit, NodeLife
 from ferryman.wire.redis.redis_index import redis_index
+from ferryman.wire.signed_orders import RouterSignatures
 from ferryman.wire.v1 import decode_pb2, hostcache_pb2, prefill_pb2
 from ferryman.wire.v1.decode_pb2_grpc import DecodeServiceStub
 from ferryman.wire.v1.hostcache_pb2_grpc import HostCacheServiceStub
@@ -51,6 +55,7 @@ from ferryman.wire.values import (
 TOKENS = tuple(range(5, 41))
 CALL_SECONDS = 120
 GUESSED = "res-" + 24 * "0"
+NO_SIGNATURES = RouterSignatures(OPEN_TO_ALL)
 
 
 # The calls of `ForgedCalls`: the process that is called, and the method.
@@ -63,6 +68,8 @@ CALLS = {
     "land_pages": ("decode", "DecodeService/LandPages"),
     "commit": ("decode", "DecodeService/Commit"),
     "abort": ("decode", "DecodeService/Abort"),
+    "detach": ("decode", "DecodeService/Detach"),
+    "hand_off": ("decode", "DecodeService/HandOff"),
     "read_tokens": ("decode", "DecodeService/Tokens"),
     "attach": ("hostcache", "HostCacheService/Attach"),
     "fetch": ("hostcache", "HostCacheService/Fetch"),
@@ -75,7 +82,8 @@ def method_of(call: str) -> str:
 
 @dataclass(frozen=True)
 class ForgedCalls:
-    """The calls of somebody with this token. Each raises the worker's refusal, as a typed error.
+    """The calls of somebody with this token, who signs orders as he can. Each raises the worker's
+    refusal, as a typed error.
 
     `request_id` is one that runs, `router_id` the router it belongs to.
     """
@@ -84,6 +92,7 @@ class ForgedCalls:
     beats: Mapping[str, Heartbeat]
     request_id: str
     router_id: str
+    signatures: RouterSignatures = NO_SIGNATURES
 
     async def prefill(self) -> None:
         """A prompt of its own, computed and handed off to the decode worker."""
@@ -98,8 +107,9 @@ class ForgedCalls:
         )
         async with channel(prefill.address, self.token) as way:
             with typed_errors():
+                signed = self.signatures.attempt(order, _address(prefill), is_move=False)
                 call = PrefillServiceStub(way).Prefill(
-                    prefill_order_to_wire(order), timeout=CALL_SECONDS
+                    prefill_order_to_wire(signed), timeout=CALL_SECONDS
                 )
                 async for _ in call:
                     pass
@@ -172,12 +182,45 @@ class ForgedCalls:
     async def abort(self) -> None:
         """The end of a running request, in its router's name."""
         order = RouterAbort(self.request_id, 1, "forged", self.router_id)
+        order = self.signatures.abort(order, _life(self.beats["decode"]))
 
         async def end(stub: Any) -> None:
             answer = await stub.Abort(abort_order_to_wire(order))
             assert answer.was_known
 
         await self._decode(end)
+
+    async def detach(self) -> None:
+        """A running request stands still, and waits for an order to move it."""
+        decode = self.beats["decode"]
+        named = self.request_id, 1, self.router_id
+        asked = decode_pb2.DetachRequest(
+            request_id=self.request_id,
+            attempt=1,
+            router_id=self.router_id,
+            worker_epoch=decode.epoch,
+            signature=self.signatures.detach(*named, _life(decode)),
+        )
+        await self._decode(lambda stub: stub.Detach(asked))
+
+    async def hand_off(self) -> None:
+        """A running request goes to a worker of the caller's choice, with its state."""
+        decode = self.beats["decode"]
+        order = PrefillOrder(
+            context=replace(self._context(), request_id=self.request_id, attempt=2),
+            worker_epoch=decode.epoch,
+            decode=WorkerAddress("decode-" + 16 * "0", "127.0.0.1:1", 1),
+            router_id=self.router_id,
+            request=replace(self._request(), request_id=self.request_id, num_generated=1),
+            manifest_digest=decode.state.digest,
+        )
+        signed = self.signatures.attempt(order, _address(decode), is_move=True)
+
+        async def read(stub: Any) -> None:
+            async for _ in stub.HandOff(hand_off_order_to_wire(signed), timeout=CALL_SECONDS):
+                pass
+
+        await self._decode(read)
 
     async def abort_writing(self) -> None:
         """The end of another's reservation, in its writer's name."""
@@ -190,6 +233,7 @@ class ForgedCalls:
             router_id=self.router_id,
             worker_epoch=self.beats["decode"].epoch,
             resume=[cursor_to_wire(TokenCursor(self.request_id, 1, 0))],
+            signature=self.signatures.tokens(self.router_id, _life(self.beats["decode"])),
         )
 
         async def read(stub: Any) -> None:
@@ -237,6 +281,10 @@ class ForgedCalls:
         async with channel(self.beats["hostcache"].address, self.token) as way:
             with typed_errors():
                 await call(HostCacheServiceStub(way))
+
+
+def _life(beat: Heartbeat) -> WorkerLife:
+    return WorkerLife(beat.worker_id, beat.epoch)
 
 
 def _address(beat: Heartbeat) -> WorkerAddress:

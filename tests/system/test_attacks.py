@@ -33,18 +33,19 @@ from tests.system.public_doors import errors_over_grpc, statuses_over_http
 from tests.waiting import wait_until
 
 from ferryman.client import Client
-from ferryman.errors import LeaseLost, NotFound, PermissionDenied, Unauthenticated
+from ferryman.errors import LeaseLost, NotFound, PermissionDenied, Stale, Unauthenticated
 from ferryman.handoff.lifecycle import LifecycleEntry
 from ferryman.ids import make_life_secret, worker_id_of
 from ferryman.runtime.lifecycle import encode_event
 from ferryman.schedule.request import SamplingParams
 from ferryman.security.credentials import ClusterRole, Login
-from ferryman.wire.grpc.role_tokens import ALLOWED
+from ferryman.wire.grpc.role_tokens import ALLOWED, GrpcAccess
 from ferryman.wire.nats.heartbeat import beat_to_bytes
 from ferryman.wire.nats.lifecycle_log import STREAM
 from ferryman.wire.nats.permissions import inbox_of
 from ferryman.wire.nats.sender_proof import LIFE_HEADER
 from ferryman.wire.public import GenerateFinished
+from ferryman.wire.signed_orders import RouterSignatures
 from ferryman.wire.values import Usage
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
@@ -64,6 +65,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AttackedCluste
 
 def calls_by(cluster: AttackedCluster, token: str, request_id: str) -> ForgedCalls:
     return ForgedCalls(token, cluster.beats, request_id, cluster.router_id)
+
+
+def calls_of_a_router(cluster: AttackedCluster, request_id: str) -> ForgedCalls:
+    """By its file, in which there is the key that signs."""
+    file = cluster.leaked(ROUTER)
+    signatures = RouterSignatures(GrpcAccess(file))
+    calls = calls_by(cluster, file.grpc_token, request_id)
+    return replace(calls, signatures=signatures)
 
 
 async def test_a_stranger_gives_no_worker_an_order(cluster: AttackedCluster) -> None:
@@ -96,24 +105,42 @@ async def test_a_leaked_writer_cannot_touch_a_hand_off_of_another(cluster: Attac
     aborts = cluster.refused_calls("PermissionDenied")["abort"]
     async with cluster.stream_beside() as request_id:
         calls = calls_by(cluster, cluster.leaked(PREFILL).grpc_token, request_id)
-        for touch in (calls.renew, calls.write_pages, calls.land_pages, calls.commit):
+        for touch in (calls.renew, calls.write_pages, calls.land_pages):
             with pytest.raises(LeaseLost):
                 await touch()
+        with pytest.raises(PermissionDenied, match="signed"):
+            await calls.commit()
         await calls.abort_writing()
         with pytest.raises(PermissionDenied, match="role router"):
             await calls.abort()
-    assert cluster.metric("decode", "reservations_refused ") >= before + 3
+    assert cluster.metric("decode", "reservations_refused ") >= before + 2
     assert cluster.refused_calls("PermissionDenied")["abort"] == aborts + 1
 
 
-async def test_a_router_s_token_would_do_it_all(cluster: AttackedCluster) -> None:
-    """The same calls, by the one who may."""
-    may = cluster.leaked(ROUTER).grpc_token
+async def test_a_router_s_token_alone_orders_nothing(cluster: AttackedCluster) -> None:
+    """Each worker that a router calls sees it. The key that signs orders is in its file alone."""
+    before = cluster.refused_calls("PermissionDenied")
+    orders = [call for call in CALLS if ROUTER in ALLOWED[method_of(call)]]
     async with cluster.stream_beside() as request_id:
-        await calls_by(cluster, may, request_id).prefill()
+        calls = calls_by(cluster, cluster.leaked(ROUTER).grpc_token, request_id)
+        for call in orders:
+            with pytest.raises(PermissionDenied, match="signed"):
+                await getattr(calls, call)()
+    assert cluster.refused_calls("PermissionDenied") - before == Counter(orders)
+    assert set(orders) == {"prefill", "abort", "detach", "hand_off", "read_tokens"}
+
+
+async def test_a_router_s_file_would_do_it_all(cluster: AttackedCluster) -> None:
+    """The same calls, by the one who may."""
+    async with cluster.stream_beside() as request_id:
+        await calls_of_a_router(cluster, request_id).prefill()
     async with cluster.running(ENDLESS) as (request_id, _, _):
-        await calls_by(cluster, may, request_id).read_tokens()
-        await calls_by(cluster, may, request_id).abort()
+        await calls_of_a_router(cluster, request_id).read_tokens()
+        await calls_of_a_router(cluster, request_id).abort()
+    async with cluster.running(ENDLESS) as (request_id, _, _):
+        await calls_of_a_router(cluster, request_id).detach()
+        with pytest.raises(Stale, match="other tokens"):
+            await calls_of_a_router(cluster, request_id).hand_off()
 
 
 # NATS. A worker may say nothing but what is its role's: its beats, events and caches.

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from uuid import uuid4
 
 import pytest
-from tests.cluster_keys import STRANGERS_KEY, token_of
+from tests.cluster_keys import KEY, STRANGERS_KEY, token_of
 from tests.harness.cluster import (
     PAGE_SIZE,
     Cluster,
@@ -27,13 +27,21 @@ from ferryman.errors import InvalidRequest, PermissionDenied, Unauthenticated
 from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_model
 from ferryman.schedule.request import Request, SamplingParams
-from ferryman.security.credentials import ClusterRole
+from ferryman.security.credentials import ClusterRole, credentials_of
 from ferryman.wire.codec.handoff import reserve_order_to_wire
 from ferryman.wire.codec.prefill import prefill_order_to_wire
+from ferryman.wire.grpc.role_tokens import GrpcAccess
 from ferryman.wire.grpc.rpc import channel
 from ferryman.wire.grpc.status import typed_errors
+from ferryman.wire.signed_orders import RouterSignatures
 from ferryman.wire.v1 import decode_pb2_grpc, prefill_pb2_grpc
-from ferryman.wire.values import PrefillOrder, RequestContext, ReserveOrder, WorkerAddress
+from ferryman.wire.values import (
+    AttemptSignature,
+    PrefillOrder,
+    RequestContext,
+    ReserveOrder,
+    WorkerAddress,
+)
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
@@ -61,6 +69,9 @@ class Forger:
         writer: str = token_of(ClusterRole.PREFILL),
     ) -> None:
         self._router, self._writer = router, writer
+        self._router_id = f"forger-{uuid4().hex[:8]}"
+        # Whatever its token: what these tests forge is the rest.
+        self._signatures = RouterSignatures(GrpcAccess(credentials_of(KEY, ClusterRole.ROUTER)))
         (self.prefill,), (self.decode,) = cluster.of_role("prefill"), cluster.of_role("decode")
         self._digest = load_model(
             cluster.model, LoadOptions("float64", page_size=PAGE_SIZE)
@@ -70,21 +81,24 @@ class Forger:
         name = f"forged-{uuid4().hex[:8]}"
         return Request(name, as_token_ids(tokens), tuple(keys), GREEDY)
 
-    async def prefills(self, tokens: Sequence[int], keys: Sequence[PageKey]) -> None:
-        """Runs an order to its end: without a refusal, both workers have cached the prompt."""
-        request = self._request(tokens, keys)
-        order = PrefillOrder(
+    def _order(self, request: Request) -> PrefillOrder:
+        return PrefillOrder(
             context=RequestContext(request.request_id, 1, 20.0),
             worker_epoch=int(self.prefill.ready["epoch"]),
             decode=_address(self.decode),
-            router_id="forger",
+            router_id=self._router_id,
             request=request,
             manifest_digest=self._digest,
         )
+
+    async def prefills(self, tokens: Sequence[int], keys: Sequence[PageKey]) -> None:
+        """Runs an order to its end: without a refusal, both workers have cached the prompt."""
+        order = self._order(self._request(tokens, keys))
         async with channel(str(self.prefill.ready["address"]), self._router) as way:
             stub = prefill_pb2_grpc.PrefillServiceStub(way)
             with typed_errors():
-                async for _ in stub.Prefill(prefill_order_to_wire(order), timeout=120):
+                signed = self._signatures.attempt(order, _address(self.prefill), is_move=False)
+                async for _ in stub.Prefill(prefill_order_to_wire(signed), timeout=120):
                     pass
 
     async def reserves(self, tokens: Sequence[int], keys: Sequence[PageKey]) -> None:
@@ -93,15 +107,20 @@ class Forger:
             context=RequestContext(request.request_id, 1, 20.0),
             worker_epoch=int(self.decode.ready["epoch"]),
             writer=_address(self.prefill),
-            router_id="forger",
+            router_id=self._router_id,
             request=request,
             manifest_digest=self._digest,
             manifest_json="",
+            signature=self._signed(request),
         )
         async with channel(str(self.decode.ready["address"]), self._writer) as way:
             stub = decode_pb2_grpc.DecodeServiceStub(way)
             with typed_errors():
                 await stub.Reserve(reserve_order_to_wire(order), timeout=120)
+
+    def _signed(self, request: Request) -> AttemptSignature:
+        order = self._order(request)
+        return self._signatures.attempt(order, _address(self.prefill), is_move=False).signature
 
 
 def _address(worker: Service) -> WorkerAddress:

@@ -55,6 +55,7 @@ cached = st.builds(CachedTokens, *[st.integers(0, 37)] * 4)
 uncached = st.lists(st.builds(values.UncachedPages, texts, counts), max_size=3).map(tuple)
 usages = st.builds(values.Usage, st.integers(150, 9999), counts, cached, uncached, counts, counts)
 addresses = st.builds(values.WorkerAddress, texts, texts, epochs)
+signatures = st.builds(values.AttemptSignature, epochs, counts, st.binary(max_size=64))
 reachable = st.builds(values.WorkerAddress, texts, st.just("host:1"), epochs)
 ranges = st.builds(
     lambda kind, first, length: PageRange(kind, first, first + length),
@@ -155,7 +156,10 @@ def prefill_orders(draw: st.DrawFn) -> values.PrefillOrder:
     context = draw(contexts())
     request = draw(requests(context.request_id))
     decode, digest, router_id = draw(reachable), draw(texts), draw(texts)
-    return values.PrefillOrder(context, draw(epochs), decode, router_id, request, digest)
+    epoch, unlike, signature = draw(epochs), draw(counts), draw(signatures)
+    return values.PrefillOrder(
+        context, epoch, decode, router_id, request, digest, unlike, signature
+    )
 
 
 @st.composite
@@ -166,7 +170,8 @@ def reserve_orders(draw: st.DrawFn) -> values.ReserveOrder:
     epoch, manifest = draw(epochs), draw(texts)
     others = st.builds(NixlOffer, texts), st.builds(MemoryOffer, texts)
     offer = draw(st.one_of(st.just(GrpcOnly()), *others))
-    return values.ReserveOrder(context, epoch, writer, router_id, request, digest, manifest, offer)
+    named = context, epoch, writer, router_id, request, digest, manifest, offer
+    return values.ReserveOrder(*named, draw(signatures), draw(st.none() | u32))
 
 
 def reserve_answers() -> SearchStrategy[ReserveAnswer]:
@@ -192,7 +197,15 @@ def commit_orders() -> SearchStrategy[values.CommitOrder]:
     written = st.lists(ranges, max_size=4).map(tuple)
     some_digests = st.lists(digests, max_size=4).map(tuple)
     return st.builds(
-        values.CommitOrder, contexts(), texts, epochs, written, some_digests, sampled, usages
+        values.CommitOrder,
+        contexts(),
+        texts,
+        epochs,
+        written,
+        some_digests,
+        sampled,
+        usages,
+        st.binary(max_size=64),
     )
 
 
@@ -207,7 +220,7 @@ def stop_answers() -> SearchStrategy[values.StopAnswer]:
 def abort_orders() -> SearchStrategy[values.AbortOrder]:
     fences = st.builds(WriteFence, epochs, texts, counts)
     return st.one_of(
-        st.builds(values.RouterAbort, request_ids, counts, texts, texts),
+        st.builds(values.RouterAbort, request_ids, counts, texts, texts, st.binary(max_size=64)),
         st.builds(values.WriterAbort, request_ids, fences, texts, st.booleans()),
     )
 

@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass
 
 import grpc.aio
 
 from ferryman.errors import FerrymanError, Stale, WrongEpoch
 from ferryman.runtime.background import Background
+from ferryman.tiers.values import WorkerLife
 from ferryman.wire.codec.tokens import cursor_to_wire, request_tokens_from_wire
 from ferryman.wire.grpc.rpc import Channels
 from ferryman.wire.nats.heartbeat import DECODE
+from ferryman.wire.signed_orders import RouterSignatures
 from ferryman.wire.v1 import decode_pb2, decode_pb2_grpc
 from ferryman_router.request.attempt_result import WorkerGone
 from ferryman_router.request.metrics import RouterMetrics
@@ -39,13 +42,25 @@ log = logging.getLogger(__name__)
 RETRY_SECONDS = 0.1
 
 
+@dataclass(frozen=True, slots=True)
+class TokenReader:
+    """The router that reads, and its signatures."""
+
+    router_id: str
+    signatures: RouterSignatures
+
+
 class TokenStream:
     """The stream of one life of one decode worker, for the requests that it decodes."""
 
     def __init__(
-        self, name: WorkerName, address: str, router_id: str, requests: RequestTable
+        self,
+        name: WorkerName,
+        address: str,
+        reader: TokenReader,
+        requests: RequestTable,
     ) -> None:
-        self._name, self._address, self._router_id = name, address, router_id
+        self._name, self._address, self._reader = name, address, reader
         self._requests = requests
         self._call: (
             grpc.aio.UnaryStreamCall[decode_pb2.TokensRequest, decode_pb2.TokensResponse] | None
@@ -84,8 +99,12 @@ class TokenStream:
         self._asks_again, was_open = False, False
         stub = decode_pb2_grpc.DecodeServiceStub(channels.to(self._address))
         resume = [cursor_to_wire(cursor) for cursor in self._requests.cursors(self._name)]
+        router_id, life = self._reader.router_id, WorkerLife(self._name.worker_id, self._name.epoch)
         request = decode_pb2.TokensRequest(
-            router_id=self._router_id, worker_epoch=self._name.epoch, resume=resume
+            router_id=router_id,
+            worker_epoch=life.epoch,
+            resume=resume,
+            signature=self._reader.signatures.tokens(router_id, life),
         )
         call = self._call = stub.Tokens(request)
         under_way = self._requests.under_way
@@ -127,7 +146,7 @@ class WorkerStreams:
 
     def __init__(
         self,
-        router_id: str,
+        reader: TokenReader,
         fleet: Fleet,
         *,
         requests: RequestTable,
@@ -137,7 +156,7 @@ class WorkerStreams:
         metrics: RouterMetrics,
         patience: float,
     ) -> None:
-        self._router_id, self._fleet, self._requests = router_id, fleet, requests
+        self._reader, self._fleet, self._requests = reader, fleet, requests
         self._dispatcher, self._channels, self._background = dispatcher, channels, background
         self._metrics, self._patience = metrics, patience
         self._streams: dict[WorkerName, tuple[TokenStream, asyncio.Task[None]]] = {}
@@ -165,7 +184,7 @@ class WorkerStreams:
             held[0].ask_again()
 
     def _hold(self, name: WorkerName, address: str) -> None:
-        stream = TokenStream(name, address, self._router_id, self._requests)
+        stream = TokenStream(name, address, self._reader, self._requests)
 
         def ended(task: asyncio.Task[None]) -> None:
             if not task.cancelled():

@@ -13,6 +13,7 @@ import grpc.aio
 from ferryman.cache.resume import max_resume_pages
 from ferryman.errors import FerrymanError
 from ferryman.schedule.request import Request
+from ferryman.tiers.values import WorkerLife
 from ferryman.wire.codec.handoff import (
     abort_order_to_wire,
     hand_off_order_to_wire,
@@ -24,6 +25,7 @@ from ferryman.wire.codec.scalars import keys_to_bytes
 from ferryman.wire.grpc.rpc import Channels
 from ferryman.wire.grpc.status import is_unexplained, typed
 from ferryman.wire.nats.heartbeat import Heartbeat
+from ferryman.wire.signed_orders import RouterSignatures
 from ferryman.wire.v1 import (
     decode_pb2,
     decode_pb2_grpc,
@@ -121,6 +123,10 @@ async def _progress(
         call.cancel()
 
 
+def _life(name: WorkerName) -> WorkerLife:
+    return WorkerLife(name.worker_id, name.epoch)
+
+
 def _seconds_for(order: PrefillOrder) -> float:
     return order.context.deadline_seconds + _MARGIN_SECONDS
 
@@ -134,9 +140,10 @@ class WorkerClient:
         fleet: Fleet,
         channels: Channels,
         metrics: RouterMetrics,
+        signatures: RouterSignatures,
         outlive: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
-        self._fleet, self._channels = fleet, channels
+        self._fleet, self._channels, self._signatures = fleet, channels, signatures
         self._metrics, self._outlive = metrics, outlive
         self._num_prefetches = 0
         # By request, with the id of the decode worker that each is for.
@@ -145,19 +152,25 @@ class WorkerClient:
     def prefill(self, name: WorkerName, order: PrefillOrder) -> AsyncIterator[PrefillProgress]:
         """Progress until the hand-off; leaving the loop cancels the attempt at the worker."""
         stub = prefill_pb2_grpc.PrefillServiceStub(self._channel(name))
-        call = stub.Prefill(prefill_order_to_wire(order), timeout=_seconds_for(order))
+        signed = self._signatures.attempt(order, self._address(name), is_move=False)
+        call = stub.Prefill(prefill_order_to_wire(signed), timeout=_seconds_for(order))
         return _progress(name, call, progress_from_wire)
 
     def hand_off(self, name: WorkerName, order: PrefillOrder) -> AsyncIterator[PrefillProgress]:
         """The same, by the decode worker that keeps the request's state."""
         stub = decode_pb2_grpc.DecodeServiceStub(self._channel(name))
-        call = stub.HandOff(hand_off_order_to_wire(order), timeout=_seconds_for(order))
+        signed = self._signatures.attempt(order, self._address(name), is_move=True)
+        call = stub.HandOff(hand_off_order_to_wire(signed), timeout=_seconds_for(order))
         return _progress(name, call, hand_off_progress_from_wire)
 
     async def detach(self, name: WorkerName, request_id: str, attempt: int, router: str) -> bool:
         """Asks a decode worker to let a request go on elsewhere; False if it did not."""
         request = decode_pb2.DetachRequest(
-            request_id=request_id, attempt=attempt, router_id=router, worker_epoch=name.epoch
+            request_id=request_id,
+            attempt=attempt,
+            router_id=router,
+            worker_epoch=name.epoch,
+            signature=self._signatures.detach(request_id, attempt, router, _life(name)),
         )
         try:
             stub = decode_pb2_grpc.DecodeServiceStub(self._channel(name))
@@ -173,8 +186,9 @@ class WorkerClient:
         if self._fleet.get(name) is None:
             return
         stub = decode_pb2_grpc.DecodeServiceStub(self._channel(name))
+        signed = self._signatures.abort(order, _life(name))
         try:
-            await stub.Abort(abort_order_to_wire(order), timeout=ABORT_SECONDS)
+            await stub.Abort(abort_order_to_wire(signed), timeout=ABORT_SECONDS)
         except grpc.aio.AioRpcError as error:
             log.warning(
                 "abort not delivered id=%s worker=%s: %s",
@@ -244,7 +258,10 @@ class WorkerClient:
             self._num_prefetches -= 1
 
     def _channel(self, name: WorkerName) -> grpc.aio.Channel:
+        return self._channels.to(self._address(name).address)
+
+    def _address(self, name: WorkerName) -> WorkerAddress:
         worker = self._fleet.get(name)
         if worker is None:
             raise WorkerGone(f"{name.worker_id} has left")
-        return self._channels.to(worker.beat.address)
+        return WorkerAddress(name.worker_id, worker.beat.address, name.epoch)

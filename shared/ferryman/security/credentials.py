@@ -3,7 +3,8 @@
 Each secret is HKDF-SHA256 (RFC 5869) of the key, bound to a role and a use. So a restart makes the
 same ones, and none of them leads to another or to the key. A process is given those of
 its own role alone; of other roles' gRPC tokens it knows digests, enough to recognise a token that
-it is shown and useless for showing one. `repr` leaves all secrets out.
+it is shown and useless for showing one. Routers sign their orders with a key whose private half is
+theirs alone; all know the public half. `repr` leaves all secrets out.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from ferryman.security.cluster_key import ClusterKey
+from ferryman.security.order_signatures import OrderSigner
 
 SALT = b"ferryman credentials v1"
 SECRET_BYTES = 32
+NO_SEED = ""
 _HASH_BYTES = 32
 
 
@@ -44,7 +47,9 @@ class Login:
 class RoleCredentials:
     """The credentials of one role: for NATS, for Redis, and for gRPC.
 
-    `token_digests` has the SHA-256, in hex, of the gRPC token of every role, by role.
+    `token_digests` has the SHA-256, in hex, of the gRPC token of every role, by role. `order_keys`
+    are the public keys, in hex, of which one has signed each order of a router; `signing_seed` is
+    the private half of the first, in hex, in a router's credentials, and empty in all others.
     """
 
     role: ClusterRole
@@ -52,6 +57,8 @@ class RoleCredentials:
     redis: Login
     grpc_token: str = field(repr=False)
     token_digests: Mapping[ClusterRole, str] = field(repr=False)
+    order_keys: tuple[str, ...] = field(repr=False)
+    signing_seed: str = field(repr=False)
 
     def role_of(self, token: str) -> ClusterRole | None:
         """The role whose gRPC token this is, of this cluster; None for any other text."""
@@ -65,12 +72,15 @@ class RoleCredentials:
 
 def credentials_of(key: ClusterKey, role: ClusterRole) -> RoleCredentials:
     """The credentials of a role in the cluster with this key."""
+    seed = _secret(key, ClusterRole.ROUTER, "orders")
     return RoleCredentials(
         role=role,
         nats=Login(role.value, _secret(key, role, "nats")),
         redis=Login(role.value, _secret(key, role, "redis")),
         grpc_token=_secret(key, role, "grpc"),
         token_digests={other: token_digest(_secret(key, other, "grpc")) for other in ClusterRole},
+        order_keys=(OrderSigner(seed).public_key,),
+        signing_seed=seed if role is ClusterRole.ROUTER else NO_SEED,
     )
 
 

@@ -1,7 +1,7 @@
 """The files of credentials: one a role, in JSON, readable by their owner alone.
 
 <folder>/ROLE.json    {"role", "nats": {"user", "password"}, "redis": {…}, "grpc_token",
-                       "token_digests": {role: hex}}
+                       "token_digests": {role: hex}, "order_keys": [hex, …], "signing_seed": hex}
 """
 
 from __future__ import annotations
@@ -14,8 +14,15 @@ from typing import Any
 
 from ferryman.errors import ConfigError
 from ferryman.security.cluster_key import ClusterKey
-from ferryman.security.credentials import ClusterRole, Login, RoleCredentials, credentials_of
+from ferryman.security.credentials import (
+    NO_SEED,
+    ClusterRole,
+    Login,
+    RoleCredentials,
+    credentials_of,
+)
 from ferryman.security.key_file import cannot_write, private_draft, read_private_text
+from ferryman.security.order_signatures import OrderSigner, OrderVerifier
 
 MAX_FILE_BYTES = 16 << 10
 PRIVATE, PRIVATE_FOLDER = 0o600, 0o700
@@ -28,7 +35,10 @@ def read_credentials(path: Path) -> RoleCredentials:
     try:
         return _from_json(json.loads(text))
     except (ValueError, LookupError, TypeError, AttributeError):
-        raise ConfigError(f"credentials {path}: they are not what `ferryman` writes") from None
+        raise ConfigError(
+            f"credentials {path}: they are not what `ferryman` of this version writes;"
+            " `ferryman credentials` writes them anew from the cluster's key"
+        ) from None
 
 
 def write_credentials(path: Path, credentials: RoleCredentials) -> None:
@@ -72,11 +82,27 @@ def _from_json(raw: Mapping[str, Any]) -> RoleCredentials:
         redis=_login(raw["redis"]),
         grpc_token=_text(raw["grpc_token"]),
         token_digests=digests,
+        order_keys=_public_keys(raw["order_keys"]),
+        signing_seed=_seed(raw["signing_seed"]),
     )
 
 
 def _login(raw: Mapping[str, Any]) -> Login:
     return Login(_text(raw["user"]), _text(raw["password"]))
+
+
+def _public_keys(raw: object) -> tuple[str, ...]:
+    if not isinstance(raw, list) or not raw:
+        raise ValueError("a list of keys that is not empty")
+    keys = tuple(map(_text, raw))
+    OrderVerifier(keys)
+    return keys
+
+
+def _seed(raw: object) -> str:
+    if raw != NO_SEED:
+        OrderSigner(_text(raw))
+    return str(raw)
 
 
 def _text(value: object) -> str:

@@ -44,6 +44,19 @@ class WorkerAddress:
 
 
 @dataclass(frozen=True, slots=True)
+class AttemptSignature:
+    """A router's proof that it ordered an attempt: the `serial`-th that it has signed, when
+    `lifetime_ms` of its request's deadline were left. Empty in an open cluster."""
+
+    serial: int = 0
+    lifetime_ms: int = 0
+    value: bytes = b""
+
+
+NOT_SIGNED = AttemptSignature()
+
+
+@dataclass(frozen=True, slots=True)
 class UncachedPages:
     """Pages that were computed anew for one reason of the resume plan."""
 
@@ -102,6 +115,7 @@ class PrefillOrder:
     request: Request
     manifest_digest: str
     unlike_pages: int = 0
+    signature: AttemptSignature = NOT_SIGNED
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +153,8 @@ PrefillProgress = (
 
 @dataclass(frozen=True, slots=True)
 class ReserveOrder:
-    """Prefill's request for slots; `manifest_json` is read only when the digests differ."""
+    """Prefill's request for slots; `manifest_json` is read only when the digests differ. Of a
+    request that moves, `drawn_token_id` is the token behind those of `request`; None otherwise."""
 
     context: RequestContext
     worker_epoch: int
@@ -149,11 +164,14 @@ class ReserveOrder:
     manifest_digest: str
     manifest_json: str
     offer: PlaneOffer = field(default_factory=GrpcOnly)
+    signature: AttemptSignature = NOT_SIGNED
+    drawn_token_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CommitOrder:
-    """Prefill's message that all units are written, with the token drawn after the prompt."""
+    """Prefill's message that all units are written, with the token drawn after the prompt, and the
+    value of the attempt's signature."""
 
     context: RequestContext
     reservation_id: str
@@ -162,6 +180,7 @@ class CommitOrder:
     digests: tuple[UnitDigest, ...]
     first: Sampled
     usage: Usage
+    signature: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +191,7 @@ class RouterAbort:
     attempt: int
     cause: str
     router_id: str
+    signature: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,8 +70,10 @@ class DecodeClient:
         writer: WorkerAddress,
         manifest: StateManifest,
         transport: HandoffTransport,
+        drawn_token_id: int | None = None,
     ) -> None:
-        self._order = order
+        """`drawn_token_id` is the token behind those of an order about a request that moves."""
+        self._order, self._drawn_token_id = order, drawn_token_id
         self._transport = transport
         self._plane: Plane = GrpcOnly()
         self._writer = writer
@@ -95,6 +97,8 @@ class DecodeClient:
             manifest_digest=self._manifest.digest,
             manifest_json=manifest_to_json(self._manifest),
             offer=offer,
+            signature=order.signature,
+            drawn_token_id=self._drawn_token_id,
         )
         with typed_errors():
             answer = await self._stub.Reserve(

@@ -198,4 +198,5 @@ class HandoffWriter:
             digests=sent.digests,
             first=first,
             usage=self._source.usage(),
+            signature=self._order.signature.value,
         )

@@ -18,7 +18,7 @@ from ferryman.wire.codec.prefill import (
     progress_from_wire,
     progress_to_wire,
 )
-from ferryman.wire.codec.request import ADDRESS, CONTEXT, REQUEST, SAMPLED, USAGE
+from ferryman.wire.codec.request import ADDRESS, CONTEXT, REQUEST, SAMPLED, SIGNATURE, USAGE
 from ferryman.wire.codec.scalars import (
     KIND,
     digest_from_bytes,
@@ -108,6 +108,14 @@ def _offer_from_fields(message: decode_pb2.ReserveRequest) -> PlaneOffer:
     return GrpcOnly()
 
 
+def _drawn_to_fields(token_id: int | None) -> dict[str, int]:
+    return {} if token_id is None else {"drawn_token_id": token_id}
+
+
+def _drawn_from_fields(message: decode_pb2.ReserveRequest) -> int | None:
+    return message.drawn_token_id if message.HasField("drawn_token_id") else None
+
+
 reserve_order_to_wire, reserve_order_from_wire = table(
     ReserveOrder,
     decode_pb2.ReserveRequest,
@@ -115,6 +123,8 @@ reserve_order_to_wire, reserve_order_from_wire = table(
     writer=ADDRESS,
     request=REQUEST,
     offer=Within(("nixl", "memory"), _offer_to_fields, _offer_from_fields),
+    signature=SIGNATURE,
+    drawn_token_id=Within(("drawn_token_id",), _drawn_to_fields, _drawn_from_fields),
 )
 # Beyond it is no address of a process; below it, sums with offsets fit a signed number.
 MAX_ADDRESS = (1 << 62) - 1
@@ -223,8 +233,8 @@ commit_order_to_wire, commit_order_from_wire = _COMMIT.to_wire, _commit_from_wir
 
 def abort_order_to_wire(order: AbortOrder) -> decode_pb2.AbortRequest:
     match order:
-        case RouterAbort(request_id, attempt, cause, router_id):
-            router = decode_pb2.AbortByRouter(router_id=router_id)
+        case RouterAbort(request_id, attempt, cause, router_id, signature):
+            router = decode_pb2.AbortByRouter(router_id=router_id, signature=signature)
             return decode_pb2.AbortRequest(
                 request_id=request_id, attempt=attempt, cause=cause, router=router
             )
@@ -243,8 +253,10 @@ def abort_order_from_wire(message: decode_pb2.AbortRequest) -> AbortOrder:
     request_id = check_request_id(message.request_id)
     match message.WhichOneof("caller"):
         case "router":
-            router_id = message.router.router_id
-            return RouterAbort(request_id, message.attempt, message.cause, router_id)
+            router = message.router
+            return RouterAbort(
+                request_id, message.attempt, message.cause, router.router_id, router.signature
+            )
         case "writer":
             writer = message.writer
             fence = WriteFence(writer.epoch, writer.reservation_id, message.attempt)

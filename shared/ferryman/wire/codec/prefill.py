@@ -15,6 +15,7 @@ from ferryman.wire.codec.message_table import At, Codec, oneof, table
 from ferryman.wire.codec.request import (
     CONTEXT,
     REQUEST,
+    SIGNATURE,
     USAGE,
     address_to_wire,
     reachable_from_wire,
@@ -90,6 +91,7 @@ ORDER = table(
     request=REQUEST,
     context=CONTEXT,
     decode=At(address_to_wire, _reachable_decode),
+    signature=SIGNATURE,
 )
 prefill_order_to_wire, prefill_order_from_wire = ORDER
 

@@ -39,7 +39,14 @@ from ferryman.wire.codec.scalars import (
     token_ids_to_bytes,
 )
 from ferryman.wire.v1 import decode_pb2, prefill_pb2, types_pb2
-from ferryman.wire.values import Failure, RequestContext, UncachedPages, Usage, WorkerAddress
+from ferryman.wire.values import (
+    AttemptSignature,
+    Failure,
+    RequestContext,
+    UncachedPages,
+    Usage,
+    WorkerAddress,
+)
 
 MAX_SALT_BYTES = 64
 MAX_SIBLINGS = 1024
@@ -188,6 +195,7 @@ CONTEXT = table(
 context_to_wire, context_from_wire = CONTEXT
 ADDRESS = table(WorkerAddress, types_pb2.WorkerAddress)
 address_to_wire, address_from_wire = ADDRESS
+SIGNATURE = table(AttemptSignature, types_pb2.AttemptSignature)
 
 
 def reachable_from_wire(message: types_pb2.WorkerAddress, field: str) -> WorkerAddress:

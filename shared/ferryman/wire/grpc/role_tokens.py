@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import grpc
 import grpc.aio
@@ -104,9 +104,17 @@ def check_caller(*roles: ClusterRole) -> None:
     caller = _caller.get()
     if caller is None or caller.role in (None, *roles):
         return
-    caller.refused(caller.method, PermissionDenied.__name__)
     allowed = " or ".join(roles)
-    raise PermissionDenied(f"only a process of role {allowed} may give this order")
+    refuse_call(PermissionDenied(f"only a process of role {allowed} may give this order"))
+
+
+def refuse_call(error: FerrymanError) -> NoReturn:
+    """Ends the running call by raising `error`; it is counted like a call that may not be made at
+    all."""
+    caller = _caller.get()
+    if caller is not None:
+        caller.refused(caller.method, error.reason)
+    raise error
 
 
 class TokenInterceptor(grpc.aio.ServerInterceptor):
