@@ -16,6 +16,7 @@ from tests.servers import TESTS, locked_nats_server
 
 from ferryman.cache.manifest import Kind
 from ferryman.errors import FerrymanError, InvalidRequest, NotFound, Unavailable
+from ferryman.ids import make_life_secret, worker_id_of
 from ferryman.runtime.credential_folders import with_login
 from ferryman.security.credentials import ClusterRole, credentials_of
 from ferryman.security.credentials_file import write_all_credentials
@@ -32,6 +33,8 @@ from ferryman_launcher.state_folder import CREDENTIALS, RunningCluster, StateFol
 SUBJECTS = Subjects("local")
 STATE = ServedState("f", 16, "d", (Kind.FULL,))
 FAILSAFE_SECONDS = 120
+SECRET = make_life_secret()
+DRAINED = worker_id_of("decode", SECRET)
 
 
 def beat(role: str, number: int = 1) -> Heartbeat:
@@ -119,7 +122,9 @@ class OrderedWorker:
     """A worker with two requests; each heartbeat after its order ends one of them."""
 
     orders: list[bytes] = field(default_factory=list)
-    said: Heartbeat = field(default_factory=lambda: replace(DECODE, num_running=2))
+    said: Heartbeat = field(
+        default_factory=lambda: replace(DECODE, worker_id=DRAINED, num_running=2)
+    )
 
     async def obey(self, message: BusMessage) -> bytes:
         self.orders.append(message.payload)
@@ -136,19 +141,19 @@ class OrderedWorker:
 @asynccontextmanager
 async def worker_bus(url: str) -> AsyncIterator[NatsBus]:
     login = credentials_of(KEY, ClusterRole.DECODE).nats
-    async with nats_bus(NatsOptions(url, "decode-1", login)) as bus:
+    async with nats_bus(NatsOptions(url, DRAINED, login, life_secret=SECRET)) as bus:
         async with asyncio.timeout(FAILSAFE_SECONDS):
             await bus.connected()
         yield bus
 
 
 async def drained(url: str, worker: OrderedWorker, shown: str, *flags: str) -> int:
-    """The status of `ferryman drain decode-1` by the URL `shown`, with another decode worker beside
+    """The status of `ferryman drain DRAINED` by the URL `shown`, with another decode worker beside
     it."""
-    line = ["drain", "decode-1", "--nats", shown, *flags]
+    line = ["drain", DRAINED, "--nats", shown, *flags]
     async with worker_bus(url) as bus, asyncio.timeout(FAILSAFE_SECONDS):
         command = asyncio.ensure_future(asyncio.to_thread(run, line))
-        async with bus.answering(SUBJECTS.all_control_of("decode-1"), worker.obey):
+        async with bus.answering(SUBJECTS.all_control_of(DRAINED), worker.obey):
             while worker.said.num_running >= 0 and not command.done():
                 worker.tell(bus, OTHER)
                 await asyncio.wait([command], timeout=0.1)
@@ -172,7 +177,7 @@ async def test_a_drain_is_ordered_and_followed_to_its_end(
     states = [each["state"] for each in said]
     assert (states[0], states[-1]) == ("ordered", "ended")
     assert [each["running"] for each in said[1:-1]] == [2, 1, 0]
-    assert {each["worker_id"] for each in said} == {"decode-1"}
+    assert {each["worker_id"] for each in said} == {DRAINED}
     assert json.loads(log)["config"]["max_age"] == 60 * 10**9
 
 
@@ -183,7 +188,7 @@ async def test_without_waiting_it_ends_with_the_order(
     flags = "--credentials", str(credentials), "--no-wait"
     assert await drained(nats_url, worker, nats_url, *flags) == 0
     assert len(worker.orders) == 1
-    assert capsys.readouterr().out == "decode-1 takes nothing new\n"
+    assert capsys.readouterr().out == f"{DRAINED} takes nothing new\n"
 
 
 @pytest.mark.parametrize(
@@ -208,7 +213,7 @@ async def test_others_than_routers_order_nothing(
 async def test_a_worker_that_does_not_answer_is_not_said_to_drain(
     nats_url: str, credentials: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    line = ["drain", "decode-1", "--nats", nats_url, "--credentials", str(credentials)]
+    line = ["drain", DRAINED, "--nats", nats_url, "--credentials", str(credentials)]
     async with worker_bus(nats_url) as bus, asyncio.timeout(FAILSAFE_SECONDS):
         command = asyncio.ensure_future(asyncio.to_thread(run, line))
         while not command.done():
@@ -216,7 +221,8 @@ async def test_a_worker_that_does_not_answer_is_not_said_to_drain(
             await asyncio.wait([command], timeout=0.1)
     assert await command == 1
     said = capsys.readouterr()
-    assert said.err == "error: nobody answers on ferryman.v1.local.control.decode-1.drain\n"
+    subject = f"ferryman.v1.local.control.decode.{DRAINED}.drain"
+    assert said.err == f"error: nobody answers on {subject}\n"
     assert said.out == ""
 
 

@@ -33,15 +33,24 @@ from tests.system.public_doors import errors_over_grpc, statuses_over_http
 from tests.waiting import wait_until
 
 from ferryman.client import Client
-from ferryman.errors import LeaseLost, NotFound, PermissionDenied, Stale, Unauthenticated
+from ferryman.errors import (
+    InvalidRequest,
+    LeaseLost,
+    NotFound,
+    PermissionDenied,
+    Stale,
+    Unauthenticated,
+)
 from ferryman.handoff.lifecycle import LifecycleEntry
 from ferryman.ids import make_life_secret, worker_id_of
 from ferryman.runtime.lifecycle import encode_event
 from ferryman.schedule.request import SamplingParams
 from ferryman.security.credentials import ClusterRole, Login
 from ferryman.wire.grpc.role_tokens import ALLOWED, GrpcAccess
+from ferryman.wire.nats.connection import NatsOptions
 from ferryman.wire.nats.heartbeat import beat_to_bytes
 from ferryman.wire.nats.lifecycle_log import STREAM
+from ferryman.wire.nats.nats_bus import nats_bus
 from ferryman.wire.nats.permissions import inbox_of
 from ferryman.wire.nats.sender_proof import LIFE_HEADER
 from ferryman.wire.public import GenerateFinished
@@ -262,6 +271,36 @@ async def test_a_leaked_login_ends_no_request_in_the_log(
             while cluster.metric("router", "forged_messages_total") == forged:
                 events = await client.trace(request_id)
     assert "failed" not in {event.event for event in events}
+
+
+@pytest.mark.parametrize("role", [PREFILL, DECODE, HOST_CACHE])
+async def test_a_leaked_login_answers_no_order_in_another_s_place(
+    cluster: AttackedCluster, role: ClusterRole
+) -> None:
+    """The broker has it hear the orders to its role; an answer shows whose it is."""
+    stolen = json.dumps({"ok": "stolen"}).encode()
+    subject = SUBJECTS.control(cluster.beats[role].worker_id, "drain-not")
+    login = cluster.leaked(ROUTER).nats
+    async with (
+        cluster.nats_client(cluster.leaked(role).nats) as (thief, refused),
+        nats_bus(NatsOptions(cluster.up.said["nats"], "router", login, log=None)) as router,
+    ):
+
+        async def answer(order: Msg) -> None:
+            await thief.publish(order.reply, stolen)
+
+        await router.connected()
+        await thief.subscribe(SUBJECTS.all_control_of_role(role), cb=answer)
+        await thief.flush(FAILSAFE_SECONDS)
+        asked = 0
+        while asked < 12 or not router.statistics().num_unproven:  # until it was the first once
+            asked += 1
+            with pytest.raises(InvalidRequest, match="no order is called 'drain-not'"):
+                await router.request(subject, b"", timeout_seconds=FAILSAFE_SECONDS)
+        assert refused == []
+        for other in {"router", PREFILL, DECODE, HOST_CACHE} - {role}:
+            await thief.subscribe(SUBJECTS.all_control_of_role(other), cb=answer)
+        await refusals(thief, refused, 3)
 
 
 @pytest.mark.parametrize("role", [PREFILL, DECODE, HOST_CACHE])

@@ -13,9 +13,12 @@ import nats.errors
 import nats.js.errors
 import pytest
 from nats.aio.client import Client
+from nats.aio.msg import Msg
 from tests.cluster_keys import KEY, STRANGERS_KEY
+from tests.waiting import until
 
-from ferryman.errors import Unavailable
+from ferryman.errors import OutOfSlots, Unavailable
+from ferryman.ids import make_life_secret, worker_id_of
 from ferryman.runtime.credential_folders import with_login, write_server_access
 from ferryman.runtime.embedded import nats_command, started
 from ferryman.security.credentials import ClusterRole, Login, credentials_of
@@ -24,6 +27,7 @@ from ferryman.wire.nats.connection import NatsOptions
 from ferryman.wire.nats.lifecycle_log import STREAM
 from ferryman.wire.nats.nats_bus import NatsBus, nats_bus
 from ferryman.wire.nats.permissions import inbox_of
+from ferryman.wire.nats.sender_proof import LIFE_HEADER
 from ferryman.wire.nats.subjects import REFUSED_LOGINS, Subjects
 
 LOCAL = Subjects("local")
@@ -32,6 +36,7 @@ ROUTER, DECODE, OBSERVER = ClusterRole.ROUTER, ClusterRole.DECODE, ClusterRole.O
 WORKERS = (ClusterRole.PREFILL, ClusterRole.DECODE, ClusterRole.BOTH)
 SERVICES = (*WORKERS, ClusterRole.HOST_CACHE)
 FAILSAFE_SECONDS = 120
+SECRET = make_life_secret()
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +56,7 @@ def login(role: ClusterRole) -> Login:
 async def connected(url: str, *roles: ClusterRole) -> AsyncIterator[list[NatsBus]]:
     """A bus of each role; the first one's log exists if it is a router."""
     async with AsyncExitStack() as stack, asyncio.timeout(FAILSAFE_SECONDS):
-        options = [NatsOptions(url, role.value, login(role)) for role in roles]
+        options = [NatsOptions(url, role.value, login(role), life_secret=SECRET) for role in roles]
         buses = [await stack.enter_async_context(nats_bus(each)) for each in options]
         for bus in buses:
             await bus.connected()
@@ -211,7 +216,8 @@ async def test_an_observer_publishes_nothing(url: str) -> None:
 async def test_an_acknowledgement_sent_to_an_order_s_subject_is_no_order(url: str) -> None:
     """The broker itself sends it there, so its permissions do not help."""
     obeyed: list[BusMessage] = []
-    life = LOCAL.life("prefill", "prefill-1", "r1", "queued")
+    life, name = LOCAL.life("prefill", "prefill-1", "r1", "queued"), worker_id_of("decode", SECRET)
+    drain = LOCAL.control(name, "drain")
 
     async def obey(message: BusMessage) -> bytes:
         obeyed.append(message)
@@ -220,12 +226,12 @@ async def test_an_acknowledgement_sent_to_an_order_s_subject_is_no_order(url: st
     async with (
         connected(url, ROUTER, DECODE, OBSERVER) as (router, decode, observer),
         raw_client(url, ClusterRole.PREFILL) as (attacker, refused),
-        decode.answering(LOCAL.all_control_of("decode-1"), obey),
-        observer.subscribed(DRAIN) as sent,
+        decode.answering(LOCAL.all_control_of(name), obey),
+        observer.subscribed(drain) as sent,
     ):
-        await attacker.publish(life, b"{}", reply=DRAIN)
+        await attacker.publish(life, b"{}", reply=drain)
         assert b"LIFECYCLE" in (await anext(sent)).payload, "the fault took effect"
-        await router.request(DRAIN, b"real", timeout_seconds=FAILSAFE_SECONDS)
+        await router.request(drain, b"real", timeout_seconds=FAILSAFE_SECONDS)
     assert [message.payload for message in obeyed] == [b"real"]
     assert refused == []
 
@@ -237,7 +243,7 @@ def told_as(role: ClusterRole) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("role", [*SERVICES, ROUTER])
 async def test_a_service_beats_is_ordered_and_tells_its_life(url: str, role: ClusterRole) -> None:
-    name = f"{role}-1"
+    name = worker_id_of(role.value, SECRET)
     (life, *others) = [LOCAL.life(told, name, "r1", "admitted") for told in told_as(role)]
 
     async def obey(message: BusMessage) -> bytes:
@@ -273,6 +279,91 @@ async def test_a_service_beats_is_ordered_and_tells_its_life(url: str, role: Clu
             assert {life, *others} <= {each.subject for each in log}
         for bus in (router, service, observer):
             assert bus.statistics().num_forbidden == 0
+
+
+@asynccontextmanager
+async def thief(
+    url: str, role: ClusterRole, headers: dict[str, str] | None = None
+) -> AsyncIterator[list[Msg]]:
+    """Somebody with a worker's login, who answers all orders to that role at once."""
+    heard: list[Msg] = []
+
+    async def answer(order: Msg) -> None:
+        await client.publish(order.reply, b"stolen", headers=headers)
+        await client.flush()
+        heard.append(order)
+
+    async with raw_client(url, role) as (client, refused):
+        await client.subscribe(LOCAL.all_control_of_role(role.value), cb=answer)
+        await client.flush()
+        assert refused == []
+        yield heard
+
+
+GUESSES: list[dict[str, str] | None] = [
+    None,
+    {LIFE_HEADER: make_life_secret()},
+    {LIFE_HEADER: ""},
+    {"Nats-Service-Error": "no", "Nats-Service-Error-Code": "UNAVAILABLE"},
+]
+
+
+@pytest.mark.parametrize("headers", GUESSES)
+async def test_an_order_is_answered_by_the_process_it_is_for(
+    url: str, headers: dict[str, str] | None
+) -> None:
+    """Somebody else of its role has answered before."""
+    name = worker_id_of("decode", SECRET)
+
+    async with (
+        connected(url, ROUTER, DECODE) as (router, decode),
+        thief(url, DECODE, headers) as seen,
+    ):
+
+        async def obey(message: BusMessage) -> bytes:
+            await until(lambda: bool(seen))
+            return b"did " + message.payload
+
+        async with decode.answering(LOCAL.all_control_of(name), obey):
+            subject = LOCAL.control(name, "flush")
+            said = await router.request(subject, b"it", timeout_seconds=FAILSAFE_SECONDS)
+            assert said == b"did it"
+    assert len(seen) == 1
+    assert router.statistics().num_unproven == 1
+
+
+async def test_a_refusal_of_an_order_is_the_process_s_own(url: str) -> None:
+    name = worker_id_of("decode", SECRET)
+
+    async def refuse(message: BusMessage) -> bytes:
+        raise OutOfSlots("no room", 1.0)
+
+    async with (
+        connected(url, ROUTER, DECODE) as (router, decode),
+        thief(url, DECODE),
+        decode.answering(LOCAL.all_control_of(name), refuse),
+    ):
+        with pytest.raises(OutOfSlots):
+            await router.request(
+                LOCAL.control(name, "flush"), b"", timeout_seconds=FAILSAFE_SECONDS
+            )
+
+
+async def test_an_order_that_others_alone_answer_is_not_answered(url: str) -> None:
+    name = worker_id_of("decode", SECRET)
+    async with connected(url, ROUTER) as (router,), thief(url, DECODE) as seen:
+        with pytest.raises(Unavailable, match="only others"):
+            await router.request(LOCAL.control(name, "flush"), b"", timeout_seconds=0.5)
+    assert len(seen) == 1
+
+
+async def test_a_worker_does_not_hear_the_orders_to_another_role(url: str) -> None:
+    async with connected(url, DECODE) as (decode,):
+        for number, role in enumerate(("prefill", "router", "hostcache", "both"), start=1):
+            async with decode.subscribed(LOCAL.all_control_of_role(role)):
+                await refusals(decode, number)
+        async with decode.subscribed(f"{LOCAL.root}.control.>"):
+            await refusals(decode, 5)
 
 
 async def test_an_observer_s_url_is_all_that_a_tool_needs(url: str) -> None:

@@ -58,7 +58,8 @@ class Discoverable:
 @dataclass(frozen=True, slots=True)
 class BusStatistics:
     """Counts since the start. `num_recorded` of the lifecycle events sent were acknowledged. The
-    broker refused `num_forbidden` messages, subscriptions and logins."""
+    broker refused `num_forbidden` messages, subscriptions and logins; `num_unproven` answers to
+    orders did not come from the process that was ordered."""
 
     num_sent: int = 0
     num_waiting: int = 0
@@ -68,6 +69,7 @@ class BusStatistics:
     num_unrecorded: int = 0
     num_missed: int = 0
     num_forbidden: int = 0
+    num_unproven: int = 0
 
 
 Answer = Callable[[BusMessage], Awaitable[bytes]]

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 
 import nats.errors
+from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from ferryman.cancellation import cancels_kept, end_tasks
@@ -46,11 +47,12 @@ from ferryman.wire.nats.lifecycle_log import (
     read_log,
 )
 from ferryman.wire.nats.outbox import OutboundMessage, Outbox
-from ferryman.wire.nats.sender_proof import proof_for
+from ferryman.wire.nats.sender_proof import answer_proof, is_proven, proof_for
 
 log = logging.getLogger(__name__)
 
 FLUSH_SECONDS = 1.0
+_STATUS, _NO_RESPONDERS = "Status", "503"  # of the server's own answer, which is empty
 
 
 @asynccontextmanager
@@ -92,7 +94,7 @@ class NatsBus:
         self._has_log = False
         self._wake, self._idle = asyncio.Event(), asyncio.Event()
         self._num_sent, self._num_unsendable = 0, 0
-        self._num_missed = 0
+        self._num_missed, self._num_unproven = 0, 0
 
     # Calls of all users.
 
@@ -135,8 +137,11 @@ class NatsBus:
         async def arrive(message: Msg) -> None:
             payload, headers = await answer_to(_received(message), _checked(answer))
             if message.reply:
+                proof = answer_proof(message.subject, self._options.life_secret)
                 with suppress(nats.errors.Error, OSError):
-                    await self._client.publish(message.reply, payload, headers=headers or None)
+                    await self._client.publish(
+                        message.reply, payload, headers={**headers, **proof} or None
+                    )
 
         async with self._connection.attached(ServiceListener(self._client, pattern, arrive)):
             yield
@@ -145,18 +150,22 @@ class NatsBus:
         checked_payload(payload, self._connection.max_payload)
         if not self.is_connected:
             raise Unavailable("the broker is away")
-        headers = {DEADLINE_HEADER: str(round(timeout_seconds * 1000))}
+        ask = PendingAnswer(
+            self._client, check_subject(subject), has_proof=bool(self._options.user)
+        )
         try:
             with cancels_kept():
-                message = await self._client.request(
-                    check_subject(subject), payload, timeout=timeout_seconds, headers=headers
-                )
+                message = await ask.answer(payload, timeout_seconds)
         except nats.errors.NoRespondersError:
             raise Unavailable(f"nobody answers on {subject}") from None
-        except nats.errors.TimeoutError:
+        except TimeoutError:
+            self._num_unproven += ask.num_unproven
+            if ask.num_unproven:
+                raise Unavailable(f"only others have answered on {subject}") from None
             raise DeadlineExceeded(f"no answer on {subject} in time") from None
         except (nats.errors.Error, OSError) as error:
             raise Unavailable(f"the broker is away: {error}") from error
+        self._num_unproven += ask.num_unproven
         return answer_from(message.data, message.headers or {})
 
     async def history(self, pattern: str, *, max_events: int) -> tuple[RecordedMessage, ...]:
@@ -179,6 +188,7 @@ class NatsBus:
             num_unrecorded=self._acks.num_unrecorded,
             num_missed=self._num_missed,
             num_forbidden=self._connection.refusals.number,
+            num_unproven=self._num_unproven,
         )
 
     # The job that connects and sends.
@@ -270,6 +280,43 @@ class NatsBus:
     def _on_up(self) -> None:
         self._has_log = False
         self._wake.set()
+
+
+class PendingAnswer:
+    """One request on `subject`. With `has_proof` only an answer that has one counts; of others
+    there were `num_unproven`."""
+
+    def __init__(self, client: Client, subject: str, *, has_proof: bool) -> None:
+        self._client, self._subject, self._has_proof = client, subject, has_proof
+        self.num_unproven = 0
+
+    async def answer(self, payload: bytes, timeout_seconds: float) -> Msg:
+        """Asks and waits. Raises TimeoutError, NoRespondersError where nobody listens, and the
+        library's errors."""
+        answers: asyncio.Queue[Msg] = asyncio.Queue()
+        inbox = self._client.new_inbox()
+        headers = {DEADLINE_HEADER: str(round(timeout_seconds * 1000))}
+        listening = await self._client.subscribe(inbox, cb=answers.put)
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await self._client.publish(self._subject, payload, inbox, headers)
+                while not self._counts(message := await answers.get()):
+                    pass
+            return message
+        finally:
+            with suppress(nats.errors.Error, OSError):
+                await listening.unsubscribe()
+
+    def _counts(self, message: Msg) -> bool:
+        headers = message.headers or {}
+        if not message.data and headers.get(_STATUS) == _NO_RESPONDERS:
+            raise nats.errors.NoRespondersError
+        if not self._has_proof or is_proven(self._subject, headers):
+            return True
+        if not self.num_unproven:  # once: somebody may send many
+            log.warning("an answer on %s is not of the process that was asked", self._subject)
+        self.num_unproven += 1
+        return False
 
 
 def _received(message: Msg) -> BusMessage:

@@ -43,6 +43,7 @@ _READ_LOG = (
 _KEEP_LOG = tuple(f"$JS.API.STREAM.{verb}.{STREAM}" for verb in ("CREATE", "UPDATE", "DELETE"))
 # A worker that does both reports each part under that part's role.
 _TOLD_AS = {ClusterRole.BOTH: (ClusterRole.PREFILL, ClusterRole.DECODE)}
+_ORDERED = tuple(role for role in ClusterRole if role is not ClusterRole.OBSERVER)
 _WORKERS = (ClusterRole.PREFILL, ClusterRole.DECODE, ClusterRole.BOTH)
 
 
@@ -68,10 +69,10 @@ def permissions_of(role: ClusterRole, cluster: str) -> BrokerPermissions:
     root = subjects.root
     life = tuple(f"{root}.life.{part}.*.*.*" for part in _TOLD_AS.get(role, (role,)))
     own_subjects = (*life, f"{root}.worker.{role.value}.*.beat")
-    orders = f"{root}.control.*.*"
-    subscribed = (orders, inbox, *_DISCOVERY)
+    subscribed = (subjects.all_control_of_role(role.value), inbox, *_DISCOVERY)
     if role is ClusterRole.ROUTER:
-        published = (*own_subjects, orders, *_READ_LOG, *_KEEP_LOG)
+        orders = tuple(map(subjects.all_control_of_role, _ORDERED))
+        published = (*own_subjects, *orders, *_READ_LOG, *_KEEP_LOG)
         beats_and_more = (subjects.all_beats, subjects.all_cache, REFUSED_LOGINS)
         return BrokerPermissions(published, (*beats_and_more, *subscribed), answers=True)
     cache = (subjects.all_cache,) if role in _WORKERS else ()

@@ -3,7 +3,7 @@
 ferryman.v1.<cluster>.life.<role>.<worker-id>.<request-id>.<event>
 ferryman.v1.<cluster>.worker.<role>.<worker-id>.beat
 ferryman.v1.<cluster>.cache.<worker-id>.<epoch>
-ferryman.v1.<cluster>.control.<worker-id>.<verb>
+ferryman.v1.<cluster>.control.<role>.<worker-id>.<verb>
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ PREFIX = "ferryman.v1"
 EVERYTHING = "ferryman.>"
 REFUSED_LOGINS = "$SYS.SERVER.*.CLIENT.AUTH.ERR"  # nats-server's own, one message a refused login
 ALL_BEATS, ALL_CACHE = f"{PREFIX}.*.worker.*.*.beat", f"{PREFIX}.*.cache.*.*"
+ALL_CONTROL = f"{PREFIX}.*.control.*.*.*"
 MAX_NAME_LEN = 64
 
 _NAME = re.compile(rf"[a-z0-9][a-z0-9_-]{{0,{MAX_NAME_LEN - 1}}}")
@@ -103,8 +104,7 @@ class Subjects:
         return f"{self.root}.cache.{worker_id}.{epoch}"
 
     def control(self, worker_id: str, verb: str) -> str:
-        check_name(worker_id, "worker id")
-        return f"{self.root}.control.{worker_id}.{check_name(verb, 'verb')}"
+        return f"{self._control_of(worker_id)}.{check_name(verb, 'verb')}"
 
     @property
     def all_life(self) -> str:
@@ -127,7 +127,15 @@ class Subjects:
         return f"{self.root}.cache.*.*"
 
     def all_control_of(self, worker_id: str) -> str:
-        return f"{self.root}.control.{check_name(worker_id, 'worker id')}.*"
+        return f"{self._control_of(worker_id)}.*"
+
+    def all_control_of_role(self, role: str) -> str:
+        return f"{self.root}.control.{check_name(role, 'role')}.*.*"
+
+    def _control_of(self, worker_id: str) -> str:
+        """The subject has the role of the id: a login may hear the orders to its own alone."""
+        role, _, _ = check_name(worker_id, "worker id").partition("-")
+        return f"{self.root}.control.{role}.{worker_id}"
 
     def parse(self, subject: str) -> Subject:
         """The parts of a subject of this cluster; InvalidRequest for any other subject."""
@@ -141,7 +149,7 @@ class Subjects:
             case ["cache", worker_id, epoch] if _EPOCH.fullmatch(epoch):
                 made = self.cache(worker_id, int(epoch))
                 return _same(made, subject, CacheSubject(worker_id, int(epoch)))
-            case ["control", worker_id, verb]:
+            case ["control", _, worker_id, verb]:
                 made = self.control(worker_id, verb)
                 return _same(made, subject, ControlSubject(worker_id, verb))
         raise InvalidRequest(f"{subject!r} is no subject of cluster {self.cluster}", "subject")
