@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 
 from rich.console import Console
@@ -56,6 +56,32 @@ def fetched_units(events: Iterable[LifecycleEvent]) -> list[FetchedUnits]:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldTokens:
+    """Tokens of the prompt whose state an attempt's decode worker had, by tier; they were not sent
+    to it."""
+
+    attempt: int
+    worker_id: str
+    tokens: Mapping[str, int]
+
+    @property
+    def text(self) -> str:
+        tiers = ", ".join(f"{tokens} in tier {tier}" for tier, tokens in self.tokens.items())
+        return f"attempt {self.attempt}: {self.worker_id} had tokens of the prompt itself: {tiers}"
+
+
+def held_tokens(events: Iterable[LifecycleEvent]) -> list[HeldTokens]:
+    """The tokens that the lifecycle log has."""
+    reserved = [event for event in events if event.event == "reserved"]
+    entries = [decode_event(event.json.encode()) for event in reserved]
+    return [
+        HeldTokens(event.attempt, event.worker_id, held)
+        for event in entries
+        if isinstance(held := event.facts.get("held"), dict)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
 class PartedPrompt:
     """The place at which a prompt parts from an earlier one of its owner, that of the request
     `other`. The log has positions, and no words."""
@@ -91,12 +117,13 @@ def _parted(event: LifecycleEvent) -> Iterator[PartedPrompt]:
 
 def run_explain(door: DoorPlace, request_id: str, *, api_key: str, as_json: bool) -> int:
     routes, events = asyncio.run(_explained(door, request_id, api_key))
-    fetched, parted = fetched_units(events), parted_prompts(events)
+    fetched, held, parted = fetched_units(events), held_tokens(events), parted_prompts(events)
     if as_json:
         fields = {
             "request_id": request_id,
             "routes": [asdict(route) for route in routes],
             "fetched": [asdict(units) for units in fetched],
+            "held": [asdict(tokens) for tokens in held],
             "parts": [asdict(place) for place in parted],
         }
         print(json.dumps(fields))
@@ -104,10 +131,9 @@ def run_explain(door: DoorPlace, request_id: str, *, api_key: str, as_json: bool
         print(f"{request_id} was never routed: it is waiting, or was rejected before")
     for route in () if as_json else routes:
         print_route(Console(), request_id, route)
-    for units in () if as_json else fetched:
-        print(units.text)
-    for place in () if as_json else parted:
-        print(place.text)
+    lines = [entry.text for entry in fetched] + [entry.text for entry in held]
+    for line in () if as_json else (*lines, *(place.text for place in parted)):
+        print(line)
     return 0
 
 

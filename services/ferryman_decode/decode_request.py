@@ -9,6 +9,7 @@ from dataclasses import replace
 from ferryman.errors import InvalidRequest, PermissionDenied
 from ferryman.grammar.compiler import CompiledGrammar
 from ferryman.handoff.offsets import EMPTY_HASH, TokenFrame, extend_hash
+from ferryman.handoff.usage import NONE_CACHED, CachedTokens
 from ferryman.schedule.batch import Sampled
 from ferryman.schedule.drafting import NOTHING_DRAFTED, DraftCounts
 from ferryman.schedule.request import FinishReason
@@ -36,9 +37,13 @@ class DecodeRequest:
     """The tokens from offset `base` on, and the running hash after the last."""
 
     def __init__(
-        self, order: ReserveOrder | PrefillOrder, grammar: CompiledGrammar | None = None
+        self,
+        order: ReserveOrder | PrefillOrder,
+        grammar: CompiledGrammar | None = None,
+        held: CachedTokens = NONE_CACHED,
     ) -> None:
-        """It holds its grammar until it is over, so that the engine finds it compiled."""
+        """It holds its grammar until it is over, so that the engine finds it compiled. This worker
+        `held` tokens of its prompt before the hand-off."""
         self.context = order.context
         self.grammar = grammar
         self.tags = tags_for(order.context)
@@ -47,7 +52,8 @@ class DecodeRequest:
         self.name = name_of(order.context.request_id, order.context.attempt)
         self.base = order.request.num_generated
         self.ending: Ending = StreamContinues()
-        self._usage = Usage(prompt_tokens=order.request.prompt_len)
+        self._held = held
+        self._usage = Usage(prompt_tokens=order.request.prompt_len, at_decode=held)
         first = order.request.prompt_len - order.request.num_generated
         generated = order.request.token_ids[first:].tolist()
         self._running_hash = extend_hash(EMPTY_HASH, generated)
@@ -85,8 +91,8 @@ class DecodeRequest:
         return Sampled(self._token_ids[-1], self._logprobs[-1])
 
     def committed(self, usage: Usage) -> None:
-        """Stores prefill's account of the prompt."""
-        self._usage = usage
+        """Stores prefill's account of the prompt, beside this worker's own."""
+        self._usage = replace(usage, at_decode=self._held)
 
     def drawn(self, sampled: Sampled) -> int:
         """Appends the next token; returns how many were drawn here."""

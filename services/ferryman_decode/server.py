@@ -66,6 +66,7 @@ from ferryman.worker.loop import memory_ready
 from ferryman.worker.order_check import OrderCheck
 from ferryman.worker.planes import MemorySide, NixlSide
 from ferryman.worker.send_leases import StopOrders
+from ferryman.worker.summary import held_tokens
 from ferryman.worker.telemetry import WorkerLoad
 from ferryman.worker.worker_app import WorkerContext
 from ferryman_decode.aborts import Aborts, Quarantine
@@ -243,9 +244,13 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         reservations = self._parts.engine.scheduler.reservations
         if num_copied := reservations.num_copied(reservation.reservation_id):
             chosen["copied"] = num_copied
+        plan = reservations.plan_of(reservation.reservation_id)
+        held = held_tokens(self._parts.engine.manifest, plan)
+        if held.total:
+            chosen["held"] = {tier: tokens for tier, tokens in held.by_tier.items() if tokens}
         context = order.context
         self.requests.supersede(context, order.router_id)
-        self.requests.reserved(DecodeRequest(order, grammar), chosen)
+        self.requests.reserved(DecodeRequest(order, grammar, held), chosen)
         return reservation
 
     def _checked(self, order: ReserveOrder) -> ReserveOrder:

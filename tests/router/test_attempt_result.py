@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ferryman.cache.manifest import Exactness
 from ferryman.errors import (
     CorruptState,
     DeadlineExceeded,
@@ -20,6 +21,7 @@ from ferryman.errors import (
 )
 from ferryman.handoff.usage import CachedTokens
 from ferryman.wire.values import UncachedPages, Usage
+from ferryman_router.answers.openai_responses import usage_object
 from ferryman_router.request.attempt_result import (
     AttemptCount,
     CutOff,
@@ -135,6 +137,32 @@ def test_cached_tokens_never_exceed_the_prompt() -> None:
     assert (usage.drafted_tokens, usage.accepted_tokens) == (30, 7), "never more than were sent"
     assert usage.cached == CachedTokens(device=20, host=10, storage=5, peer=5)
     assert uncached_tokens(usage, 16) == {}
+
+
+def test_what_decode_had_is_the_last_attempt_s_and_at_most_the_prompt() -> None:
+    prompt = Usage(50, at_decode=CachedTokens(host=7))
+    output = Usage(9, at_decode=CachedTokens(device=48, host=2))
+    usage = settled_usage(prompt, output, 49, 7)
+    assert usage.at_decode == CachedTokens(device=48, host=1)
+    assert usage.cached == CachedTokens(), "prefill had none of it"
+    assert settled_usage(prompt, None, 49, 7).at_decode == CachedTokens()
+    assert output.of_output.at_decode == CachedTokens(), "another answer's prompt counts once"
+
+
+def test_usage_shows_what_decode_had_where_it_had_some() -> None:
+    had = Usage(50, 1, at_decode=CachedTokens(device=32))
+    shown = usage_object("r1", [had, Usage(50, 1)], Exactness.BITS, 16, ())
+    assert shown["ferryman"]["decode_cached_tokens"] == {
+        "device": 32,
+        "host": 0,
+        "storage": 0,
+        "peer": 0,
+    }
+    assert shown["prompt_tokens_details"]["cached_tokens"] == 0
+    assert (
+        "decode_cached_tokens"
+        not in usage_object("r1", [Usage(50, 1)], Exactness.BITS, 16, ())["ferryman"]
+    )
 
 
 def test_the_last_partial_page_counts_as_it_is() -> None:

@@ -431,6 +431,8 @@ async def test_another_tenant_finds_nothing_of_an_answer(cluster: AttackedCluste
         again = await usage_of(own, prompt)
     assert theirs == first
     assert again.cached.total > 0, "it is cached, for its own tenant"
+    assert again.at_decode.total > 0, "by decode as well"
+    assert first.at_decode.total == 0
 
 
 async def usage_of(client: Client, prompt: Sequence[int]) -> Usage:

@@ -53,7 +53,17 @@ logprobs = st.dictionaries(u32, finite, max_size=4)
 sampled = st.builds(Sampled, u32, logprobs)
 cached = st.builds(CachedTokens, *[st.integers(0, 37)] * 4)
 uncached = st.lists(st.builds(values.UncachedPages, texts, counts), max_size=3).map(tuple)
-usages = st.builds(values.Usage, st.integers(150, 9999), counts, cached, uncached, counts, counts)
+usages = st.builds(
+    values.Usage,
+    st.integers(150, 9999),
+    counts,
+    cached,
+    uncached,
+    counts,
+    counts,
+    counts,
+    cached,
+)
 addresses = st.builds(values.WorkerAddress, texts, texts, epochs)
 signatures = st.builds(values.AttemptSignature, epochs, counts, st.binary(max_size=64))
 reachable = st.builds(values.WorkerAddress, texts, st.just("host:1"), epochs)

@@ -8,13 +8,13 @@ made once per choice; encoding the text is all that a token costs here.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from json.encoder import encode_basestring
 from typing import Any, ClassVar
 
 from ferryman.cache.manifest import Exactness
-from ferryman.handoff.usage import CachedTokens
+from ferryman.handoff.usage import NONE_CACHED, CachedTokens
 from ferryman.wire.public import NOT_PARTED, Parting, TokenChunk
 from ferryman.wire.values import Usage
 from ferryman_router.answers.errors import broken_frame
@@ -39,17 +39,16 @@ def usage_object(
     parting: Parting = NOT_PARTED,
 ) -> dict[str, Any]:
     """The sum over all prompts of a call; `ferryman` has the tiers, the reasons for the rest, the
-    `exactness` of all answers together, and if there are any, the fields that were `ignored` and
-    the place where the prompt parts from an earlier one."""
+    `exactness` of all answers together, and if there are any, the tokens that decode had itself,
+    the fields that were `ignored` and the place where the prompt parts from an earlier one."""
     prompt = sum(usage.prompt_tokens for usage in usages)
     completion = sum(usage.completion_tokens for usage in usages)
     drafted = sum(usage.drafted_tokens for usage in usages)
     accepted = sum(usage.accepted_tokens for usage in usages)
     reasons: dict[str, int] = {}
-    tiers = CachedTokens().by_tier
+    tiers = _by_tier(usage.cached for usage in usages)
+    at_decode = _by_tier(usage.at_decode for usage in usages)
     for usage in usages:
-        for tier, tokens in usage.cached.by_tier.items():
-            tiers[tier] += tokens
         for reason, tokens in uncached_tokens(usage, page_size).items():
             reasons[reason] = reasons.get(reason, 0) + tokens
     # OpenAI's names first; its clients pass over what is ours.
@@ -70,10 +69,19 @@ def usage_object(
             "cached_tokens": tiers,
             "uncached_reasons": reasons,
             "exactness": exactness.value,
+            **({"decode_cached_tokens": at_decode} if any(at_decode.values()) else {}),
             **({"ignored": list(ignored)} if ignored else {}),
             **({"parts": _parts(parting)} if parting else {}),
         },
     }
+
+
+def _by_tier(counts: Iterable[CachedTokens]) -> dict[str, int]:
+    tiers = NONE_CACHED.by_tier
+    for count in counts:
+        for tier, tokens in count.by_tier.items():
+            tiers[tier] += tokens
+    return tiers
 
 
 def _parts(parting: Parting) -> dict[str, Any]:

@@ -193,8 +193,8 @@ class AttemptCount:
 def settled_usage(
     prompt: Usage | None, output: Usage | None, prompt_len: int, num_generated: int
 ) -> Usage:
-    """The first attempt's cache counts, at most the prompt, and the last one's drafts; lengths are
-    the router's own."""
+    """The first attempt's cache counts, at most the prompt; the last one's drafts, and what its
+    decode worker had; lengths are the router's own."""
     usage = Usage(prompt_len, num_generated)
     if prompt is not None:
         cached = prompt.cached.at_most(prompt_len)
@@ -203,7 +203,12 @@ def settled_usage(
     if output is None:
         return usage
     accepted = min(output.accepted_tokens, num_generated)
-    return replace(usage, drafted_tokens=output.drafted_tokens, accepted_tokens=accepted)
+    return replace(
+        usage,
+        drafted_tokens=output.drafted_tokens,
+        accepted_tokens=accepted,
+        at_decode=output.at_decode.at_most(prompt_len),
+    )
 
 
 def uncached_tokens(usage: Usage, page_size: int) -> dict[str, int]:

@@ -84,6 +84,9 @@ class RouterMetrics(Metrics):
         self.uncached_tokens = counter(
             "uncached_tokens", "Prompt tokens computed, and why.", ["reason"]
         )
+        self.decode_cached_tokens = counter(
+            "decode_cached_tokens", "Prompt tokens that decode had itself.", ["tier"]
+        )
         self.draft_tokens = counter("draft_tokens", "Drafts verified.", ["outcome"])
         self.retries = counter("retries", "Attempts after the first, by cause.", ["cause"])
         self.prefetches = counter("prefetches", "Prefetches, by how they began.", ["outcome"])
@@ -116,6 +119,8 @@ class RouterMetrics(Metrics):
         self.draft_tokens.labels("rejected").inc(usage.drafted_tokens - usage.accepted_tokens)
         for tier, tokens in usage.cached.by_tier.items():
             self.cached_tokens.labels(tier).inc(tokens)
+        for tier, tokens in usage.at_decode.by_tier.items():
+            self.decode_cached_tokens.labels(tier).inc(tokens)
         for reason, tokens in uncached_tokens(usage, page_size).items():
             self.uncached_tokens.labels(reason).inc(tokens)
 

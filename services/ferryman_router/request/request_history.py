@@ -244,11 +244,13 @@ def name_facts(caller: Caller) -> dict[str, Fact]:
 
 
 def finished_facts(reason: FinishReason, usage: Usage, pace: LatencyTracker) -> dict[str, Fact]:
+    held = {tier: tokens for tier, tokens in usage.at_decode.by_tier.items() if tokens}
     return {
         "reason": str(reason),
         "prompt": usage.prompt_tokens,
         "tokens": usage.completion_tokens,
         "cached": usage.cached.by_tier,
+        **({"held": held} if held else {}),
         "drafted": usage.drafted_tokens,
         "accepted": usage.accepted_tokens,
         "ttft_ms": _ms(pace.first_seconds or 0.0),

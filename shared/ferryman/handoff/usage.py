@@ -1,8 +1,8 @@
 """The tokens of a prompt that were not computed, by the tier their state came from.
 
-Only prefill counts: state that decode held already was not sent, but prefill computed it all the
-same unless it held it too. So a prefix that both workers hold counts once, and the count never
-exceeds the prompt.
+Prefill and decode count for themselves. State that decode held already was not sent, but prefill
+computed it all the same unless it held it too. So what was saved is prefill's count alone, and it
+never exceeds the prompt; decode's says on whose pages the answer stands.
 """
 
 from __future__ import annotations
@@ -40,3 +40,6 @@ class CachedTokens:
             kept.append(min(tokens, num_tokens))
             num_tokens -= kept[-1]
         return CachedTokens(*kept)
+
+
+NONE_CACHED = CachedTokens()

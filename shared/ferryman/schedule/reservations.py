@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ferryman.cache.manifest import Kind
 from ferryman.cache.planner import Planner
-from ferryman.cache.resume import EMPTY_HOST, HostView
+from ferryman.cache.resume import EMPTY_HOST, HostView, ResumePlan
 from ferryman.cache.slots import Holder, Role, SlotHandle
 from ferryman.errors import NotFound, OutOfSlots
 from ferryman.schedule.batch import SlotLoad
@@ -110,6 +110,10 @@ class ReservedSequences:
             SlotLoad(sequence.request_id, unit, sequence.own[unit.kind][unit.page_index].slot)
             for unit in sequence.plan.loads
         )
+
+    def plan_of(self, reservation_id: str) -> ResumePlan:
+        """The plan of a hand-off that has not ended. Raises KeyError."""
+        return self._sequences.reserved[reservation_id].plan
 
     def num_copied(self, reservation_id: str) -> int:
         """The units that decode copies from a sibling's hand-off. Raises KeyError."""

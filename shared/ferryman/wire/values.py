@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from ferryman.handoff.effects import WriteFence
 from ferryman.handoff.offsets import TokenFrame
-from ferryman.handoff.usage import CachedTokens
+from ferryman.handoff.usage import NONE_CACHED, CachedTokens
 from ferryman.handoff.values import PageRange, UnitDigest
 from ferryman.schedule.batch import Sampled
 from ferryman.schedule.prompt_scores import PromptScores
@@ -70,7 +70,8 @@ class Usage:
 
     All `drafted_tokens` were verified; `accepted_tokens` of them are among the generated tokens.
     Later requests can resume `kept_tokens` deep in the prompt: its state there is kept as long as
-    there is room.
+    there is room. `at_decode` are tokens whose pages the decode worker had, so that they were not
+    sent to it: prefill counts them for itself.
     """
 
     prompt_tokens: int
@@ -80,6 +81,7 @@ class Usage:
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     kept_tokens: int = 0
+    at_decode: CachedTokens = NONE_CACHED
 
     @property
     def written_tokens(self) -> int:
@@ -89,7 +91,14 @@ class Usage:
     @property
     def of_output(self) -> Usage:
         """Without the prompt, for another answer to the same one."""
-        return replace(self, prompt_tokens=0, cached=CachedTokens(), uncached=(), kept_tokens=0)
+        return replace(
+            self,
+            prompt_tokens=0,
+            cached=NONE_CACHED,
+            uncached=(),
+            kept_tokens=0,
+            at_decode=NONE_CACHED,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from ferryman.cache.resume import (
     ResumePlan,
 )
 from ferryman.cache.units import Tier
-from ferryman.handoff.usage import CachedTokens
+from ferryman.handoff.usage import NONE_CACHED, CachedTokens
 from ferryman.runtime.lifecycle import Fact
 from ferryman.tiers.prefetch_values import Prefetched
 from ferryman.wire.values import UncachedPages, Usage
@@ -42,6 +42,16 @@ def cached_tokens(manifest: StateManifest, plan: ResumePlan) -> CachedTokens:
         tokens[origins.get(page, otherwise)] += page_size
     on_device = min(plan.position, plan.anchor_pages * page_size)
     return CachedTokens(on_device, tokens[Tier.HOST], tokens[Tier.STORAGE], tokens[Tier.PEER])
+
+
+def held_tokens(manifest: StateManifest, plan: ResumePlan) -> CachedTokens:
+    """Tokens whose pages a decode worker has or loads itself, by the plan of a hand-off to it. A
+    recurrent state is always sent, and a window is no beginning of a prompt."""
+    if Kind.FULL not in manifest.kinds:
+        return NONE_CACHED
+    pages = Counter(unit.origin for unit in plan.loads if unit.kind is Kind.FULL)
+    counts = (plan.anchor_pages, pages[Tier.HOST], pages[Tier.STORAGE], pages[Tier.PEER])
+    return CachedTokens(*(count * manifest.page_size for count in counts))
 
 
 _SLOWEST_FIRST = (Tier.PEER, Tier.STORAGE, Tier.HOST)

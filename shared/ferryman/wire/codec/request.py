@@ -210,6 +210,8 @@ def _checked_usage(message: types_pb2.Usage) -> Usage:
     usage = _USAGE.from_wire(message)
     if usage.cached.total > usage.prompt_tokens:
         raise InvalidRequest("more tokens are cached than the prompt has", "usage")
+    if usage.at_decode.total > usage.prompt_tokens:
+        raise InvalidRequest("decode had more tokens than the prompt has", "usage")
     return usage
 
 
@@ -222,6 +224,13 @@ _USAGE = table(
         host="cached_host_tokens",
         storage="cached_storage_tokens",
         peer="cached_peer_tokens",
+    ),
+    at_decode=within(
+        CachedTokens,
+        device="decode_device_tokens",
+        host="decode_host_tokens",
+        storage="decode_storage_tokens",
+        peer="decode_peer_tokens",
     ),
     uncached=each(table(UncachedPages, types_pb2.UncachedReason), "uncached_reasons"),
 )
