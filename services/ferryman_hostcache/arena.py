@@ -7,9 +7,11 @@ import errno
 import logging
 import mmap
 import os
-from collections.abc import Callable
+import secrets
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from hmac import compare_digest
 from pathlib import Path
 
 import xxhash
@@ -18,7 +20,14 @@ from ferryman.cache.manifest import Kind
 from ferryman.errors import ConfigError, Stale
 from ferryman.tiers.layout import ArenaLayout
 from ferryman.tiers.values import WorkerLife
-from ferryman.wire.hostcache.arena import OWNER_BYTE, is_locked, liveness_byte, try_lock
+from ferryman.wire.hostcache.arena import (
+    OWNER_BYTE,
+    PROOF_BYTES,
+    PROOF_KEY,
+    is_locked,
+    liveness_byte,
+    try_lock,
+)
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +42,8 @@ LOCK_GRACE_SECONDS = 30.0
 class Arena:
     """The bytes of all host units. `create` makes the file; `remove` unlinks it at the end."""
 
-    def __init__(self, path: Path, fd: int, num_bytes: int) -> None:
-        self.path, self.num_bytes = path, num_bytes
+    def __init__(self, path: Path, fd: int, num_bytes: int, proof: str) -> None:
+        self.path, self.num_bytes, self._proof = path, num_bytes, proof
         self._fd = fd
         self._map = mmap.mmap(fd, num_bytes, flags=mmap.MAP_SHARED)
         self._memory = memoryview(self._map)
@@ -47,8 +56,10 @@ class Arena:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             assert try_lock(fd, OWNER_BYTE), "a file that is new is locked by nobody"
+            proof = secrets.token_bytes(PROOF_BYTES)
             os.ftruncate(fd, num_bytes)
-            return cls(path, fd, num_bytes)
+            os.pwrite(fd, proof, num_bytes)
+            return cls(path, fd, num_bytes, proof.hex())
         except BaseException:
             path.unlink()
             os.close(fd)
@@ -64,6 +75,13 @@ class Arena:
                 raise
             return False
         return True
+
+    def is_mapped_by(self, metadata: Iterable[tuple[str, str | bytes]]) -> bool:
+        """Whether a call's metadata show that the caller can open the arena."""
+        proofs = [value for key, value in metadata if key == PROOF_KEY]
+        if len(proofs) != 1 or not isinstance(proofs[0], str):
+            return False
+        return compare_digest(proofs[0].encode(), self._proof.encode())
 
     def is_alive(self, worker_index: int) -> bool:
         """Whether that worker maps the arena, by its lock in the kernel."""

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from dataclasses import asdict
 
 from ferryman.cache.manifest import StateManifest, manifest_from_json
-from ferryman.errors import InvalidRequest, ManifestMismatch
+from ferryman.errors import InvalidRequest, ManifestMismatch, PermissionDenied
 from ferryman.handoff.values import ranges_of
 from ferryman.ids import check_request_id
 from ferryman.tiers.layout import budget_of
@@ -37,6 +37,7 @@ from ferryman.wire.codec.scalars import (
     milliseconds,
     seconds,
 )
+from ferryman.wire.grpc.role_tokens import refuse_call
 from ferryman.wire.grpc.rpc import CallTags, Context, remaining_seconds
 from ferryman.wire.hostcache.arena import liveness_byte
 from ferryman.wire.hostcache.attachment import MAX_DROPPED_CHAINS
@@ -61,7 +62,8 @@ PREFETCH_COUNTS = "running begun complete truncated fruitless corrupt failed_rea
 
 
 class HostCacheServicer(HostCacheServiceServicer):
-    """Every rpc except Attach and Stats names the epoch that it is meant for."""
+    """Every rpc except Attach and Stats names the epoch that it is meant for. Those of workers
+    show that the caller maps the arena; Prefetch is for routers, too, and takes nobody's bytes."""
 
     def __init__(
         self,
@@ -87,6 +89,15 @@ class HostCacheServicer(HostCacheServiceServicer):
             liveness_offset=liveness_byte(index),
         )
 
+    def _check_maps(self, context: Context) -> None:
+        """Raises PermissionDenied for a caller that cannot open the arena, and counts it: it could
+        neither read nor write a unit, but give a name to bytes that others wrote.
+
+        After the epoch, whose error has a worker of an earlier arena attach again.
+        """
+        if not self._host.arena.is_mapped_by(context.invocation_metadata() or ()):
+            refuse_call(PermissionDenied("the caller does not map the arena; attach first"))
+
     @property
     def _lease_ms(self) -> int:
         return milliseconds(self._host.limits.lease_seconds)
@@ -108,6 +119,7 @@ class HostCacheServicer(HostCacheServiceServicer):
 
     async def Acquire(self, request: pb.AcquireRequest, context: Context) -> pb.AcquireResponse:
         self._host.check_epoch(request.epoch)
+        self._check_maps(context)
         keys = keys_from_bytes(request.page_keys)
         ask = AcquireRequest(
             lease_id=_lease_id(request.lease_id),
@@ -131,11 +143,13 @@ class HostCacheServicer(HostCacheServiceServicer):
         self, request: pb.HostCacheServiceRenewRequest, context: Context
     ) -> pb.HostCacheServiceRenewResponse:
         self._host.check_epoch(request.epoch)
+        self._check_maps(context)
         lost = self._host.renew(request.lease_ids)
         return pb.HostCacheServiceRenewResponse(lease_ms=self._lease_ms, lost=lost)
 
     async def Release(self, request: pb.ReleaseRequest, context: Context) -> pb.ReleaseResponse:
         self._host.check_epoch(request.epoch)
+        self._check_maps(context)
         corrupt = [(kind_from_wire(u.kind), key_from_bytes(u.key)) for u in request.corrupt]
         check_kinds((kind for kind, _ in corrupt), self._host.store.manifest)
         dropped = keys_from_bytes(request.dropped_chains)
@@ -152,6 +166,7 @@ class HostCacheServicer(HostCacheServiceServicer):
         self, request: pb.HostCacheServiceReserveRequest, context: Context
     ) -> pb.HostCacheServiceReserveResponse:
         self._host.check_epoch(request.epoch)
+        self._check_maps(context)
         keys = keys_from_bytes(request.page_keys)
         units = pages_from_ranges(request.units, len(keys))
         check_kinds(units, self._host.store.manifest)
@@ -178,6 +193,7 @@ class HostCacheServicer(HostCacheServiceServicer):
         self, request: pb.HostCacheServiceCommitRequest, context: Context
     ) -> pb.HostCacheServiceCommitResponse:
         self._host.check_epoch(request.epoch)
+        self._check_maps(context)
         digests = {
             (kind_from_wire(unit.kind), unit.page_index): digest_from_bytes(unit.digest)
             for unit in request.digests

@@ -13,7 +13,7 @@ from ferryman.cache.manifest import Kind
 from ferryman.cache.slots import Holder, Pools, Role
 from ferryman.errors import ConfigError
 from ferryman.tiers.layout import ArenaLayout, PoolRegion
-from ferryman_hostcache.arena import STRETCH_BYTES, Arena, ArenaGrowth
+from ferryman_hostcache.arena import PAGE, STRETCH_BYTES, Arena, ArenaGrowth
 
 NAME = "ferryman-arena-local-local-0000000000000001"
 WRITER = Holder(Role.TRANSFER_IN, "writer")
@@ -30,8 +30,8 @@ def arena_in(folder: Path, num_bytes: int) -> Iterator[Arena]:
 
 
 def taken(arena: Arena) -> int:
-    """The bytes of memory that the file has."""
-    return arena.path.stat().st_blocks * 512
+    """The bytes of memory that the file has for units; the proof behind them takes a page."""
+    return arena.path.stat().st_blocks * 512 - PAGE
 
 
 def two_kinds(arena: Arena, slot_bytes: int, num_slots: int) -> tuple[ArenaLayout, Pools]:

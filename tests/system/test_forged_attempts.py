@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 import pytest
+import xxhash
 from tests.harness.cluster import API_KEY, up
 from tests.system.attacked_cluster import ANSWER, PROMPT, AttackedCluster, look_at
 
@@ -30,11 +31,14 @@ from ferryman.wire.codec.handoff import (
     reserve_answer_from_wire,
     reserve_order_to_wire,
 )
+from ferryman.wire.codec.scalars import kind_to_wire
 from ferryman.wire.grpc.rpc import channel
 from ferryman.wire.grpc.status import typed_errors
 from ferryman.wire.handoff.grpc_plane import OutgoingUnit, send_units
 from ferryman.wire.public import TokenChunk
+from ferryman.wire.v1 import hostcache_pb2, types_pb2
 from ferryman.wire.v1.decode_pb2_grpc import DecodeServiceStub
+from ferryman.wire.v1.hostcache_pb2_grpc import HostCacheServiceStub
 from ferryman.wire.values import (
     AttemptSignature,
     CommitOrder,
@@ -103,6 +107,42 @@ class Thief:
                     Usage(len(wish.request.token_ids)),
                 )
                 await stub.Commit(commit_order_to_wire(order))
+
+    async def stores_zeros(self, tokens: tuple[int, ...]) -> None:
+        """All state of a prompt's full pages, in the host-cache. Raises its refusal."""
+        there, state = self.cluster.beats["hostcache"], self.cluster.beats["decode"].state
+        keys = page_keys(root_key(state), as_token_ids(tokens), state.page_size)
+        units = [
+            types_pb2.PageRange(kind=kind_to_wire(kind), first_page=first, end_page=len(keys))
+            for kind, first in ((Kind.FULL, 0), (Kind.RECURRENT, len(keys) - 1))
+        ]
+        token = self.cluster.leaked(self.role).grpc_token
+        async with channel(there.address, token) as way:
+            stub, lease = HostCacheServiceStub(way), f"thief-{self.role}"
+            with typed_errors():
+                reserved = await stub.Reserve(
+                    hostcache_pb2.HostCacheServiceReserveRequest(
+                        epoch=there.epoch,
+                        worker_id=self.cluster.beats["prefill"].worker_id,
+                        page_keys=b"".join(keys),
+                        units=units,
+                        lease_id=lease,
+                    )
+                )
+                digests = [
+                    types_pb2.UnitDigest(
+                        kind=unit.kind,
+                        page_index=unit.page_index,
+                        digest=xxhash.xxh3_128_digest(bytes(unit.num_bytes)),
+                    )
+                    for unit in reserved.units
+                ]
+                stored = await stub.Commit(
+                    hostcache_pb2.HostCacheServiceCommitRequest(
+                        epoch=there.epoch, lease_id=lease, digests=digests
+                    )
+                )
+        assert stored.stored == len(keys) + 1
 
     @asynccontextmanager
     async def _decode(self) -> AsyncIterator[DecodeServiceStub]:
@@ -180,3 +220,18 @@ async def test_an_answer_is_given_in_nobodys_place(cluster: AttackedCluster, thi
         said = [each async for each in client.generate(PROMPT, ANSWER, request_id=request_id)]
     found = [t for each in said if isinstance(each, TokenChunk) for t in each.token_ids]
     assert tuple(found) == cluster.expected
+
+
+async def test_zeros_are_put_under_no_page_in_the_host_cache(
+    cluster: AttackedCluster, thief: Thief
+) -> None:
+    """In the name of a worker that maps it: new room there is zeros, whose digest he knows."""
+    tokens = (20 + WORKERS.index(thief.role), *NEXT)
+    with LLM(demo_model(), dtype="float32", page_size=16, memory_bytes=1 << 26) as llm:
+        (expected,) = llm.generate([tokens], GREEDY)
+    with pytest.raises(PermissionDenied, match="does not map the arena"):
+        await thief.stores_zeros(tokens)
+    async with Client(cluster.up.said["grpc"], api_key=API_KEY) as client:
+        events = [each async for each in client.generate(tokens, GREEDY)]
+    found = [t for each in events if isinstance(each, TokenChunk) for t in each.token_ids]
+    assert tuple(found) == expected.token_ids

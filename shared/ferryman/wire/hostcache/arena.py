@@ -5,8 +5,11 @@ description locks, fcntl(2)). The kernel drops the lock with the process, even o
 and in any pid namespace: so no timeout is needed to know that a writer, or the arena's owner, is
 gone.
 
-    | arena bytes ... |                    | owner | worker 1 | worker 2 | ...
+    | arena bytes ... | proof |            | owner | worker 1 | worker 2 | ...
     0                 arena_bytes          LOCKS   LOCKS + 1
+
+The host-cache writes a random proof behind the units. A process that shows it in a call can open
+the file: a token alone says that somebody has a worker's credentials, on whatever machine.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ from ferryman.errors import Unavailable
 
 SHARED_MEMORY = Path("/dev/shm")
 PREFIX = "ferryman-arena-"
+PROOF_BYTES = 32
+PROOF_KEY = "ferryman-arena"  # of a call's metadata, with the proof in hex
 OWNER_BYTE = 1 << 60  # beyond the end of any arena; locks may lie there
 
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock on 64-bit Linux: type, whence, start, len, pid
@@ -86,7 +91,8 @@ def _removed_stale(path: Path) -> bool:
 
 
 class MappedArena:
-    """The arena in a worker's memory. The lock lives as long as the mapping.
+    """The arena in a worker's memory. The lock lives as long as the mapping; `proof` is what calls
+    show.
 
     Only the bytes of units are touched: the host-cache takes memory for these alone.
     """
@@ -98,8 +104,9 @@ class MappedArena:
         except OSError as error:
             raise Unavailable(f"the arena {path} cannot be opened: {error.strerror}") from error
         try:
-            if os.fstat(fd).st_size < num_bytes:
-                raise Unavailable(f"the arena {path} is smaller than {num_bytes} bytes")
+            proof = os.pread(fd, PROOF_BYTES, num_bytes)
+            if len(proof) < PROOF_BYTES:
+                raise Unavailable(f"the arena {path} is smaller than {num_bytes} bytes and a proof")
             if not try_lock(fd, lock_offset):
                 raise Unavailable(f"byte {lock_offset} of {path} is locked by another")
             self._map = mmap.mmap(fd, num_bytes, flags=mmap.MAP_SHARED)
@@ -107,7 +114,7 @@ class MappedArena:
             raise Unavailable(f"the arena {path} cannot be mapped: {error.strerror}") from error
         finally:
             os.close(fd)  # the map keeps a duplicate, and with it the lock
-        self.path = path
+        self.path, self.proof = path, ((PROOF_KEY, proof.hex()),)
         self.memory = memoryview(self._map)
 
     def close(self) -> None:

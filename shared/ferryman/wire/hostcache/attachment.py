@@ -177,7 +177,8 @@ class HostAttachment:
         names; records a FerrymanError and raises it."""
         try:
             with typed_errors():
-                return await method(request, timeout=patience + self._options.call_seconds)
+                seconds, proof = patience + self._options.call_seconds, link.arena.proof
+                return await method(request, timeout=seconds, metadata=proof)
         except FerrymanError as error:
             self._failed(error, link)
             raise
@@ -260,7 +261,8 @@ class HostAttachment:
         """Renews all leases. It is also the probe after which a suspect link is used again."""
         request = pb.HostCacheServiceRenewRequest(epoch=link.epoch, lease_ids=self._held)
         with typed_errors():
-            answer = await self.stub.Renew(request, timeout=self._options.call_seconds)
+            seconds, proof = self._options.call_seconds, link.arena.proof
+            answer = await self.stub.Renew(request, timeout=seconds, metadata=proof)
         for lease_id in answer.lost:
             self.num_lost_leases += self._held.pop(lease_id, None) is not None
         self.num_times_usable += self._is_suspect
@@ -270,6 +272,7 @@ class HostAttachment:
     async def _send_releases(self) -> None:
         while (self._releases or self._dropped_chains) and self._link:
             sent, dropped = first_of(self._releases), dict(self._dropped_chains)
+            proof = self._link.arena.proof
             request = pb.ReleaseRequest(
                 epoch=self._link.epoch,
                 lease_ids=[note.lease_id for note in sent],
@@ -281,7 +284,7 @@ class HostAttachment:
                 dropped_chains=keys_to_bytes(dropped),
             )
             with typed_errors():
-                await self.stub.Release(request, timeout=ATTACH_SECONDS)
+                await self.stub.Release(request, timeout=ATTACH_SECONDS, metadata=proof)
             del self._releases[: len(sent)]
             for first, times in dropped.items():
                 if self._dropped_chains[first] == times:  # else it was reported again meanwhile
