@@ -26,8 +26,10 @@ from ferryman.errors import NotFound
 from ferryman.handoff.lifecycle import LifecycleEntry
 from ferryman.runtime.lifecycle import encode_event
 from ferryman.wire.codec.scalars import token_ids_from_bytes, token_ids_to_bytes
+from ferryman.wire.grpc.role_tokens import OPEN_TO_ALL
 from ferryman.wire.grpc.rpc import Channels
 from ferryman.wire.nats.subjects import Subjects
+from ferryman.wire.signed_orders import RouterSignatures
 from ferryman.wire.v1 import inference_pb2 as pb
 from ferryman_router.request.request_log import past_life
 from ferryman_router.request.worker_client import WorkerClient
@@ -124,7 +126,8 @@ async def test_a_decode_worker_that_the_next_router_does_not_know_yet_is_told_wh
     asked = SimpleNamespace(request_id=begun.request_id, past=past)
     fleet, ways, calls = Fleet(60.0), Channels(), list[Coroutine[Any, Any, None]]()
     metrics = begun.made.router.components.frontend.ctx.metrics
-    client = WorkerClient(fleet, ways, metrics, calls.append)
+    signatures = RouterSignatures(OPEN_TO_ALL)
+    client = WorkerClient(fleet, ways, metrics, signatures, calls.append)
     fleet.on_heartbeat(other.beat, 0.0)
     client.end_past(cast("TokenizedRequest", asked))
     client.on_joined(other.beat)
