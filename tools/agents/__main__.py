@@ -32,11 +32,20 @@ FROM_NPM = {
     "Continue": ("@continuedev/cli",),
     "Cline": ("cline",),
     "AI SDK": ("ai", "@ai-sdk/openai-compatible", "zod"),
+    "AI SDK, OpenAI's chat": ("ai", "@ai-sdk/openai", "zod"),
+    "AI SDK, OpenAI's responses": ("ai", "@ai-sdk/openai", "zod"),
+    "AI SDK, Anthropic's messages": ("ai", "@ai-sdk/anthropic", "zod"),
 }
 FROM_PYPI = {
     "OpenAI Agents SDK": ("openai-agents",),
     "LangGraph": ("langgraph", "langchain", "langchain-openai"),
     "LlamaIndex": ("llama-index-llms-openai-like",),
+    "aider": ("aider-chat",),
+    "mini-swe-agent": ("mini-swe-agent",),
+    "smolagents": ("smolagents", "smolagents[openai]"),
+    "smolagents, ToolCallingAgent": ("smolagents", "smolagents[openai]"),
+    "LiteLLM's proxy": ("litellm", "litellm[proxy]", "anthropic"),
+    "LiteLLM's proxy, Messages": ("litellm", "litellm[proxy]", "anthropic"),
 }
 AGENTS = (*FROM_NPM, *FROM_PYPI)
 MODEL = "ferryman-demo"  # the folder's name is the served one, and the page has this

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,10 +29,30 @@ class AgentGuide:
 
 
 def guide_of(title: str, address: str) -> AgentGuide:
-    """The section `title`, with the address of a running cluster. Raises ValueError without one."""
-    _, heading, rest = _PAGE.read_text().partition(f"\n### {title}\n")
-    section = re.split(r"\n##+ ", rest)[0].replace(_ADDRESS, address)
-    commands = _COMMANDS.findall(section)
-    if not heading or len(commands) != 1:
-        raise ValueError(f"docs/clients.md needs a section {title!r} with one block of commands")
-    return AgentGuide(dict(_FILE.findall(section)), commands[0])
+    """The section `title`, with the address of a running cluster.
+
+    A section in a section is named by both titles, and has the files and commands that it does not
+    say from the outer one. Raises ValueError without such a section, or one block of commands.
+    """
+    files: dict[str, str] = {}
+    commands: list[str] = []
+    for text in _sections(title, _PAGE.read_text().replace(_ADDRESS, address)):
+        files |= dict(_FILE.findall(text))
+        commands = _COMMANDS.findall(text) or commands
+    if len(commands) != 1:
+        raise _missing(title)
+    return AgentGuide(files, commands[0])
+
+
+def _sections(title: str, page: str) -> Iterator[str]:
+    """The texts of a section and of the one in it, each to the next heading."""
+    for depth, part in enumerate(title.split(", "), start=3):
+        _, heading, rest = page.partition(f"\n{'#' * depth} {part}\n")
+        if not heading:
+            raise _missing(title)
+        page = re.split(rf"\n#{{2,{depth}}} ", rest)[0]
+        yield re.split(r"\n##+ ", page)[0]
+
+
+def _missing(title: str) -> ValueError:
+    return ValueError(f"docs/clients.md needs a section {title!r} with one block of commands")

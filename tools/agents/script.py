@@ -1,14 +1,15 @@
 """A script as a chain of tokens: which token follows which.
 
-A model that only looks at the last token can say a text if no token occurs twice in it. A byte-pair
-vocabulary has many tokens for the same characters, so a text can be cut in such a way.
+A model that only looks at the last token can say its texts if no token occurs twice in them. A
+byte-pair vocabulary has many tokens for the same characters, so texts can be cut in such a way for
+a while; where one cannot any more, the vocabulary gets another token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,40 +20,42 @@ class Script:
     text: str
 
 
-def successors(
-    scripts: Iterable[Script], vocabulary: Mapping[str, int], control: Mapping[str, int], end: int
-) -> dict[int, int]:
-    """The token behind each token of the scripts; `end` follows the last ones.
+def pieces_of(scripts: Iterable[Script], vocabulary: Collection[str]) -> dict[str, list[str]]:
+    """The texts by their cues, in pieces of which no two are the same.
 
-    `vocabulary` has the characters of each token of plain text, `control` the ids of the cues.
-    Raises ValueError for a text that cannot be cut into tokens that no script uses already.
+    Those that `vocabulary` lacks are to be added to it. Raises ValueError for an empty text, and
+    for one that cannot be told from another.
     """
-    follower: dict[int, int] = {}
+    pieces: dict[str, list[str]] = {}
     for script in scripts:
-        tokens = _unused_tokens(script.text, vocabulary, frozenset(follower))
-        chain = [control[script.cue], *tokens, end]
-        follower |= dict(pairwise(chain))
-    return follower
+        cut = _cut(script.text, vocabulary, frozenset(chain.from_iterable(pieces.values())))
+        if not cut:
+            raise ValueError(f"no token is left to say {script.text!r}")
+        pieces[script.cue] = cut
+    return pieces
 
 
-def _unused_tokens(text: str, vocabulary: Mapping[str, int], used: frozenset[int]) -> list[int]:
-    """The tokens of a text, each once and none of `used`; long ones are tried first."""
-    longest = max(map(len, vocabulary))
-    path: list[int] = []
+def successors(
+    pieces: Mapping[str, list[str]], tokens: Mapping[str, int], control: Mapping[str, int], end: int
+) -> dict[int, int]:
+    """The token behind each token of texts that were cut; `end` follows the last ones.
 
-    def extends(start: int) -> bool:
-        if start == len(text):
-            return True
-        for end in range(min(len(text), start + longest), start, -1):
-            token = vocabulary.get(text[start:end])
-            if token is None or token in used or token in path:
-                continue
-            path.append(token)
-            if extends(end):
-                return True
-            path.pop()
-        return False
+    `tokens` has the ids of the pieces, `control` those of the cues.
+    """
+    chains = [[control[cue], *map(tokens.__getitem__, cut), end] for cue, cut in pieces.items()]
+    return dict(chain.from_iterable(map(pairwise, chains)))
 
-    if not extends(0):
-        raise ValueError(f"the vocabulary has not enough tokens to say {text!r}")
-    return path
+
+def _cut(text: str, vocabulary: Collection[str], used: frozenset[str]) -> list[str] | None:
+    """The pieces of a text, each once and none of `used`: long ones of the vocabulary are tried
+    first, and short ones that it lacks after them. None if each way ends at a used one."""
+    if not text:
+        return []
+    heads = [text[:end] for end in range(len(text), 0, -1) if text[:end] not in used]
+    listed = [head for head in heads if head in vocabulary]
+    unlisted = [head for head in reversed(heads) if head not in vocabulary]
+    for head in listed + unlisted:
+        rest = _cut(text[len(head) :], vocabulary, used | {head})
+        if rest is not None:
+            return [head, *rest]
+    return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from itertools import product
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -11,23 +11,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tools.agents.__main__ import AGENTS
 from tools.agents.guide import guide_of
-from tools.agents.script import Script, successors
+from tools.agents.script import Script, pieces_of, successors
 
 END = 0
 CUES = {"<a>": 1, "<b>": 2}
 
 
-PIECES = ["".join(letters) for size in (1, 2, 3) for letters in product("ab", repeat=size)]
+PUBLISHED = {"a", "b", "ab", "ba", "abb"}
 
 
-@given(texts=st.tuples(*[st.text("ab", min_size=1, max_size=5)] * 2))
+@given(texts=st.tuples(*[st.text("ab", max_size=9)] * 2))
 def test_the_chain_behind_a_cue_says_its_text(texts: tuple[str, str]) -> None:
-    vocabulary = {piece: token for token, piece in enumerate([*PIECES, *map(str.upper, PIECES)], 3)}
-    texts = (texts[0], texts[1].upper())
-    scripts = [Script(cue, text) for cue, text in zip(CUES, texts, strict=True)]
-    follower = successors(scripts, vocabulary, CUES, END)
-    words = {token: piece for piece, token in vocabulary.items()}
-    assert tuple(_said(follower, words, CUES[script.cue]) for script in scripts) == texts
+    scripts = [Script(cue, cue + text) for cue, text in zip(CUES, texts, strict=True)]
+    pieces = pieces_of(scripts, PUBLISHED)
+    tokens = {piece: token for token, piece in enumerate(chain(*pieces.values()), start=3)}
+    follower = successors(pieces, tokens, CUES, END)
+    words = {token: piece for piece, token in tokens.items()}
+    for script in scripts:
+        assert _said(follower, words, CUES[script.cue]) == script.text
 
 
 def _said(follower: dict[int, int], words: dict[int, str], cue: int) -> str:
@@ -38,11 +39,24 @@ def _said(follower: dict[int, int], words: dict[int, str], cue: int) -> str:
     return text
 
 
-def test_a_text_that_would_need_a_token_twice_is_refused() -> None:
-    with pytest.raises(ValueError, match="not enough tokens to say 'aa'"):
-        successors((Script("<a>", "aa"),), {"a": 3}, CUES, END)
-    other_cut = successors((Script("<a>", "aaa"),), {"a": 3, "aa": 4}, CUES, END)
-    assert other_cut == {1: 4, 4: 3, 3: END}
+@pytest.mark.parametrize(
+    ("texts", "pieces"),
+    [
+        (["abab"], [["ab", "a", "b"]]),
+        (["ab", "ab"], [["ab"], ["a", "b"]]),
+        (["aaa"], [["a", "aa"]]),
+    ],
+)
+def test_a_vocabulary_gets_a_token_where_its_own_are_used_up(
+    texts: list[str], pieces: list[list[str]]
+) -> None:
+    scripts = [Script(cue, text) for cue, text in zip(CUES, texts, strict=False)]
+    assert [*pieces_of(scripts, PUBLISHED).values()] == pieces
+
+
+def test_a_text_without_a_token_of_its_own_is_refused() -> None:
+    with pytest.raises(ValueError, match="no token is left to say 'c'"):
+        pieces_of([Script(cue, "c") for cue in CUES], PUBLISHED)
 
 
 @pytest.mark.parametrize("agent", AGENTS)
@@ -59,6 +73,16 @@ def test_the_page_says_how_an_agent_is_set_up(agent: str, tmp_path: Path) -> Non
     assert "8000" not in guide.commands + "".join(guide.files.values())
 
 
-def test_an_agent_without_a_section_is_refused() -> None:
-    with pytest.raises(ValueError, match="needs a section 'nobody'"):
-        guide_of("nobody", "http://127.0.0.1:9")
+@pytest.mark.parametrize("title", ["nobody", "AI SDK, CodeAgent", "nobody, CodeAgent", "TLS"])
+def test_an_agent_without_a_section_is_refused(title: str) -> None:
+    with pytest.raises(ValueError, match=f"needs a section {title!r}"):
+        guide_of(title, "http://127.0.0.1:9")
+
+
+def test_a_section_in_a_section_has_what_it_does_not_say_from_the_outer_one() -> None:
+    outer = guide_of("AI SDK", "http://127.0.0.1:9")
+    inner = guide_of("AI SDK, Anthropic's messages", "http://127.0.0.1:9")
+    assert inner.commands == outer.commands
+    assert inner.files.keys() == outer.files.keys() == {"ask.mjs", "model.mjs"}
+    assert inner.files["ask.mjs"] == outer.files["ask.mjs"]
+    assert "createAnthropic" in inner.files["model.mjs"]
