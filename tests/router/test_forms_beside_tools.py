@@ -82,6 +82,27 @@ async def test_the_model_calls_or_answers(answering: RouterCluster, name: str) -
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)
+async def test_nothing_is_shown_of_a_call_that_was_cut_in_its_marks(
+    answering: RouterCluster, name: str
+) -> None:
+    protocol, form = PROTOCOLS[name], FORMS[name]
+    quoting = json.dumps({"name": f"I may write {CALL}.", "degrees": 1})
+    for limit in (3, 6, 20):
+        cut = {**form, protocol.limit: limit}
+        says(answering, CALL)
+        assert await both(answering, protocol, **cut) == (("", []), ("", []))
+        says(answering, quoting)
+        shown, streamed = await both(answering, protocol, **cut)
+        assert shown == streamed
+        assert shown[0]
+        assert quoting.startswith(shown[0])
+    assert await both(answering, protocol, **form, **{protocol.limit: 170}) == (
+        (quoting, []),
+        (quoting, []),
+    )
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
 async def test_without_calls_to_make_the_form_is_all(answering: RouterCluster, name: str) -> None:
     protocol, form = PROTOCOLS[name], FORMS[name]
     says(answering, ANSWER)

@@ -297,6 +297,27 @@ def test_a_form_beside_calls_is_written_and_read_as_content(
         assert (answer.content, answer.calls) == (SHAPED, ())
 
 
+# These begin calls without marks, as a form may begin.
+_BARE = {"llama3_json", "pythonic"}
+
+
+@pytest.mark.parametrize("name", sorted(WRITTEN.keys() - _BARE))
+def test_no_cut_of_a_call_beside_a_form_shows_its_marks(name: str) -> None:
+    for text, _ in WRITTEN[name]:
+        for end in range(3, len(text)):
+            assert read(name, text[:end], use=USE, is_cut=True).content == "", text[:end]
+
+
+# Headers of harmony are no text, wherever they stand.
+@pytest.mark.parametrize("name", sorted(WRITTEN.keys() - {"openai"}))
+def test_a_form_is_shown_whatever_calls_are_in_it(name: str) -> None:
+    form = json.dumps({"a": WRITTEN[name][0][0], "name": "get_weather"}, ensure_ascii=False)
+    for end in range(len(form) + 1):
+        for is_cut in (True, False):
+            answer = read(name, form[:end], use=USE, is_cut=is_cut)
+            assert (answer.content, answer.calls) == (form[:end], ())
+
+
 @pytest.mark.parametrize("use", [FormAlone(), USE], ids=["alone", "or a call"])
 @pytest.mark.parametrize("parser", ["qwen3", "deepseek_r1", "mistral", "granite"])
 def test_a_form_is_content_though_the_prompt_has_begun_a_thought(parser: str, use: Any) -> None:

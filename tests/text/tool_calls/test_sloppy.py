@@ -61,6 +61,16 @@ def test_a_call_is_read_as_it_was_really_written(case: Sloppy) -> None:
         json.loads(arguments)
 
 
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_no_beginning_of_an_answer_vanishes(case: Sloppy) -> None:
+    if case.tools == "openai":
+        return  # headers are no text
+    for end in range(len(case.text) + 1):
+        for is_cut in (True, False):
+            answer = read(case.tools, [case.text[:end]], use=USE, is_cut=is_cut)
+            assert answer.calls or answer.content == case.text[:end]
+
+
 @pytest.mark.parametrize("tools", sorted(TOOL_FORMATS))
 @given(data=st.data())
 def test_any_cut_of_any_text_says_the_same(tools: str, data: st.DataObject) -> None:

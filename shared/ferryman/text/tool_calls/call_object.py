@@ -209,7 +209,7 @@ def _more_calls(
         elif character and character in ",;":
             space, following = yield from spaced()
             if following != "{":
-                sink.content(character + space)
+                (sink.content if following else sink.beginning)(character + space)
                 return following
             character = following
         elif character == "{":

@@ -86,6 +86,17 @@ class DeltaSink:
         self.content(text)
         self._last = _Last.CALL
 
+    def hides(self, taken: str, *, has_begun: bool) -> bool:
+        """Whether nothing is shown of a call that is not whole where the text ends: it `has_begun`,
+        or came no further than the mark `taken` and what stands behind it."""
+        return (has_begun or self.is_cut) and self.is_behind_call
+
+    def beginning(self, held: str) -> None:
+        """The beginning of a mark, or of another call, with which the text ends. An answer that was
+        cut there shows nothing of it behind a call."""
+        if not self.hides(held, has_begun=False):
+            self.content(held)
+
     def layout(self, mark: str) -> None:
         """A mark that belongs to a format behind a call, and is content anywhere else."""
         if not self.is_behind_call:

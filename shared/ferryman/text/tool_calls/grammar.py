@@ -24,19 +24,32 @@ class Malformed(Exception):
     """The text is not what the grammar expects here."""
 
 
+_OPENINGS = " \t\r\n[{"  # of a form in JSON
+
+
 class KnownCallsSink(DeltaSink):
-    """A sink for an answer that may be an object of any form: it is a call if its name is one of
-    these."""
+    """A sink for an answer that is calls of these names, or of a form. The first that it says
+    decides: the form's text may have calls in it."""
 
     def __init__(self, names: Container[str], first_number: int = 0) -> None:
         super().__init__(first_number)
-        self._names = names
+        self._names, self._is_form = names, False
+
+    def content(self, text: str) -> None:
+        self._is_form = self._is_form or bool(text.strip() and not self.num_calls)
+        super().content(text)
 
     def begin_call(self, name: str, number: int | None = None) -> None:
-        """Raises Malformed for another name."""
-        if name not in self._names:
+        """Raises Malformed for another name, and within a form."""
+        if self._is_form or name not in self._names:
             raise Malformed
         super().begin_call(name, number)
+
+    def hides(self, taken: str, *, has_begun: bool) -> bool:
+        """The beginning of a call is no form, unless a form may begin alike."""
+        is_mark = len(taken.strip(_OPENINGS)) > 1
+        is_call = self.is_cut and is_mark and not self._is_form
+        return is_call or super().hides(taken, has_begun=has_begun)
 
 
 class OutputParser:
@@ -111,12 +124,7 @@ def marked_text(
     a character or a mark. `ends` are left out behind a call."""
     marks = (*openings, *ends)
 
-    def emit_last(held: str) -> None:
-        # An answer that was cut within the mark behind a call shows nothing of the mark.
-        if not (sink.is_cut and sink.is_behind_call):
-            sink.content(held)
-
-    while mark := (yield from text_until(sink.content, marks, following, emit_last)):
+    while mark := (yield from text_until(sink.content, marks, following, sink.beginning)):
         following = None
         if mark in ends:
             sink.layout(mark)
@@ -184,7 +192,7 @@ def attempt(sink: DeltaSink, taken: str, inner: Grammar[T]) -> Grammar[T | None]
         result: T = over.value
         return result
     except Malformed:
-        if not character and (sink.num_calls > num_calls or sink.is_cut) and sink.is_behind_call:
+        if not character and sink.hides(taken, has_begun=sink.num_calls > num_calls):
             return None
         # The character that showed it may have ended a number, which was taken then.
         for piece in pending if sink.num_taken == num_taken else [character]:

@@ -49,14 +49,16 @@ def openai(sink: DeltaSink, parameters: Parameters, prompt: PromptTail) -> Gramm
     goes_on_thinking = open_message is not None and open_message.is_thought
     emit: Emit = sink.reasoning if goes_on_thinking else sink.content
     following = None if open_message else (yield from _recipient_first(sink, names))
-    while mark := (yield from text_until(emit, (*_BEGINS, *ENDS), following)):
-        emit, following = sink.content, None
+    marks, last = (*_BEGINS, *ENDS), emit if goes_on_thinking else sink.beginning
+    while mark := (yield from text_until(emit, marks, following, last)):
+        emit, last, following = sink.content, sink.beginning, None
         if mark in ENDS:
             continue
         header = yield from attempt(sink, mark, _header(mark))
         if header is not None:
             name = _function(header, names)
             emit = sink.content if name else _emit(sink, header)
+            last = emit if emit == sink.reasoning else sink.beginning
             following = (yield from attempt(sink, "", _call(sink, name))) if name else None
 
 
@@ -66,7 +68,7 @@ def _recipient_first(sink: DeltaSink, names: Names) -> Grammar[str | None]:
     while held != _RECIPIENT_FIRST:
         character = yield
         if not character or not _RECIPIENT_FIRST.startswith(held + character):
-            sink.content(held)
+            (sink.content if character else sink.beginning)(held)
             return character
         held += character
     header = yield from attempt(sink, held, _header(held))

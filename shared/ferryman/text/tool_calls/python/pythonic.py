@@ -99,6 +99,8 @@ def _between_marks(sink: DeltaSink) -> Grammar[str]:
     if first != "[":
         return (yield from _calls_before(sink, first, "<"))
     second = yield from skip_space()
+    if not second:
+        raise Malformed
     if second == "{":
         return (yield from calls(sink, second))
     return (yield from _calls_before(sink, first, "<", second))
