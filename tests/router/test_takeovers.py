@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,16 +20,21 @@ from tests.harness.router import (
     RouterCluster,
     another_router,
     cluster,
+    collect,
 )
+from tests.router.test_arithmetics import ONE_RANK, TWO_RANKS, compute_in
 
 from ferryman.cache.keys import as_token_ids
+from ferryman.cache.manifest import ANY_ARITHMETIC
 from ferryman.errors import NotFound
 from ferryman.handoff.lifecycle import LifecycleEntry
 from ferryman.runtime.lifecycle import encode_event
+from ferryman.wire.codec.inference import event_from_wire
 from ferryman.wire.codec.scalars import token_ids_from_bytes, token_ids_to_bytes
 from ferryman.wire.grpc.role_tokens import OPEN_TO_ALL
 from ferryman.wire.grpc.rpc import Channels
 from ferryman.wire.nats.subjects import Subjects
+from ferryman.wire.public import GenerateFinished
 from ferryman.wire.signed_orders import RouterSignatures
 from ferryman.wire.v1 import inference_pb2 as pb
 from ferryman_router.request.request_log import past_life
@@ -83,23 +89,29 @@ async def read(call: Any) -> tuple[list[int], str]:
 @pytest.fixture
 async def begun(nats_url: str, folder: Path) -> AsyncIterator[Begun]:
     async with cluster(nats_url, folder, api_keys="one, two", num_decodes=2) as made:
-        gate = Pause(FaultStage.NEXT_TOKEN)
-        for decode in made.decodes:
-            decode.suffers(gate)
-        request = pb.GenerateRequest(
-            request_id="mine",
-            prompt=pb.Prompt(text=SENTENCE),
-            sampling={"max_tokens": MAX_TOKENS},
-        )
-        call = made.stub.Generate(request, metadata=KEY)
-        started, first = (await call.read()).started, (await call.read()).tokens
-        token_ids = token_ids_from_bytes(first.token_ids).tolist()
-        assert len(token_ids) == 1, "the others are held back"
-        for decode in made.decodes:
-            decode.faults.remove(gate)  # requests that come now are not held
-        yield Begun(made, call, started.request_id, started.seed, token_ids)
-        gate.release()
-        call.cancel()
+        async with beginning(made) as whole:
+            yield whole
+
+
+@asynccontextmanager
+async def beginning(made: RouterCluster) -> AsyncIterator[Begun]:
+    gate = Pause(FaultStage.NEXT_TOKEN)
+    for decode in made.decodes:
+        decode.suffers(gate)
+    request = pb.GenerateRequest(
+        request_id="mine",
+        prompt=pb.Prompt(text=SENTENCE),
+        sampling={"max_tokens": MAX_TOKENS},
+    )
+    call = made.stub.Generate(request, metadata=KEY)
+    started, first = (await call.read()).started, (await call.read()).tokens
+    token_ids = token_ids_from_bytes(first.token_ids).tolist()
+    assert len(token_ids) == 1, "the others are held back"
+    for decode in made.decodes:
+        decode.faults.remove(gate)  # requests that come now are not held
+    yield Begun(made, call, started.request_id, started.seed, token_ids)
+    gate.release()
+    call.cancel()
 
 
 async def test_it_goes_on_by_the_next_attempt_behind_the_tokens_that_the_client_has(
@@ -140,6 +152,24 @@ async def test_a_decode_worker_that_the_next_router_does_not_know_yet_is_told_wh
     await ways.close()
     assert await decode.until_aborted(begun.request_id) == "taken_over"
     assert other.aborted == []
+
+
+@pytest.mark.parametrize(("later", "level"), [(ONE_RANK, "bits"), (TWO_RANKS, "values")])
+async def test_it_is_called_bits_if_all_its_parts_have_one_arithmetic(
+    nats_url: str, folder: Path, later: str, level: str
+) -> None:
+    """The log says it of the part of the router before."""
+    async with cluster(nats_url, folder, api_keys="one", num_decodes=2) as made:
+        workers = (*made.prefills, *made.decodes)
+        await compute_in(made, ONE_RANK, *workers)
+        async with beginning(made) as begun:
+            for worker in workers:
+                worker.state = replace(worker.state, arithmetic=later)
+            async with another_router(made) as stub:
+                events = await collect(stub.Generate(begun.again(), metadata=KEY))
+    end = event_from_wire(events[-1])
+    assert isinstance(end, GenerateFinished)
+    assert end.exactness.value == level
 
 
 async def test_a_client_that_sends_it_twice_to_the_second_router_reads_one_request(
@@ -231,6 +261,16 @@ def test_the_latest_router_and_attempt_count() -> None:
     lost = told("failed", reason="TakenOver")
     log = [*RUNNING, *second, *lost]
     assert past_life(log, (5, 6), STATE) == PastLife("router-2", 2, "decode-2", (5, 6))
+
+
+def test_the_arithmetics_of_all_attempts_are_those_of_the_answer() -> None:
+    """An attempt of which the log does not say it may have been of any."""
+    first = told("received", "routed", arithmetic="a")
+    second = told("taken_over", "routed", router="router-2", attempt=2, arithmetic="b")
+    assert past_life(first, (5,), STATE).arithmetics == {"a"}
+    assert past_life([*first, *second], (5,), STATE).arithmetics == {"a", "b"}
+    assert past_life([*first, *RUNNING[1:]], (5,), STATE).arithmetics == {"a", ANY_ARITHMETIC}
+    assert past_life(first[:1], (5,), STATE).arithmetics == {ANY_ARITHMETIC}
 
 
 @pytest.mark.parametrize(

@@ -151,6 +151,7 @@ def _choice_facts(choice: RouteChoice, prefix: str) -> dict[str, Fact]:
         "usable_tokens": choice.cached.by_tier,
         "plane": choice.plane,
         "exactness": choice.exactness.value,
+        "arithmetic": choice.arithmetic,
     }
     if choice.unlike_tokens:
         facts["unlike_tokens"] = choice.unlike_tokens

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 
 from prometheus_client import Counter
 
+from ferryman.cache.manifest import ANY_ARITHMETIC
 from ferryman.errors import NotFound, RequestIdInUse, Stopping, TakenOver, Unavailable
 from ferryman.handoff.lifecycle import ROUTER, LifecycleEntry
 from ferryman.ids import is_request_id
@@ -128,7 +129,15 @@ def past_life(
         raise NotFound("the request failed")
     routed = [event for event in had if event.name == "routed"]
     decode = str(routed[-1].facts.get("decode", "")) if routed else ""
-    return PastLife(had[-1].worker_id, max(event.attempt for event in events), decode, token_ids)
+    latest, attempt = had[-1].worker_id, max(event.attempt for event in events)
+    return PastLife(latest, attempt, decode, token_ids, _arithmetics(routed))
+
+
+def _arithmetics(routed: Sequence[LifecycleEntry]) -> frozenset[str]:
+    """The arithmetics of all attempts: ANY_ARITHMETIC for one that says none, and if the log has
+    lost them all."""
+    logged = {str(event.facts.get("arithmetic", ANY_ARITHMETIC)) for event in routed}
+    return frozenset(logged or {ANY_ARITHMETIC})
 
 
 def check_goes_on(asked: TokenizedRequest, vocab: int) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from ferryman.cache.manifest import ANY_ARITHMETIC, Exactness
+from ferryman.cache.manifest import Exactness
 from ferryman.errors import (
     Cancelled,
     CorruptState,
@@ -71,8 +71,8 @@ class RequestRunner:
         self._answer = ResponseStream(asked, ctx.model.tokenizer, ctx.metrics, ctx.clock)
         self._placement = RequestPlacement(asked, self.history, ctx)
         self._first_usage: Usage | None = None
-        # Of every part of the answer; those of another router's part are not known here.
-        self._arithmetics = {ANY_ARITHMETIC} if asked.past.token_ids else set[str]()
+        # Of every part of the answer; those of another router's part are in its log.
+        self._arithmetics = set(asked.past.arithmetics if asked.past.token_ids else ())
         self._cause = "shutdown"
         self._stopped_by: Stopping | None = None
         self.output_log = self._answer.output_log

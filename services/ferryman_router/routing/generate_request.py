@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 
 from ferryman.cache.keys import PageKey, TokenIds, extend_keys, root_key
+from ferryman.cache.manifest import ANY_ARITHMETIC
 from ferryman.schedule.request import SamplingParams
 from ferryman.text.located_prompt import LocatedPrompt
 from ferryman.wire.nats.heartbeat import ServedState
@@ -120,12 +121,14 @@ ALONE = PromptSharing()
 class PastLife:
     """A request's life at another router, up to where its client lost it. `attempt` is the latest
     that is known, `decode` the id of its decode worker, `token_ids` are those that the client
-    has."""
+    has. `arithmetics` are those of all attempts, with ANY_ARITHMETIC for one that is not
+    known."""
 
     router_id: str
     attempt: int
     decode: str
     token_ids: tuple[int, ...]
+    arithmetics: frozenset[str] = frozenset({ANY_ARITHMETIC})
 
 
 NO_PAST = PastLife("", 0, "", ())
