@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, closing, suppress
@@ -358,31 +359,66 @@ async def test_writers_elsewhere_and_lenders_that_do_not_listen_use_grpc(tmp_pat
     assert not sockets_in(tmp_path)
 
 
+BORROWER = """
+import sys; from pathlib import Path
+from ferryman.wire.handoff.lent_memory import borrow, place_of
+from ferryman.wire.plane_values import MemoryGrant
+folder, name, ticket, size = sys.argv[1:]
+memory = borrow(Path(folder), MemoryGrant(name, bytes.fromhex(ticket), int(size)))
+memory.content[:5] = b"hello"
+print(memory.key.hex(), place_of(Path(folder)), flush=True); sys.stdin.read()
+"""
+
+
+@asynccontextmanager
+async def borrower(
+    folder: Path, grant: MemoryGrant, *inside: str
+) -> AsyncIterator[tuple[asyncio.subprocess.Process, list[str]]]:
+    """A process that has borrowed, and its words; `inside` is a command to run it elsewhere."""
+    words = [str(folder), grant.socket, grant.ticket.hex(), str(grant.num_bytes)]
+    command = [*inside, sys.executable, "-c", BORROWER, *words]
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
+    try:
+        assert process.stdout is not None
+        yield process, (await process.stdout.readline()).decode().split()
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
 async def test_a_loan_ends_with_the_process_of_its_writer(tmp_path: Path) -> None:
     """Also one that stands still: it keeps its memory, and nothing else."""
-    script = (
-        "import sys; from pathlib import Path\n"
-        "from ferryman.wire.handoff.lent_memory import borrow\n"
-        "from ferryman.wire.plane_values import MemoryGrant\n"
-        "folder, name, ticket, size = sys.argv[1:]\n"
-        "memory = borrow(Path(folder), MemoryGrant(name, bytes.fromhex(ticket), int(size)))\n"
-        "memory.content[:5] = b'hello'\n"
-        "print(memory.key.hex(), flush=True); sys.stdin.read()\n"
-    )
     async with lender_in(tmp_path) as lender:
-        grant = granted(lender, tmp_path)
-        words = [str(tmp_path), grant.socket, grant.ticket.hex(), str(grant.num_bytes)]
-        command = [sys.executable, "-c", script, *words]
-        pipe = asyncio.subprocess.PIPE
-        writer = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
-        assert writer.stdout is not None
-        key = bytes.fromhex((await writer.stdout.readline()).decode())
-        assert bytes(lender.memory_of(key)[:5]) == b"hello"
-        os.kill(writer.pid, signal.SIGSTOP)
-        assert lender.statistics().lent == 1
-        writer.kill()
-        await writer.wait()
+        async with borrower(tmp_path, granted(lender, tmp_path)) as (writer, (key, _)):
+            assert bytes(lender.memory_of(bytes.fromhex(key))[:5]) == b"hello"
+            os.kill(writer.pid, signal.SIGSTOP)
+            assert lender.statistics().lent == 1
         await until(lambda: not lender.statistics().lent)
+
+
+APART = ("unshare", "--mount", "--pid", "--net", "--ipc", "--fork", "--kill-child")
+
+
+def skip_unless_it_runs(command: Sequence[str]) -> None:
+    if subprocess.run(command, check=False, capture_output=True).returncode:
+        pytest.skip("no namespaces here")
+
+
+async def test_a_container_with_the_folder_as_a_volume_borrows_too(tmp_path: Path) -> None:
+    """Another mount, under another path, and namespaces of its own for processes and networks."""
+    folder, volume = tmp_path / "host", tmp_path / "volume"
+    folder.mkdir()
+    volume.mkdir()
+    mounting = f"mount --bind {folder} {volume} && exec "
+    await asyncio.to_thread(skip_unless_it_runs, [*APART, "sh", "-c", f"{mounting} true"])
+    async with lender_in(folder) as lender:
+        grant = granted(lender, folder)
+        inside = (*APART, "sh", "-c", f'{mounting} "$@"', "sh")
+        async with borrower(volume, grant, *inside) as (_, (key, place)):
+            assert place == lender.place
+            assert bytes(lender.memory_of(bytes.fromhex(key))[:5]) == b"hello"
 
 
 async def test_a_crowd_that_shows_nothing_does_not_keep_a_writer_out(

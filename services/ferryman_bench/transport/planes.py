@@ -18,6 +18,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -259,21 +260,20 @@ def _site(
         line = child.stdout.readline()
         if not line:
             raise Unavailable("the receiving process ended before it was ready")
-        said = json.loads(line)
-        grant = NixlGrant(
-            "bench-site",
-            bytes.fromhex(said["metadata"]),
-            _slabs_at(said["base"]),
-            tuple(range(units[0])),
-            shares_of(units[1]).digest,
-        )
-        lent = None
-        if said["ticket"]:
-            lent = MemoryGrant(said["socket"], bytes.fromhex(said["ticket"]), LENT_BYTES)
         try:
-            yield _SiteAddress(said["address"], grant, lent)
+            yield _site_address(json.loads(line), *units)
         finally:
             child.stdin.close()
+
+
+def _site_address(said: dict[str, Any], num_units: int, unit_bytes: int) -> _SiteAddress:
+    """The receiver's line of JSON."""
+    metadata, slabs = bytes.fromhex(said["metadata"]), _slabs_at(said["base"])
+    slots, layout = tuple(range(num_units)), shares_of(unit_bytes).digest
+    grant = NixlGrant("bench-site", metadata, slabs, slots, layout)
+    ticket = bytes.fromhex(said["ticket"])
+    lent = MemoryGrant(said["socket"], ticket, LENT_BYTES) if ticket else None
+    return _SiteAddress(said["address"], grant, lent)
 
 
 def compare(sent: Sequence[UnitDigest], found: dict[int, bytes]) -> None:
