@@ -23,6 +23,7 @@ from ferryman.wire.codec.prefill import prefill_order_to_wire
 from ferryman.wire.handoff.nixl_library import has_nixl
 from ferryman.wire.plane_values import PlaneChoice
 from ferryman.wire.v1 import decode_pb2
+from ferryman.worker.handoff_transport import APART_SECONDS
 from ferryman.worker.worker_app import WorkerContext
 from ferryman_decode.server import DecodeServicer
 
@@ -87,6 +88,11 @@ async def test_corrupted_pages_are_recomputed_not_answered(planes: PlaneChoice) 
         await nothing_is_held(pair)
         await second_attempt_succeeds(pair)
         await nothing_is_held(pair)
+        (facts,) = pair.prefill.facts("handed_off")
+        assert facts["path"] == "grpc", "wrong bytes may be those of the plane alone"
+        pair.prefill.clock.ahead += 2 * APART_SECONDS
+        await pair.run_prefill(pair.order(request("r2", PROMPT)))
+        assert pair.prefill.facts("handed_off")[-1]["path"] == plane_of(planes)
 
 
 class SpoilsOneUnit(DecodeServicer):
@@ -118,6 +124,7 @@ async def test_every_unit_that_was_spoilt_is_noticed(planes: PlaneChoice) -> Non
         decode = pair.decode.service
         decode.num_wanted = 1
         while len(decode.spoilt) < decode.num_wanted:
+            pair.prefill.clock.ahead += 2 * APART_SECONDS  # on the same plane again
             with pytest.raises(CorruptState, match="other bytes"):
                 await pair.run_prefill(pair.order(request(f"r{len(decode.spoilt)}", PROMPT)))
         assert len(set(decode.spoilt)) == decode.num_wanted

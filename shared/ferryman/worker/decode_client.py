@@ -127,10 +127,15 @@ class DecodeClient:
         fit, gRPC takes over before the first write.
         """
         if isinstance(self._plane, MemoryGrant) and (store := await self._borrowed(self._plane)):
-            with typed_errors():
-                return await send_units_by_memory(
-                    self._stub, reservation, self._header(reservation), batches, store
-                )
+            header = self._header(reservation)
+            try:
+                with typed_errors():
+                    return await send_units_by_memory(
+                        self._stub, reservation, header, batches, store
+                    )
+            except CorruptState as error:
+                self._transport.failed(self._order.decode.worker_id, error)
+                raise
         if isinstance(self._plane, NixlGrant):
             try:
                 return await self._transport.writer.send(self._plane, reservation, batches)
@@ -194,8 +199,11 @@ class DecodeClient:
             with typed_errors():
                 await self._stub.Commit(commit_order_to_wire(commit), timeout=CALL_SECONDS)
         except CorruptState as error:
+            # The bytes may be wrong on this plane alone, so the next attempt does not use it.
             if isinstance(self._plane, NixlGrant):
                 self._nixl_failed(error)
+            elif isinstance(self._plane, MemoryGrant):
+                self._transport.failed(self._order.decode.worker_id, error)
             raise
 
     async def abort(self, reservation: Reservation, cause: str, word: WriterStatus) -> bool:

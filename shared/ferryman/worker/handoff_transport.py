@@ -17,6 +17,7 @@ from ferryman.wire.handoff.nixl_writer import NixlWriter
 from ferryman.wire.handoff.process_liveness import liveness_server
 from ferryman.wire.plane_values import (
     GRPC,
+    MEMORY,
     NIXL,
     GrpcOnly,
     MemoryOffer,
@@ -28,17 +29,19 @@ from ferryman.worker.planes import AgentMaker, MemorySide, NixlSide, PlaneSide, 
 
 log = logging.getLogger(__name__)
 
-# How long hand-offs to a decode worker use gRPC after one by NIXL failed.
+# How long hand-offs to a decode worker use gRPC after one on a faster plane failed.
 APART_SECONDS = 30.0
+NIXL_NAME = "NIXL"
+FAILED = "a hand-off by {} failed a moment ago"
 
 
 class HandoffTransport:
     """The planes of one writer (vLLM's KV connector, SGLang's transfer backend).
 
     Until `run` has an agent, hand-offs use gRPC, or wait if NIXL is required. After a hand-off by
-    NIXL failed, hand-offs to that decode worker use gRPC for a while; after failures with two
-    decode workers the fault may be here, and hand-offs to all of them do. If NIXL is required it
-    is offered all the same.
+    NIXL or memory failed, hand-offs to that decode worker use gRPC for a while; after failures with
+    two decode workers the fault may be here, and hand-offs to all of them do. If NIXL is required
+    it is offered all the same.
     """
 
     def __init__(
@@ -76,6 +79,8 @@ class HandoffTransport:
     async def offer_to(self, decode_id: str) -> PlaneOffer:
         """The offer to a decode worker, as of now."""
         if isinstance(self._side, MemorySide):
+            if self._is_apart(decode_id):
+                return GrpcOnly(f"prefill: {FAILED.format(MEMORY)}")
             return MemoryOffer(self._side.place)
         if self._maker.is_required:
             await self._is_made.wait()
@@ -87,17 +92,21 @@ class HandoffTransport:
         """The reason against NIXL; empty if there is none."""
         if self._writer is None:
             return self._maker.trouble or "its NIXL agent is gone"
-        now = self._clock()
-        self._apart = {name: end for name, end in self._apart.items() if now < end}
-        is_apart = decode_id in self._apart or len(self._apart) > 1
-        if is_apart and not self._maker.is_required:
-            return "a hand-off by NIXL failed a moment ago"
+        if self._is_apart(decode_id) and not self._maker.is_required:
+            return FAILED.format(NIXL_NAME)
         return ""
 
+    def _is_apart(self, decode_id: str) -> bool:
+        """Whether hand-offs to that worker use gRPC, because some failed on the faster plane."""
+        now = self._clock()
+        self._apart = {name: end for name, end in self._apart.items() if now < end}
+        return decode_id in self._apart or len(self._apart) > 1
+
     def failed(self, decode_id: str, error: Exception) -> None:
-        """Records a failed hand-off by NIXL to that worker."""
+        """Records a hand-off to that worker that failed on another plane than gRPC."""
         log.warning(
-            "a hand-off by NIXL failed decode=%s, gRPC for %.0f s: %s",
+            "a hand-off by %s failed decode=%s, gRPC for %.0f s: %s",
+            MEMORY if isinstance(self._side, MemorySide) else NIXL_NAME,
             decode_id,
             0.0 if self._maker.is_required else APART_SECONDS,
             error,
