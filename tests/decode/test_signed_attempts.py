@@ -109,7 +109,7 @@ async def test_a_signed_order_is_carried_out_and_an_unsigned_one_by_neither() ->
         await pair.refuses(
             replace(pair.wish(ASKED), signature=AttemptSignature()), PermissionDenied
         )
-        assert pair.workers.decode.events() == []
+        assert pair.workers.prefill.events() == pair.workers.decode.events() == []
         await pair.workers.run_prefill(pair.order(ASKED))
         await until(lambda: bool(pair.workers.decode.facts("finished")))
 
