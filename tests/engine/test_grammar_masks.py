@@ -213,3 +213,13 @@ def test_a_grammar_that_holds_up_the_step_ends_alone(tokenizer: Tokenizer) -> No
     assert ended.token_ids[1:].tolist() == undisturbed[1:].tolist()
     again = sampler.tokens(some_logits(0), a_step(1), said)
     assert not again.errors, "another output of that grammar owes nothing"
+
+
+def test_a_grammar_counts_with_what_its_masks_added(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = GrammarCompiler.for_tokenizer(tokenizer, VOCAB)
+    before, peaks = compiler.compiled(YES_NO).num_bytes, iter((100, 350, 350, 350))
+    monkeypatch.setattr("ferryman.engine.forward.grammar_masks.peak_bytes", lambda: next(peaks))
+    Sampler(GrammarMasks(compiler)).tokens(some_logits(0), a_step(1), history())
+    assert compiler.compiled(YES_NO).num_bytes == before + 250

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 import threading
 import time
 import weakref
@@ -73,7 +74,7 @@ def limits(fuel: int) -> LLParserLimits:
 
 class CompiledGrammar:
     """A grammar that may be served. Any thread may ask it for a matcher. It takes up to
-    `num_bytes` before it is used."""
+    `num_bytes`: those before it is used, and those by which it was seen to grow."""
 
     def __init__(self, grammar: OutputGrammar, vocabulary: GrammarVocabulary) -> None:
         """Compiles. Raises InvalidRequest, with the kind as `param`, for what is no grammar, for
@@ -116,6 +117,10 @@ class CompiledGrammar:
             self._vocabulary.tokenizer, self._source, log_level=0, limits=limits(self._fuel)
         )
 
+    def grew(self, num_bytes: int) -> None:
+        """Masks have added to its lexer."""
+        self.num_bytes += num_bytes
+
     @property
     def eos_token_ids(self) -> frozenset[int]:
         """All tokens that end an output."""
@@ -124,6 +129,11 @@ class CompiledGrammar:
     def matcher(self) -> GrammarMatcher:
         """At the beginning of an output."""
         return GrammarMatcher(self._start, self._compiled, self._vocabulary, self._lock)
+
+
+def peak_bytes() -> int:
+    """The most memory that this process has had: it tells in a microsecond whether it grew."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
 def _fuels(num_characters: int) -> Iterator[int]:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ferryman.errors import GrammarTooSlow
-from ferryman.grammar.compiler import SHORTER, GrammarCompiler
+from ferryman.grammar.compiler import SHORTER, CompiledGrammar, GrammarCompiler, peak_bytes
 from ferryman.grammar.matcher import WORD, GrammarMatcher, Mask, num_words
 from ferryman.schedule.batch import SampleRequest
 from ferryman.schedule.output_grammar import OutputGrammar
@@ -64,6 +64,7 @@ class _Place:
     """The place of a row's output in its grammar, and the time by which it held up others."""
 
     grammar: OutputGrammar
+    compiled: CompiledGrammar
     matcher: GrammarMatcher
     overtime: float = 0.0
 
@@ -107,9 +108,12 @@ class GrammarMasks:
         if place.overtime > OUTPUT_SECONDS:
             message = f"the grammar takes too long for each token, others wait for it; {SHORTER}"
             raise GrammarTooSlow(message, "grammar")
+        before = peak_bytes()
         try:
             place.matcher.move_to(output)
-            return place.matcher.fill(row_mask)
+            is_open = place.matcher.fill(row_mask)
+            place.compiled.grew(peak_bytes() - before)
+            return is_open
         except Exception:
             # Its place is unknown now; the next draw of the row begins anew.
             del self._places[draw.row]
@@ -121,8 +125,9 @@ class GrammarMasks:
         is_new = place is not None and place.overtime > 0 and not output
         if place is None or place.grammar != draw.grammar or is_new:
             # The door compiled it and holds it: this call finds it ready.
-            matcher = self._compiler.compiled(draw.grammar).matcher()
-            place = self._places[draw.row] = _Place(draw.grammar, matcher)
+            compiled = self._compiler.compiled(draw.grammar)
+            place = _Place(draw.grammar, compiled, compiled.matcher())
+            self._places[draw.row] = place
         return place
 
     def _charge(self, guided: Sequence[GuidedDraw], seconds: Sequence[float]) -> None:
