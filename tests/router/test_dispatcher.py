@@ -69,6 +69,26 @@ def test_most_refusals_come_at_once_and_few_are_computed_in_vain() -> None:
     assert sum(one.is_good for one in served) > 0.95 * len(served)
 
 
+def test_who_found_a_full_queue_comes_back_to_room_and_before_workers_stand_idle() -> None:
+    async def burst() -> None:
+        cluster = QueueCluster(4, service=1.0, deadline=1e4, max_waiting=80)
+        cluster.arrivals(6.0, 0.0, 15.0)  # it learns its pace
+        await cluster.drain()
+        begun = cluster.now
+        for _ in range(84 + 16):
+            cluster.arrive()
+        await cluster.run(begun)
+        refused = [one for one in cluster.callers if one.kind == "refused"]
+        assert len(refused) == 16
+        hint = refused[0].retry_seconds
+        await cluster.run(begun + hint)
+        assert len(cluster.dispatcher) <= 80 - len(refused), "there is room for all of them"
+        assert len(cluster.dispatcher) >= 40, "and others still wait"
+        await cluster.drain()
+
+    asyncio.run(burst())
+
+
 def test_a_cluster_that_has_served_nothing_yet_refuses_nobody() -> None:
     async def burst() -> QueueCluster:
         cluster = QueueCluster(4, service=2.0, deadline=60.0)

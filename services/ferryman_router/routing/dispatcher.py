@@ -29,6 +29,9 @@ from ferryman_router.routing.worker_starts import RolePatience
 
 TICK_SECONDS = 0.05
 IDLE_SECONDS = 1.0
+# Callers that are refused come back together. Those who came back when all had been served would
+# find workers that stood idle.
+ROOM_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +75,10 @@ class Dispatcher:
         return self.forecast.rate.seconds_for(self._queue.cost, self._clock())
 
     def retry_seconds(self) -> float:
-        """The same, as a hint to later callers; at least the time until workers are expected."""
+        """The time until there is room for ROOM_SHARE of those that wait, as a hint to later
+        callers; at least the time until workers are expected."""
         until_ready = self.patience.remaining_seconds(self._clock())
-        return max(until_ready, retry_seconds(self.queue_seconds()))
+        return max(until_ready, retry_seconds(ROOM_SHARE * self.queue_seconds()))
 
     async def place(
         self, ticket: Ticket, asking: RoutingRequest, standing: QueuePosition

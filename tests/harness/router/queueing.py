@@ -56,6 +56,7 @@ class QueueCluster:
     service: float
     deadline: float
     seed: int = 0
+    max_waiting: int = 1000
     callers: list[QueueCaller] = field(default_factory=list)
     num_placed: int = 0
     now: float = 0.0
@@ -70,7 +71,7 @@ class QueueCluster:
             self.fleet.on_heartbeat(beat, 0.0)
         self.dispatcher = Dispatcher(
             self.fleet,
-            WaitQueue(1000, 1000),
+            WaitQueue(self.max_waiting, self.max_waiting),
             costs=RoutingCosts(),
             patience=1e9,
             clock=lambda: self.now,
