@@ -12,7 +12,7 @@ from importlib.util import find_spec
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class MachineFeatures:
     """What decides about tests: `packages` are those of extras that are not installed."""
 
     has_tiles: bool
@@ -28,7 +28,7 @@ EXTRAS = {
 """By package: the tests that need it."""
 
 
-def lines(machine: Machine) -> Iterator[str]:
+def lines(machine: MachineFeatures) -> Iterator[str]:
     """One for each thing that is skipped here."""
     if not machine.has_vectors:
         yield "compiled loops over panels; this processor has no AVX-512"
@@ -41,7 +41,7 @@ def lines(machine: Machine) -> Iterator[str]:
         yield EXTRAS[package]
 
 
-def this_machine() -> Machine:
+def this_machine() -> MachineFeatures:
     """The one that this runs on."""
     import torch
 
@@ -49,7 +49,9 @@ def this_machine() -> Machine:
     from ferryman_kernels.products.packed_product import reads_panels
 
     missing = tuple(package for package in EXTRAS if find_spec(package) is None)
-    return Machine(has_tiles(), reads_panels(torch.float32), torch.cuda.is_available(), missing)
+    return MachineFeatures(
+        has_tiles(), reads_panels(torch.float32), torch.cuda.is_available(), missing
+    )
 
 
 if __name__ == "__main__":

@@ -53,3 +53,13 @@ def test_a_histogram_counts_in_seconds() -> None:
     metrics.first_token.observe(0.02)
     assert b'ferryman_router_first_token_seconds_bucket{le="0.01"} 0.0' in metrics.render()
     assert b'ferryman_router_first_token_seconds_bucket{le="0.025"} 1.0' in metrics.render()
+
+
+def test_a_histogram_has_the_sum_of_what_was_observed_so_many_times() -> None:
+    """A mean is that sum through the count: the panels of an operator divide them."""
+    gaps = RouterMetrics().gap
+    gaps.observe(0.25)
+    gaps.observe(0.125, 4)
+    (family,) = gaps.collect()
+    figures = {sample.name.rpartition("_")[2]: sample.value for sample in family.samples}
+    assert (figures["sum"], figures["count"]) == (0.75, 5.0)

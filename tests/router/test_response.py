@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -101,14 +101,20 @@ def _shown(output_log: OutputLog) -> Shown:
     )
 
 
-def _worker_tokens(tokenizer: Tokenizer, token_ids: tuple[int, ...], *stop: str) -> WorkerTokens:
+def _worker_tokens(
+    tokenizer: Tokenizer,
+    token_ids: tuple[int, ...],
+    *stop: str,
+    metrics: RouterMetrics | None = None,
+    clock: Callable[[], float] = lambda: 1.0,
+) -> WorkerTokens:
     caller = Caller("request", PUBLIC, 10.0, "")
     params = SamplingParams(stop=stop, logprobs=1)
     prompt = LocatedPrompt(np.array([1], dtype="<u4"))
     sampling = RequestedSampling(params)
     request = GenerateRequest(caller, "", prompt, sampling, arrived=0.0)
     asked = TokenizedRequest(request, prompt, params, frozenset())
-    answer = ResponseStream(asked, tokenizer, RouterMetrics(), lambda: 1.0)
+    answer = ResponseStream(asked, tokenizer, metrics or RouterMetrics(), clock)
     answer.begin_attempt(1)
     return WorkerTokens(token_ids, answer)
 
@@ -229,6 +235,19 @@ def test_a_stop_string_of_the_last_held_back_character_ends_the_answer(
     worker.answer.finish(FinishReason.LENGTH, Usage(1), Exactness.BITS)
     end = GenerateFinished(FinishReason.STOP, Usage(1), "", REPLACEMENT, Exactness.BITS)
     assert worker.answer.output_log.end == end
+
+
+def test_the_times_of_tokens_add_up_to_that_of_the_answer(byte_level: Tokenizer) -> None:
+    """Tokens that come together share the time before them."""
+    times, metrics = iter((2.0, 2.75, 3.0)), RouterMetrics()
+    worker = _worker_tokens(
+        byte_level, _encoded(byte_level, TEXT)[:5], metrics=metrics, clock=lambda: next(times)
+    )
+    for start, end in ((0, 1), (1, 4), (4, 5)):
+        worker.send(start, end)
+    assert (metrics.first_token._sum, sum(metrics.first_token._counts)) == (2.0, 1)
+    assert (metrics.gap._sum, sum(metrics.gap._counts)) == (1.0, 4)
+    assert worker.answer.pace.decode_seconds == 1.0
 
 
 def test_an_answer_that_diverges_is_left_as_it_was(byte_level: Tokenizer) -> None:

@@ -6,17 +6,17 @@ import re
 import tomllib
 from pathlib import Path
 
-from tools.not_tried import EXTRAS, Machine, lines
+from tools.not_tried import EXTRAS, MachineFeatures, lines
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_a_machine_with_everything_tries_everything() -> None:
-    assert list(lines(Machine(has_tiles=True, has_vectors=True, has_card=True))) == []
+    assert list(lines(MachineFeatures(has_tiles=True, has_vectors=True, has_card=True))) == []
 
 
 def test_each_thing_that_lacks_has_a_line_of_its_own() -> None:
-    bare = Machine(
+    bare = MachineFeatures(
         has_tiles=False, has_vectors=False, has_card=False, missing_packages=tuple(EXTRAS)
     )
     said = list(lines(bare))
