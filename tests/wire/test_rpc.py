@@ -22,15 +22,24 @@ from ferryman.errors import (
     FerrymanError,
     InvalidRequest,
     OutOfSlots,
+    PermissionDenied,
     TooLarge,
     Unavailable,
 )
 from ferryman.wire.grpc import rpc
+from ferryman.wire.grpc.role_tokens import OPEN_SERVER, ServerLocks
 from ferryman.wire.grpc.rpc import Channels, GrpcServer, channel, listening
 from ferryman.wire.grpc.status import typed_errors
 
 SERVICE = "tests.Shapes"
 SHAPES = ["unary_unary", "unary_stream", "stream_unary", "stream_stream"]
+
+
+def understood(raw: bytes) -> bytes:
+    """Raises ValueError, as protobuf does, for bytes that are no message."""
+    if raw == b"garbled":
+        raise ValueError("the parser's own words")
+    return raw
 
 
 class Shapes:
@@ -40,6 +49,7 @@ class Shapes:
         self.entered = asyncio.Event()
         self.ended = asyncio.Event()
         self.remaining = 0.0
+        self.num_answers = 0
 
     async def unary_unary(self, request: bytes, context: rpc.Context) -> bytes:
         return await self._answer(request, context)
@@ -60,6 +70,7 @@ class Shapes:
 
     async def _answer(self, request: bytes, context: rpc.Context) -> bytes:
         self.remaining = rpc.remaining_seconds(context, 3600)
+        self.num_answers += 1
         match request:
             case b"slots":
                 raise OutOfSlots("no room", 2.5)
@@ -80,7 +91,9 @@ class Shapes:
 
     def register(self, server: grpc.aio.Server) -> None:
         handlers = {
-            shape: getattr(grpc, f"{shape}_rpc_method_handler")(getattr(self, shape))
+            shape: getattr(grpc, f"{shape}_rpc_method_handler")(
+                getattr(self, shape), request_deserializer=understood
+            )
             for shape in SHAPES
         }
         generic = grpc.method_handlers_generic_handler(SERVICE, handlers)
@@ -89,10 +102,15 @@ class Shapes:
 
 @asynccontextmanager
 async def serving(
-    shapes: Shapes, *, reflects: bool = False
+    shapes: Shapes, *, reflects: bool = False, locks: ServerLocks = OPEN_SERVER
 ) -> AsyncIterator[tuple[GrpcServer, grpc.aio.Channel]]:
     async with listening(
-        "127.0.0.1:0", shapes.register, grace=1.0, services=(SERVICE,), reflects=reflects
+        "127.0.0.1:0",
+        shapes.register,
+        grace=1.0,
+        services=(SERVICE,),
+        reflects=reflects,
+        locks=locks,
     ) as server:
         async with channel(f"127.0.0.1:{server.port}") as connection:
             yield server, connection
@@ -149,6 +167,44 @@ async def test_a_bug_is_logged_here_and_withheld_there(
     assert "secret" not in str(caught.value)
     assert caplog.records[0].exc_info is not None
     assert shape in caplog.text
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+async def test_a_caller_that_the_check_refuses_reaches_no_servicer(shape: str) -> None:
+    shapes, methods = Shapes(), list[str]()
+
+    def check(method: str, _context: rpc.Context) -> None:
+        methods.append(method)
+        raise PermissionDenied("not you")
+
+    async with serving(shapes, locks=ServerLocks(check=check)) as (server, connection):
+        with pytest.raises(PermissionDenied, match="not you"):
+            await refused(server, connection, shape, b"x")
+    assert (methods, shapes.num_answers) == ([f"/{SERVICE}/{shape}"], 0)
+
+
+async def test_the_check_is_asked_for_a_stream_that_is_written_by_hand() -> None:
+    """Health's own, which every server has."""
+
+    def check(_method: str, _context: rpc.Context) -> None:
+        raise PermissionDenied("not you")
+
+    async with serving(Shapes(), locks=ServerLocks(check=check)) as (_, connection):
+        health = health_pb2_grpc.HealthStub(connection)
+        with pytest.raises(PermissionDenied, match="not you"), typed_errors():
+            await health.Watch(health_pb2.HealthCheckRequest()).read()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+async def test_bytes_that_are_no_message_are_the_callers_mistake(
+    shape: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    shapes = Shapes()
+    async with serving(shapes) as (server, connection):
+        with pytest.raises(InvalidRequest, match="cannot be parsed"):
+            await refused(server, connection, shape, b"garbled")
+    assert shapes.num_answers == 0
+    assert "rpc failed" not in caplog.text, "no bug of this server"
 
 
 async def test_a_servicer_may_abort_by_hand() -> None:
