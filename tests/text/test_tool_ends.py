@@ -88,7 +88,7 @@ def located(
 @pytest.mark.parametrize("before", ["", "{{ messages[0].content }}\n"], ids=["first", "second"])
 @pytest.mark.parametrize("way", WRITTEN)
 def test_a_mark_is_at_the_end_of_its_tool(tokenizer: Tokenizer, way: str, before: str) -> None:
-    """Whatever stands behind it: a prompt with other later tools, or none, has it too."""
+    """A prompt with other later tools, or without any, has that place too."""
     source, ending = WRITTEN[way]
     template = before + source + CHAT_TEMPLATE
     marks = ToolBreakpoint(1, HOUR), ToolBreakpoint(2, FIVE_MINUTES)

@@ -148,7 +148,7 @@ class DeviceBackup:
         self._manifest, self._client, self.freed = scheduler.manifest, client, freed
         self._books = PendingBackups(policy)
         self._waiting: deque[_Group] = deque()
-        # What a new host-cache is offered waits behind all that is new.
+        # The offers to a new host-cache wait behind all that is new.
         self._owed, self._backlog = OwedBackups(), deque[_Group]()
         self._work = asyncio.Event()
         self._turn = asyncio.Lock()
