@@ -134,6 +134,7 @@ class DecodeClient:
                         self._stub, reservation, header, batches, store
                     )
             except CorruptState as error:
+                # The memory does not carry what was put into it, so the next attempt leaves it out.
                 self._transport.failed(self._order.decode.worker_id, error)
                 raise
         if isinstance(self._plane, NixlGrant):
