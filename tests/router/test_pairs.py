@@ -13,6 +13,7 @@ from tests.harness.router import (
     SENTENCE,
     Die,
     FakeDecode,
+    FakePrefill,
     FaultStage,
     RouterCluster,
     cluster,
@@ -22,7 +23,9 @@ from tests.waiting import until
 
 from ferryman_router import components
 from ferryman_router.request.context import Probation
+from ferryman_router.routing import fleet_listener
 from ferryman_router.routing.dispatcher import Dispatcher
+from ferryman_router.routing.fleet import WorkerName
 from ferryman_router.routing.routing_policy import Explanation
 
 LIMITS = QUICK.model_copy(update={"no_worker_seconds": 60.0})
@@ -37,8 +40,10 @@ def leaves_when_chosen(
     async def placed(self: Dispatcher, *args: Any) -> Explanation:
         choices.append(await place(self, *args))
         if len(choices) == nth:
-            effects = made.fleet.lose(choices[-1].chosen.prefill, "silent")
-            made.router.components.listener.apply(effects)
+            left = choices[-1].chosen
+            made.router.components.listener.apply(made.fleet.lose(left.prefill, "silent"))
+            if len(made.decodes) > 1:  # the next pair is another one
+                made.fleet.suspect(left.decode)
         return choices[-1]
 
     patch.setattr(Dispatcher, "place", placed)
@@ -46,12 +51,14 @@ def leaves_when_chosen(
 
 
 async def test_a_worker_that_leaves_before_it_is_asked_takes_no_row_at_decode_along(
-    one_pair: RouterCluster, monkeypatch: pytest.MonkeyPatch
+    two_pairs: RouterCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    choices = leaves_when_chosen(monkeypatch, one_pair, 1)
-    response = await one_pair.complete(max_tokens=4)  # once the worker has beaten again
-    assert response.json()["choices"][0]["text"] == one_pair.expected(4)
-    assert len(choices) == 2
+    choices = leaves_when_chosen(monkeypatch, two_pairs, 1)
+    response = await two_pairs.complete(max_tokens=4)
+    assert response.json()["choices"][0]["text"] == two_pairs.expected(4)
+    first, second = choices
+    assert first.chosen.decode != second.chosen.decode
+    assert not any(worker.claims for worker in two_pairs.fleet)
 
 
 async def test_a_suspect_whose_worker_leaves_before_it_is_asked_has_another_turn(
@@ -68,3 +75,34 @@ async def test_a_suspect_whose_worker_leaves_before_it_is_asked_has_another_turn
         async with asyncio.timeout(60):
             assert (await asking).json()["choices"][0]["text"] == made.expected(4)
         assert len(choices) == 3
+
+
+async def test_a_decode_worker_that_comes_back_has_one_stream_as_before(
+    one_pair: RouterCluster,
+) -> None:
+    (decode,), fleet = one_pair.decodes, one_pair.fleet
+    name = WorkerName(decode.worker_id, decode.epoch)
+    for _ in range(3):
+        one_pair.router.components.listener.apply(fleet.lose(name, "silent"))
+        await one_pair.until_joined(decode)
+    response = await one_pair.complete(max_tokens=4)
+    assert response.json()["choices"][0]["text"] == one_pair.expected(4)
+
+
+async def test_a_worker_that_leaves_without_its_snapshot_is_not_asked_any_more(
+    one_pair: RouterCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet_listener, "SNAPSHOT_SECONDS", 0.1)
+    monkeypatch.setattr(fleet_listener, "SNAPSHOT_RETRY_SECONDS", 0.05)
+    silent = FakePrefill(one_pair.script)
+    monkeypatch.setattr(silent, "_snapshot", never)
+    async with living(silent, one_pair.bus, one_pair.subjects):
+        await one_pair.until_joined(silent)
+        name = WorkerName(silent.worker_id, silent.epoch)
+        assert name in one_pair.router.components.listener._asking
+    one_pair.router.components.listener.apply(one_pair.fleet.lose(name, "silent"))
+
+
+async def never(_: object) -> bytes:
+    await asyncio.Event().wait()
+    raise AssertionError("it is never set")

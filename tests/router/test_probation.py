@@ -62,6 +62,23 @@ async def test_a_turn_ends_by_itself_but_not_while_there_is_no_worker(
     assert come == ["a", "b"], "the turn of b is its own"
 
 
+async def test_the_end_of_one_turn_ends_no_later_one_of_the_same_suspect(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    time = skipped_time(monkeypatch)
+    probation = Probation(turn_seconds=2.0)
+    await entered(probation, "a")
+    probation.sent("a")
+    probation.leave("a")
+    await entered(probation, "a")  # it was turned away, and waits for a worker
+    come, _ = await entered(probation, "b")
+    await time.skip(100.0)
+    assert come == []
+    probation.leave("a")
+    await settle()
+    assert come == ["b"]
+
+
 async def test_a_suspect_whose_client_leaves_blocks_no_other() -> None:
     probation = Probation()
     come, (_, waiting, _) = await entered(probation, "a", "b", "c")

@@ -33,6 +33,9 @@ STANDING_JOBS = {
     "Frontend._linger",
 }
 
+# Tasks that a request starts beside its own: a call to prefill, and a look whether its client left.
+REQUEST_TASKS = {"PrefillCall._follow", "_disconnected"}
+
 Held = dict[str, Any]
 
 
@@ -104,7 +107,9 @@ def _of_workers(listener: FleetListener) -> Held:
         "token streams": streams._streams,
         "wanted snapshots": listener._asking,
     }
-    return {
+    probes = listener._liveness._probes.items()
+    ended = [name for name, probe in probes if probe.done()]
+    return {"probes that have ended": ended} | {
         f"{what} of workers that left": gone
         for what, names in lists.items()
         if (gone := [name for name in names if fleet.get(name) is None])
@@ -113,9 +118,14 @@ def _of_workers(listener: FleetListener) -> Held:
 
 def _jobs(components: Components) -> Held:
     """Calls and other tasks of a request that go on after it."""
-    calls = [name for name in map(_name, asyncio.all_tasks()) if name == "PrefillCall._follow"]
-    jobs = map(_name, components.frontend._background._tasks)
-    return {"calls to prefill": calls, "jobs": [job for job in jobs if job not in STANDING_JOBS]}
+    tasks = [name for name in map(_name, asyncio.all_tasks()) if name in REQUEST_TASKS]
+    jobs = [_name(task) for task in components.frontend._background._tasks]
+    streams = components.listener._happened.__self__._streams  # type: ignore[attr-defined]
+    return {
+        "tasks": tasks,
+        "jobs": [job for job in jobs if job not in STANDING_JOBS],
+        "token streams beside one of each worker": jobs.count("TokenStream.run") - len(streams),
+    }
 
 
 def _name(task: asyncio.Task[Any]) -> str:
