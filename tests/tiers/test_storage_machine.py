@@ -205,6 +205,7 @@ class StorageTierMachine(RuleBasedStateMachine):
                 self.readers[name].end = self.now + 5.0
         self.store.expire(self.now)
         self.readers = {n: each for n, each in self.readers.items() if self.now < each.end}
+        assert self.store.statistics().num_leases == len(self.readers), "each ends with its time"
 
     @precondition(lambda self: self.visible)
     @rule(which=st.integers(0, 99))

@@ -202,6 +202,17 @@ def test_time_alone_never_frees_what_a_living_writer_may_write_to() -> None:
     assert put(store, chain(3)) == 1, "a commit is the writer's word, even one too late"
 
 
+def test_the_lease_of_a_reader_ends_with_its_time_and_no_later() -> None:
+    store, keys = store_with(full=2, recurrent=1), chain(1, 2)
+    put(store, keys, [1])
+    assert get(store, keys, "reader").units
+    store.expire(4.9)
+    assert store.statistics().num_leases == 1
+    store.expire(5.0)
+    assert store.statistics().num_leases == 0
+    assert put(store, chain(3), [0]) == 2, "what it kept makes room"
+
+
 def test_a_lease_that_is_over_counts_for_nothing_before_the_sweep_finds_it() -> None:
     store, keys = store_with(full=4, recurrent=2), chain(1, 2)
     put(store, keys, [1])

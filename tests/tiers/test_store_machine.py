@@ -240,6 +240,7 @@ class HostTierMachine(RuleBasedStateMachine):
     def sweep(self) -> None:
         self.store.expire(self.now)
         self.readers = {n: r for n, r in self.readers.items() if self.now < r.end}
+        assert self.store.statistics().num_leases == len(self.readers), "each ends with its time"
 
     @rule(worker_id=st.sampled_from(["prefill-a", "decode-b"]))
     def kill(self, worker_id: str) -> None:
