@@ -66,8 +66,8 @@ def _number(value: ast.expr, known: Mapping[str, Number]) -> Number | None:
         case ast.Constant(int() | float() as number) if not isinstance(number, bool):
             return number
         case ast.UnaryOp(ast.USub(), operand):
-            number = _number(operand, known)
-            return None if number is None else -number
+            positive = _number(operand, known)
+            return None if positive is None else -positive
         case ast.Name(name):
             return known.get(name)
         case ast.BinOp(left, kind, right):

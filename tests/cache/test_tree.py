@@ -148,10 +148,10 @@ class TreeMachine(RuleBasedStateMachine):
         known = sum(key in self.model for key in keys)
         own_from = min(known, len(path) - 1)
         units = {Kind.FULL: {page: self.fresh(Kind.FULL) for page in range(own_from, len(path))}}
-        for kind, pages in ((Kind.WINDOW, with_windows), (Kind.RECURRENT, with_snapshots)):
+        for kind, inner in ((Kind.WINDOW, with_windows), (Kind.RECURRENT, with_snapshots)):
             # Counted from the end: most windows and snapshots are there.
-            there = sorted(len(path) - 1 - page for page in pages if page < len(path))
-            units[kind] = {page: self.fresh(kind) for page in there}
+            own = sorted(len(path) - 1 - page for page in inner if page < len(path))
+            units[kind] = {page: self.fresh(kind) for page in own}
         self.now += 1
         inserted = self.tree.insert(Branch(keys, units), self.now)
         adopted, duplicates = set(inserted.adopted), {own for _, own, _ in inserted.duplicates}

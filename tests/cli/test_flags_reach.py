@@ -154,7 +154,7 @@ def told(
 def changed(
     before: Mapping[str, list[Mapping[str, str]]], after: Mapping[str, list[Mapping[str, str]]]
 ) -> set[str]:
-    return {role for role in before | after if before.get(role) != after.get(role)}
+    return {role for role in {*before, *after} if before.get(role) != after.get(role)}
 
 
 def test_each_option_has_its_line_here() -> None:

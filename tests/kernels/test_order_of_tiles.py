@@ -49,8 +49,8 @@ def bits(tensor: Tensor) -> NDArray[np.uint16]:
 def expected(x: Tensor, weight: Tensor, bias: Tensor) -> NDArray[np.uint16]:
     """By the order of tiles, zeros behind the last input."""
     rest = -x.shape[1] % 32
-    padded = (torch.nn.functional.pad(each, (0, rest)) for each in (x, weight))
-    return tiled_product(*(bits(each) for each in padded), bits(bias))
+    inputs, outputs = (bits(torch.nn.functional.pad(each, (0, rest))) for each in (x, weight))
+    return tiled_product(inputs, outputs, bits(bias))
 
 
 def test_a_block_adds_the_firsts_the_seconds_and_then_both() -> None:

@@ -68,7 +68,8 @@ def tiled_product(
 
 def bytes_at(address: int, count: int) -> NDArray[np.uint8]:
     """The memory at an address; its owner keeps it alive."""
-    return np.frombuffer((ctypes.c_uint8 * count).from_address(address), np.uint8)
+    memory = (ctypes.c_uint8 * count).from_address(address)
+    return np.ndarray((count,), np.uint8, memory)
 
 
 class TileProcessor:

@@ -25,7 +25,10 @@ E = call(7)
 
 
 def test_the_table_s_text_has_every_number() -> None:
-    tables = {"a.py": {"X": 1e-6, "Y": -3}, "b/c.py": {"Z": 5 << 30}}
+    tables: dict[str, dict[str, int | float]] = {
+        "a.py": {"X": 1e-6, "Y": -3},
+        "b/c.py": {"Z": 5 << 30},
+    }
     assert tomllib.loads(as_toml(tables)) == tables
 
 
