@@ -4,6 +4,8 @@
     python tools/mutate.py wire answers    two areas
     python tools/mutate.py --list          names only, nothing runs
 
+    python tools/mutate.py --drawn 40 --seed 1 router     40 that nobody chose, of one area
+
 A defect ("mutant") is an entry of `tools/mutants/<area>.toml`:
 
     [[mutant]]
@@ -16,6 +18,9 @@ A defect ("mutant") is an entry of `tools/mutants/<area>.toml`:
 Its tests pass without the defect, and with it at least one fails. A mutant whose text does not
 compile, whose tests cannot be collected or do not end in time proves nothing: it is "broken". The
 exit status is 1 unless all are caught. Random tests run with one seed, so figures repeat.
+
+With --drawn a seed chooses the defects (`tools/mutation/generator.py`). The tests that reach their
+lines must notice: the quickest, as many as need `--budget` seconds together.
 """
 
 from __future__ import annotations
@@ -27,8 +32,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # so that it runs as a plain script
 
+from tools.mutation import drawn  # noqa: E402
+from tools.mutation.areas import AREAS  # noqa: E402
 from tools.mutation.examination import MutantResult, examine_all, summary  # noqa: E402
 from tools.mutation.mutants import read_areas  # noqa: E402
+from tools.mutation.reach import reach_of  # noqa: E402
 
 
 def parser() -> argparse.ArgumentParser:
@@ -39,6 +47,12 @@ def parser() -> argparse.ArgumentParser:
     words.add_argument("--list", action="store_true", help="print the mutants and run nothing")
     words.add_argument("--jobs", type=int, default=1, help="how many run at once (1)")
     words.add_argument("--seconds", type=float, default=180.0, help="limit of a test run (180)")
+    words.add_argument(
+        "--drawn", type=int, default=0, help="draw so many; areas: " + ", ".join(AREAS)
+    )
+    words.add_argument("--seed", type=int, default=0, help="of what is drawn (0)")
+    words.add_argument("--budget", type=float, default=20.0, help="seconds of tests a draw (20)")
+    words.add_argument("--notes-anew", action="store_true", help="run rooms again to note reach")
     words.add_argument("--root", type=Path, default=ROOT, help="the tree (this one)")
     return words
 
@@ -54,6 +68,8 @@ def show(result: MutantResult) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """Prints a line for each mutant and the share caught; returns 0 if all are caught."""
     options = parser().parse_args(arguments)
+    if options.drawn:
+        return main_of_drawn(options)
     try:
         listed = read_areas(options.root / "tools" / "mutants", options.areas)
     except ValueError as error:
@@ -68,6 +84,28 @@ def main(arguments: list[str] | None = None) -> int:
         show(result)
         results.append(result)
     print(summary(results))
+    return int(any(result.status != "caught" for result in results))
+
+
+def main_of_drawn(options: argparse.Namespace) -> int:
+    """Draws, prints a line for each defect and the table of areas and kinds."""
+    areas = options.areas or list(AREAS)
+    if unknown := set(areas) - AREAS.keys():
+        parser().error(f"no such area: {', '.join(sorted(unknown))}")
+    rooms = dict.fromkeys(room for area in areas for room in AREAS[area].rooms)
+    notes = {room: reach_of(room, options.root, options.notes_anew, 2) for room in rooms}
+    defects = drawn.draw(areas, options.drawn, options.seed, options.root, notes, options.budget)
+    if options.list:
+        for defect in defects:
+            print(f"{defect.area:10}  {defect.edit.name}  ({len(defect.tests)} tests)")
+        return 0
+    results = []
+    for result in drawn.examine_drawn(defects, options.root, options.jobs, options.seconds):
+        place = f"{result.defect.edit.name}  (line {result.defect.edit.first})"
+        print(f"{result.status:8}  {result.defect.area:10}  {place}  ({result.seconds:.1f} s)")
+        print(f"          {' '.join(result.detail.split())}", flush=True)
+        results.append(result)
+    print(drawn.table(results))
     return int(any(result.status != "caught" for result in results))
 
 

@@ -12,8 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-
-from tools.mutation.mutants import Mutant
+from typing import Protocol
 
 PACKAGE_FOLDERS = ("services", "shared", "kernels", ".")
 NOT_COPIED = (".git", ".venv", ".ferryman", ".*_cache", ".hypothesis", "dist", "wheels")
@@ -38,6 +37,15 @@ class PytestRun:
     detail: str
 
 
+class Plantable(Protocol):
+    """A change of one file's text."""
+
+    @property
+    def file(self) -> str: ...
+
+    def planted_in(self, text: str) -> str: ...
+
+
 class TreeCopy:
     """A copy of the tree at `source` in the folder `root`, which must not be used otherwise."""
 
@@ -48,7 +56,7 @@ class TreeCopy:
         shutil.copytree(source, root, dirs_exist_ok=True, ignore=ignored)
 
     @contextmanager
-    def planted(self, mutant: Mutant) -> Iterator[None]:
+    def planted(self, mutant: Plantable) -> Iterator[None]:
         """Plants the defect in the copy for the length of a block."""
         path = self._root / mutant.file
         text, times = path.read_text(), path.stat()

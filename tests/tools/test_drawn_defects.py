@@ -1,0 +1,305 @@
+"""Defects that a seed draws: which there are, what is never drawn, and how they are tried."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+from tools.mutation.drawn import UNREACHED, DrawnDefect, examine_drawn, table
+from tools.mutation.edits import Edit
+from tools.mutation.generator import drawn, edits_of, optional_words
+from tools.mutation.operators import KINDS
+from tools.mutation.planting import function_index, plant
+from tools.mutation.reach import RoomReach, chosen_tests, digest
+
+SOURCE = '''
+import time
+
+
+class Shelf:
+    """Boxes."""
+
+    async def turn(self, box, lid, size=1):
+        if box is None:
+            raise ValueError(f"no {self.name(box, lid)}")
+        self.open(box, lid)
+        await self.lock.acquire()
+        try:
+            if box.len < size:
+                return Box(box.words[1:], depth=2, width=size)
+        finally:
+            self.lock.release()
+'''
+EVERY_KIND = {
+    "check: f.py Shelf.turn: without `if box is None: "
+    'raise ValueError(f"no {self.name(box, lid)}")`',
+    "negated: f.py Shelf.turn: `box is None` is `(not (box is None))`",
+    "call: f.py Shelf.turn: without `self.open(box, lid)`",
+    "swapped: f.py Shelf.turn: `box, lid` is `lid, box`",
+    "wait: f.py Shelf.turn: without `await self.lock.acquire()`",
+    "negated: f.py Shelf.turn: `box.len < size` is `(not (box.len < size))`",
+    "off by one: f.py Shelf.turn: `box.len < size` is `box.len <= size`",
+    "off by one: f.py Shelf.turn: `1` is `(1) + 1`",
+    "keyword: f.py Shelf.turn: without `depth=2,`",
+    "release: f.py Shelf.turn: without `self.lock.release()`",
+}
+OPTIONAL = {"Box": frozenset({"depth"})}
+
+
+def _names(source: str) -> set[str]:
+    return {edit.name for edit in edits_of("f.py", dedent(source).encode(), OPTIONAL)}
+
+
+def test_each_kind_of_mistake_is_found_where_it_can_be_made() -> None:
+    assert _names(SOURCE) == EVERY_KIND
+    assert {name.split(":")[0] for name in EVERY_KIND} == set(KINDS)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param("log.info('x', a, b)", id="a log line"),
+        pytest.param("raise ValueError(join(a, b))", id="a message"),
+        pytest.param("assert near(a, b)", id="an invariant"),
+        pytest.param("time.sleep(a)", id="a pause"),
+        pytest.param("return a.deadline < b", id="the instant of a deadline"),
+        pytest.param("return a[:40]", id="a length that is shown"),
+        pytest.param("return Box(width=a)", id="an argument that a call must have"),
+        pytest.param("return Knife(name=a)", id="a name"),
+    ],
+)
+def test_a_change_that_nobody_could_notice_is_not_drawn(body: str) -> None:
+    assert _names(f"def f(a, b):\n    {body}\n") == set()
+
+
+def test_texts_for_people_and_compiled_loops_are_not_drawn() -> None:
+    for head in (
+        "def __repr__(self, a, b):",
+        "@njit\ndef f(a, b):",
+        "@cpu.compiled()\ndef f(a, b):",
+    ):
+        assert _names(f"{head}\n    return g(a, b)\n") == set()
+
+
+def test_one_seed_draws_the_same_again_with_kinds_in_turn() -> None:
+    sources = {"f.py": SOURCE.encode()}
+    first = drawn(sources, 8, 3, OPTIONAL)
+    assert first == drawn(sources, 8, 3, OPTIONAL)
+    assert sorted(edit.kind for edit in first) == sorted(KINDS)
+    assert {edit.name for edit in first} != {edit.name for edit in drawn(sources, 8, 4, OPTIONAL)}
+
+
+def test_what_is_drawn_keeps_the_lines_below_it_and_compiles() -> None:
+    for edit in edits_of("f.py", SOURCE.encode(), OPTIONAL):
+        planted = edit.planted_in(SOURCE)
+        compile(planted, "f.py", "exec")
+        assert planted.count("\n") == SOURCE.count("\n")
+        assert planted != SOURCE
+
+
+def test_a_text_that_has_changed_is_not_planted_in() -> None:
+    edit = next(edits_of("f.py", SOURCE.encode(), OPTIONAL))
+    with pytest.raises(ValueError, match="has changed since"):
+        edit.planted_in(f"# a line\n{SOURCE}")
+
+
+def test_a_word_is_optional_if_every_definition_of_the_name_has_a_default() -> None:
+    one = b"def f(a, b=1, *, c, d=2): ...\nclass Box:\n    x: int\n    y: int = 1\n"
+    words = optional_words([one, b"class Room:\n    def f(self, b=1, d=2, e=3): ...\n"])
+    assert words["f"] == {"b", "d"}
+    assert words["Box"] == {"y"}
+
+
+def test_tests_behind_a_check_come_first_then_one_of_each_function() -> None:
+    reached = {"a.py::f[1]": 1.0, "a.py::f[2]": 1.5, "a.py::g": 3.0, "b.py::h": 9.0, "b.py::i": 2.0}
+    assert chosen_tests(reached, {}, 20.0) == [
+        "a.py::f[1]",
+        "a.py::g",
+        "a.py::f[2]",
+        "b.py::i",
+        "b.py::h",
+    ]
+    assert chosen_tests(reached, {"b.py::h": 9.0}, 11.0) == ["b.py::h", "a.py::f[1]"]
+
+
+def test_a_file_that_changed_since_the_notes_is_held_by_all_that_reach_it() -> None:
+    noted = {"f.py": {1: 0b100, 2: 0b01, 3: 0b10}}
+    reach = RoomReach(("one", "two"), (0.1, 0.2), noted, {"f.py": digest(b"text")})
+    assert reach.reaching("f.py", [2], b"text") == {"one": 0.1}
+    assert reach.reaching("f.py", [2], b"other") == {"one": 0.1, "two": 0.2}
+    assert reach.is_run_by_imports("f.py", [1])
+    assert not reach.is_run_by_imports("f.py", [2, 3])
+
+
+TOYS = """
+from functools import cache
+
+
+def kept(function):
+    def called(*words):
+        return function(*words)
+
+    return called
+
+
+class Parent:
+    def size(self):
+        return 1
+
+
+class Child(Parent):
+    def size(self):
+        return super().size() + 1
+
+
+@kept
+def doubled(number):
+    return number * 2
+"""
+
+
+@pytest.fixture
+def planted_toys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A tree with the module `toys.box`; what planting does to this process is undone."""
+    folder = tmp_path / "shared" / "toys"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text("")
+    (folder / "box.py").write_text(TOYS)
+    monkeypatch.syspath_prepend(str(tmp_path / "shared"))
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "shared"))
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    yield tmp_path
+    for name in ("toys", "toys.box"):
+        sys.modules.pop(name, None)
+
+
+def _plant(tree: Path, old: str, new: str) -> str | None:
+    source = TOYS.replace(old, new).encode()
+    index = function_index(tree)
+    return plant(tree, "shared/toys/box.py", source, index, tree / "links")
+
+
+def test_functions_that_others_hold_get_the_planted_code(planted_toys: Path) -> None:
+    import toys.box as box  # type: ignore[import-not-found]
+
+    doubled = box.doubled
+    assert _plant(planted_toys, "number * 2", "number * 3") is None
+    assert doubled(2) == 6
+    assert _plant(planted_toys, "size() + 1", "size() + 5") is None
+    assert box.Child().size() == 6
+
+
+def test_a_function_that_would_hold_other_variables_is_left_alone(planted_toys: Path) -> None:
+    import toys.box as box
+
+    assert _plant(planted_toys, "super().size() + 1", "7") is not None
+    assert box.Child().size() == 2
+
+
+def test_a_module_is_planted_before_it_is_imported_and_in_other_processes(
+    planted_toys: Path,
+) -> None:
+    assert _plant(planted_toys, "number * 2", "number * 3") is None
+    import toys.box as box
+
+    assert box.doubled(2) == 6
+    words = [sys.executable, "-c", "import toys.box as box; print(box.doubled(2))"]
+    assert subprocess.check_output(words, text=True) == "6\n"
+
+
+SUMS = """
+import os, subprocess, sys, time
+
+
+def total(numbers):
+    result = 0
+    for number in numbers:
+        result += number
+    return result
+
+
+def ended(is_calm):
+    if is_calm:
+        return 1
+    os._exit(3)
+
+
+TABLE = total([1, 2])
+"""
+SUMS_TESTS = """
+import subprocess, sys
+import pytest
+import sums
+
+@pytest.fixture(scope="session")
+def three():
+    return [1, 2]
+
+def test_total(three):
+    assert sums.total(three) == 3
+
+def test_total_of_a_process(three):
+    words = [sys.executable, "-c", "import sums; print(sums.total([1, 2]))"]
+    assert subprocess.check_output(words, text=True) == "3\\n"
+
+def test_table():
+    assert sums.TABLE == 3
+
+def test_ended():
+    assert sums.ended(True) == 1
+
+def test_that_fails():
+    assert sums.total([]) == 1
+"""
+PYPROJECT = """[tool.pytest.ini_options]
+pythonpath = ["shared"]
+markers = ["slow", "gpu", "compose"]
+addopts = "--import-mode=importlib --disable-plugin-autoload -p _hypothesis_pytestplugin"
+"""
+
+
+@pytest.fixture(scope="module")
+def sums_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("sums")
+    for name, text in {
+        "shared/sums.py": SUMS,
+        "tests/sums/test_sums.py": SUMS_TESTS,
+        "pyproject.toml": PYPROJECT,
+    }.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+def _defect(old: str, new: str, tests: Sequence[str], is_apart: bool = False) -> DrawnDefect:
+    start = SUMS.index(old)
+    edit = Edit("call", "shared/sums.py", "f", start, start + len(old), old, new, 1, 1)
+    names = {f"tests/sums/test_sums.py::{test}": 0.1 for test in tests}
+    return DrawnDefect("router", edit, ("sums",), names, is_apart)
+
+
+def test_each_defect_ends_as_the_tests_that_reach_it_say(sums_tree: Path) -> None:
+    minus = ("+= number", "-= number")
+    defects = {
+        "seen by a test": _defect(*minus, ["test_total"]),
+        "seen in a process": _defect(*minus, ["test_total_of_a_process"]),
+        "ends the process": _defect("if is_calm", "if not is_calm", ["test_ended"]),
+        "survives": _defect("return 1", "return True", ["test_ended"]),
+        "is reached by no test": _defect(*minus, []),
+        "fails without it too": _defect(*minus, ["test_that_fails", "test_ended"]),
+        "runs with the import": _defect("total([1, 2])", "total([1])", ["test_table"], True),
+    }
+    results = list(examine_drawn(list(defects.values()), sums_tree, 2, 60.0))
+    ends = {name: r for name, defect in defects.items() for r in results if r.defect is defect}
+    survivors = {"survives", "is reached by no test", "fails without it too"}
+    assert {name for name, r in ends.items() if r.status == "survived"} == survivors
+    assert {name for name, r in ends.items() if r.status == "caught"} == ends.keys() - survivors
+    assert ends["is reached by no test"].detail == UNREACHED
+    assert "the process ended" in ends["ends the process"].detail
+    assert (sums_tree / "shared/sums.py").read_text() == SUMS
+    assert "| area router | 7 | 4 | 3 | 0 |" in table(results)
