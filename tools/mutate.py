@@ -43,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     words = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     words.add_argument("areas", nargs="*", help="names of lists, without .toml; all when absent")
-    words.add_argument("--only", default="", help="those whose name contains these words")
+    words.add_argument("--only", default="", help="those whose name contains this")
     words.add_argument("--list", action="store_true", help="print the mutants and run nothing")
     words.add_argument("--jobs", type=int, default=1, help="how many run at once (1)")
     words.add_argument("--seconds", type=float, default=180.0, help="limit of a test run (180)")
@@ -52,6 +52,7 @@ def parser() -> argparse.ArgumentParser:
     )
     words.add_argument("--seed", type=int, default=0, help="of what is drawn (0)")
     words.add_argument("--budget", type=float, default=20.0, help="seconds of tests a draw (20)")
+    words.add_argument("--again", type=Path, help="only those that survived in this output")
     words.add_argument("--notes-anew", action="store_true", help="run rooms again to note reach")
     words.add_argument("--root", type=Path, default=ROOT, help="the tree (this one)")
     return words
@@ -95,6 +96,13 @@ def main_of_drawn(options: argparse.Namespace) -> int:
     rooms = dict.fromkeys(room for area in areas for room in AREAS[area].rooms)
     notes = {room: reach_of(room, options.root, options.notes_anew, 2) for room in rooms}
     defects = drawn.draw(areas, options.drawn, options.seed, options.root, notes, options.budget)
+    again = options.again.read_text() if options.again else None
+    defects = [
+        defect
+        for defect in defects
+        if options.only in defect.edit.name
+        and (again is None or f"survived  {defect.area:10}  {defect.edit.name}" in again)
+    ]
     if options.list:
         for defect in defects:
             print(f"{defect.area:10}  {defect.edit.name}  ({len(defect.tests)} tests)")

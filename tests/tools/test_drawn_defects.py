@@ -9,6 +9,7 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
+from tools.mutation.affinity import TestWords, words_of
 from tools.mutation.drawn import UNREACHED, DrawnDefect, examine_drawn, table
 from tools.mutation.edits import Edit
 from tools.mutation.generator import drawn, edits_of, optional_words
@@ -68,6 +69,7 @@ def test_each_kind_of_mistake_is_found_where_it_can_be_made() -> None:
         pytest.param("time.sleep(a)", id="a pause"),
         pytest.param("return a.deadline < b", id="the instant of a deadline"),
         pytest.param("return a[:40]", id="a length that is shown"),
+        pytest.param("return a[:SHOWN_CHARS]", id="a named length that is shown"),
         pytest.param("return Box(width=a)", id="an argument that a call must have"),
         pytest.param("return Knife(name=a)", id="a name"),
     ],
@@ -93,6 +95,13 @@ def test_one_seed_draws_the_same_again_with_kinds_in_turn() -> None:
     assert {edit.name for edit in first} != {edit.name for edit in drawn(sources, 8, 4, OPTIONAL)}
 
 
+def test_code_that_is_added_moves_no_other_draw() -> None:
+    more = {"g.py": b"def f(a, b):\n    a.take(b)\n"}
+    few = {edit.name for edit in drawn({"f.py": SOURCE.encode()}, 8, 3, OPTIONAL)}
+    many = {edit.name for edit in drawn({"f.py": SOURCE.encode()} | more, 8, 3, OPTIONAL)}
+    assert len(few - many) <= 1
+
+
 def test_what_is_drawn_keeps_the_lines_below_it_and_compiles() -> None:
     for edit in edits_of("f.py", SOURCE.encode(), OPTIONAL):
         planted = edit.planted_in(SOURCE)
@@ -115,15 +124,27 @@ def test_a_word_is_optional_if_every_definition_of_the_name_has_a_default() -> N
 
 
 def test_tests_behind_a_check_come_first_then_one_of_each_function() -> None:
-    reached = {"a.py::f[1]": 1.0, "a.py::f[2]": 1.5, "a.py::g": 3.0, "b.py::h": 9.0, "b.py::i": 2.0}
-    assert chosen_tests(reached, {}, 20.0) == [
-        "a.py::f[1]",
-        "a.py::g",
-        "a.py::f[2]",
-        "b.py::i",
-        "b.py::h",
-    ]
-    assert chosen_tests(reached, {"b.py::h": 9.0}, 11.0) == ["b.py::h", "a.py::f[1]"]
+    quick = {"a.py::f[1]": 1.0, "a.py::f[2]": 1.5, "a.py::g": 3.0}
+    reached = quick | {"b.py::h": 9.0, "b.py::i": 2.0}
+    in_order = [*sorted(quick, key=["a.py::f[1]", "a.py::g", "a.py::f[2]"].index)]
+    assert chosen_tests(reached, {}, {}, 20.0) == [*in_order, "b.py::i", "b.py::h"]
+    assert chosen_tests(reached, {"b.py::h": 9.0}, {}, 11.0) == ["b.py::h", "a.py::f[1]"]
+
+
+def test_half_of_the_time_is_for_tests_that_speak_of_the_place() -> None:
+    reached = {"a.py::f": 1.0, "a.py::g": 2.0, "b.py::h": 5.0, "b.py::i": 5.0}
+    near = {"b.py::h": 2.0, "b.py::i": 1.0}
+    assert chosen_tests(reached, {}, near, 10.0) == ["b.py::h", "a.py::f", "a.py::g"]
+
+
+def test_a_rare_word_counts_more_and_most_in_the_test_itself(tmp_path: Path) -> None:
+    tests = "def test_a():\n    order(adapter=1)\n\ndef test_b():\n    order()\n"
+    (tmp_path / "a.py").write_text(tests)
+    (tmp_path / "b.py").write_text("def test_c():\n    order()\n")
+    names = ["a.py::test_a[x]", "a.py::test_b", "b.py::test_c"]
+    affinities = TestWords(tmp_path).affinities(names, "prefill_order(adapter=asked.adapter)")
+    assert sorted(names, key=affinities.__getitem__, reverse=True) == names
+    assert words_of("RolePatience._num_tokens") == {"role", "patience", "tokens"}
 
 
 def test_a_file_that_changed_since_the_notes_is_held_by_all_that_reach_it() -> None:
@@ -171,6 +192,7 @@ def planted_toys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pa
     (folder / "box.py").write_text(TOYS)
     monkeypatch.syspath_prepend(str(tmp_path / "shared"))
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "shared"))
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     yield tmp_path

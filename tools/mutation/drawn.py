@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tools.mutation.affinity import TestWords
 from tools.mutation.areas import AREAS, sources_of
 from tools.mutation.edits import Edit
 from tools.mutation.examination import MutantStatus
@@ -58,20 +59,25 @@ def draw(
     """`number` defects, as many from each area, with their tests."""
     every = [path.read_bytes() for shelf in SOURCES for path in (root / shelf).rglob("*.py")]
     optional = optional_words(every)
-    defects = []
+    words, defects = TestWords(root), []
     for i, name in enumerate(areas):
         sources = sources_of(AREAS[name], root)
         share = number // len(areas) + (i < number % len(areas))
         rooms = [notes[room] for room in AREAS[name].rooms]
         defects += [
-            _with_tests(name, edit, sources[edit.file], rooms, budget)
+            _with_tests(name, edit, sources[edit.file], rooms, words, budget)
             for edit in drawn(sources, share, seed, optional)
         ]
     return defects
 
 
 def _with_tests(
-    area: str, edit: Edit, source: bytes, rooms: Sequence[RoomReach], budget: float
+    area: str,
+    edit: Edit,
+    source: bytes,
+    rooms: Sequence[RoomReach],
+    words: TestWords,
+    budget: float,
 ) -> DrawnDefect:
     lines = range(edit.first, edit.last + 1)
     reached: dict[str, float] = {}
@@ -79,7 +85,8 @@ def _with_tests(
     for room in rooms:
         reached |= room.reaching(edit.file, lines, source)
         first |= room.reaching(edit.file, edit.body, source)
-    chosen = chosen_tests(reached, first, budget)
+    affinities = words.affinities(reached, f"{edit.old} {edit.function}")
+    chosen = chosen_tests(reached, first, affinities, budget)
     is_apart = any(room.is_run_by_imports(edit.file, lines) for room in rooms)
     tests = {name: reached[name] for name in chosen}
     return DrawnDefect(area, edit, AREAS[area].rooms, tests, is_apart)

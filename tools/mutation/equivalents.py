@@ -4,7 +4,7 @@
   and the arguments that name or describe something (`help`, `name`, `description` …).
 - Pace: sleeps, collections of garbage, numbers of threads, priorities of processes.
 - The very instant: `<` for `<=` between two readings of a clock.
-- Constant limits of what is shown: a slice that ends at 16 or more.
+- Constant limits of what is shown: a slice that ends at a named constant, or at 16 or more.
 - Declarations: what only a type checker reads, and code that a compiler of loops has taken.
 """
 
@@ -74,5 +74,7 @@ def compares_instants(node: ast.Compare) -> bool:
 
 
 def is_shown_length(bound: ast.expr) -> bool:
+    if last_name(bound).isupper():
+        return True
     is_number = isinstance(bound, ast.Constant) and isinstance(bound.value, int)
     return is_number and bound.value >= SHOWN  # type: ignore[attr-defined]

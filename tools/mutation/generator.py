@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
-import random
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from hashlib import blake2b
 
 from tools.mutation.edits import Edit, Text
 from tools.mutation.equivalents import is_declaration, is_text, is_undrawn_function
@@ -18,26 +18,30 @@ def drawn(sources: Mapping[str, bytes], number: int, seed: int, every: Optional)
     """`number` edits of `sources` (path: bytes), or fewer if there are no more.
 
     Kinds take turns, so that the many conditions do not crowd out the few waits. No two edits are
-    of one place. `every` says what calls may leave out: `optional_words` of the whole tree.
+    of one place. `every` says what calls may leave out: `optional_words` of the whole tree. An
+    edit's turn depends on its own text and the seed, so other changes of the tree move few.
     """
-    dice = random.Random(seed)
-    shuffled: dict[str, list[Edit]] = {kind: [] for kind in KINDS}
+    waiting: dict[str, list[Edit]] = {kind: [] for kind in KINDS}
     for file in sorted(sources):
         for edit in edits_of(file, sources[file], every):
-            shuffled[edit.kind].append(edit)
-    for kind in KINDS:
-        dice.shuffle(shuffled[kind])
+            waiting[edit.kind].append(edit)
+    for edits in waiting.values():
+        edits.sort(key=lambda edit: _turn(edit, seed))
     chosen: dict[tuple[str, int], Edit] = {}
-    while len(chosen) < number and any(shuffled.values()):
+    while len(chosen) < number and any(waiting.values()):
         for kind in KINDS:
-            if shuffled[kind] and len(chosen) < number:
-                edit = shuffled[kind].pop()
+            if waiting[kind] and len(chosen) < number:
+                edit = waiting[kind].pop()
                 if _compiles(edit, sources[edit.file]):
                     chosen.setdefault((edit.file, edit.start), edit)
     return list(chosen.values())
 
 
 Optional = Mapping[str, frozenset[str]]
+
+
+def _turn(edit: Edit, seed: int) -> bytes:
+    return blake2b(f"{seed} {edit.name}".encode(), digest_size=8).digest()
 
 
 def edits_of(file: str, source: bytes, optional: Optional) -> Iterator[Edit]:

@@ -72,6 +72,7 @@ def _plant_in_processes(root: Path, file: str, source: bytes, place: Path) -> No
     (place / file).write_bytes(source)
     before = os.environ.get("PYTHONPATH", "")
     shelf = str(place / Path(file).parts[0])
+    sys.path.insert(0, shelf)  # some tests pass it on
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [shelf, before]))
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 
