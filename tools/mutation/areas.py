@@ -18,29 +18,35 @@ class Area:
 AREAS: Mapping[str, Area] = {
     "router": Area(("services/ferryman_router",), ("router",)),
     "decode": Area(
-        ("services/ferryman_decode", "services/ferryman_both"),
-        ("decode", "both", "prefill", "worker"),
+        ("services/ferryman_decode", "services/ferryman_both"), ("decode", "both", "prefill")
     ),
     "prefill": Area(
         ("services/ferryman_prefill", "shared/ferryman/worker"),
         ("prefill", "both", "decode", "worker"),
     ),
     "hostcache": Area(
-        ("services/ferryman_hostcache", "shared/ferryman/tiers"), ("hostcache", "tiers", "worker")
+        ("services/ferryman_hostcache", "shared/ferryman/tiers", "shared/ferryman/wire/hostcache"),
+        ("hostcache", "tiers"),
     ),
     "launcher": Area(("services/ferryman_launcher", "services/ferryman_cli"), ("cli",)),
     "schedule": Area(("shared/ferryman/cache", "shared/ferryman/schedule"), ("cache", "schedule")),
     "wire": Area(
-        ("shared/ferryman/handoff", "shared/ferryman/wire"),
-        ("handoff", "wire", "decode", "prefill", "hostcache"),
+        (
+            "shared/ferryman/handoff",
+            "shared/ferryman/wire/codec",
+            "shared/ferryman/wire/grpc",
+            "shared/ferryman/wire/handoff",
+            "shared/ferryman/wire/nats",
+            "shared/ferryman/wire/redis",
+        ),
+        ("handoff", "wire", "decode"),
     ),
     "engine": Area(("shared/ferryman/engine",), ("engine",)),
 }
-GENERATED = "shared/ferryman/wire/v1"
 
 
 def sources_of(area: Area, root: Path) -> dict[str, bytes]:
     """The area's files, by their paths in the tree."""
     paths = {path for folder in area.folders for path in (root / folder).rglob("*.py")}
     named = {str(path.relative_to(root)): path for path in paths}
-    return {n: named[n].read_bytes() for n in sorted(named) if not n.startswith(GENERATED)}
+    return {name: named[name].read_bytes() for name in sorted(named)}

@@ -126,7 +126,7 @@ def _in_forks(defects: Sequence[DrawnDefect], root: Path, jobs: int) -> Iterator
         listed = [_order(i, defect, root) for i, defect in enumerate(defects)]
         orders.write_text(json.dumps({"jobs": jobs, "pipe": writing, "defects": listed}))
         paths = filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])
-        env = os.environ | {"FERRYMAN_DRAWN": str(orders), "PYTHONPATH": os.pathsep.join(paths)}
+        env = os.environ | {"DRAWN_ORDERS": str(orders), "PYTHONPATH": os.pathsep.join(paths)}
         with log.open("w") as output:
             process = subprocess.Popen(
                 [sys.executable, "-m", "pytest", "-q", "-s", *plugin, *tests],

@@ -20,7 +20,7 @@ PACE = {
 WORDS = {
     "help", "name", "description", "documentation", "doc", "metavar", "title", "message", "reason",
     "exc_info", "stacklevel", "extra", "rich_help_panel", "daemon", "thread_name_prefix", "slots",
-    "frozen", "style", "hint", "detail", "epilog", "strict",
+    "frozen", "style", "hint", "detail", "epilog", "strict", "encoding",
 }  # fmt: skip
 READ_BY_PEOPLE = {"__repr__", "__str__", "__rich__"}
 CLOCK = ("now", "seconds", "deadline", "expires", "monotonic", "time", "until", "_at", "since")

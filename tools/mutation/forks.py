@@ -19,6 +19,8 @@ from typing import Any
 import pytest
 from tools.mutation.planting import FunctionIndex, plant
 
+from ferryman.runtime.parent import end_with_parent
+
 # A test may take this many seconds, and so many times its usual ones: others use the machine too.
 PATIENCE, TIMES = 20.0, 8.0
 WORDS_SHOWN = 300
@@ -122,17 +124,19 @@ class ForkQueue:
     def _start(self, order: ForkOrder, examination: Examination) -> None:
         folder = tempfile.mkdtemp(prefix="fm-")
         reading, writing = os.pipe()
+        parent = os.getpid()
         pid = os.fork()
         if pid == 0:
             os.close(reading)
-            self._run_in_fork(order, Path(folder), writing)
+            self._run_in_fork(order, Path(folder), writing, parent)
         os.close(writing)
         limit = time.monotonic() + 2 * PATIENCE
         self._running.append(Fork(pid, reading, folder, order, examination, limit=limit))
 
-    def _run_in_fork(self, order: ForkOrder, folder: Path, writing: int) -> None:
+    def _run_in_fork(self, order: ForkOrder, folder: Path, writing: int, parent: int) -> None:
         try:
             os.setsid()
+            end_with_parent(parent)
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             os.dup2(1, 2)
             run = ForkedRun(self._session, writing)

@@ -72,7 +72,7 @@ def _run(room: str, root: Path, folder: Path, processes: int) -> None:
     plugin = ["--hypothesis-seed=0", "-p", "tools.mutation.reach_plugin", f"tests/{room}"]
     paths = [str(root), os.environ.get("PYTHONPATH", "")]
     env = os.environ | {
-        "FERRYMAN_REACH": str(folder),
+        "REACH_NOTES": str(folder),
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
     }
     print(f"notes which lines tests/{room} reaches", file=sys.stderr, flush=True)

@@ -1,6 +1,6 @@
 """A pytest plugin that notes which test reaches which line, how long each test takes, and its end.
 
-It is loaded by `tools.mutation.reach`, which says in FERRYMAN_REACH where the notes go. Processes
+It is loaded by `tools.mutation.reach`, which says in REACH_NOTES where the notes go. Processes
 that tests start note what they reach too: their coverage is begun by coverage's own `.pth` file.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 import coverage
 import pytest
 
-FOLDER = Path(os.environ["FERRYMAN_REACH"])
+FOLDER = Path(os.environ["REACH_NOTES"])
 RULES = """[run]
 core = ctrace
 parallel = true

@@ -3,7 +3,7 @@
 Importing and collecting takes most of a short test run. Here it is done once: a defect is planted
 in a fork, by new code for the functions that are already there, a finder for the module if nobody
 has imported it yet, and a folder of links on PYTHONPATH for the processes that tests start.
-It is loaded by `tools.mutation.drawn`, which says in FERRYMAN_DRAWN where the jobs are.
+It is loaded by `tools.mutation.drawn`, which says in DRAWN_ORDERS where the jobs are.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class WarmPlugin:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        orders = json.loads(Path(os.environ["FERRYMAN_DRAWN"]).read_text())
+        orders = json.loads(Path(os.environ["DRAWN_ORDERS"]).read_text())
         index = function_index(session.config.rootpath)
         os.set_inheritable(orders["pipe"], False)
         queue = ForkQueue(session, index, orders["jobs"])
