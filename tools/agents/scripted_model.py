@@ -34,7 +34,7 @@ CALLS = {
     "bash": """[bash(command = 'tail note.txt')]""",
     "search_codebase": """[search_codebase(queries=["er"])]""",
 }
-# What aider knows as an edit: a line more in a program, which has to be run to say the word.
+# An edit as aider knows it: a line more in a program, which has to be run to say the word.
 EDIT = """\
 word.sh
 ```

@@ -69,8 +69,8 @@ def run_session(
 def _output(commands: str, home: Path, workspace: Path, path: str) -> tuple[int, str, str]:
     """The exit status of a shell, and what it prints, and to its errors.
 
-    Nothing of this process's environment but the path reaches it, so no key of its user does. What
-    it leaves running, a server say, is ended with it.
+    Nothing of this process's environment but the path reaches it, so no key of its user does. A
+    server that it leaves running is ended with it.
     """
     with TemporaryFile() as text, TemporaryFile() as errors:
         shell = subprocess.Popen(
