@@ -137,7 +137,7 @@ def peak_bytes() -> int:
 
 
 def _fuels(num_characters: int) -> Iterator[int]:
-    """What a grammar of this length may spend, in the order in which it is tried."""
+    """The fuel of a grammar of this length, in the order in which it is tried."""
     fuel = LEAST_FUEL + FUEL_OF_CHARACTER * num_characters
     while fuel < MOST_FUEL:
         yield fuel
