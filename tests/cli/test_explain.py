@@ -1,4 +1,4 @@
-"""What `ferryman explain` says of a request beside its routes: it reads the lifecycle log."""
+"""`ferryman explain` says more of a request than its routes: it reads the lifecycle log."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class Forger:
     ) -> None:
         self._router, self._writer = router, writer
         self._router_id = f"forger-{uuid4().hex[:8]}"
-        # Whatever its token: what these tests forge is the rest.
+        # Its orders are signed, whatever its token: these tests forge the rest.
         self._signatures = RouterSignatures(GrpcAccess(credentials_of(KEY, ClusterRole.ROUTER)))
         (self.prefill,), (self.decode,) = cluster.of_role("prefill"), cluster.of_role("decode")
         self._digest = load_model(

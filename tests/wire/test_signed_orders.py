@@ -105,7 +105,7 @@ def refuses(wish: ReserveOrder, check: SignatureCheck | None = None) -> bool:
     return False
 
 
-# What is in each place of a signed wish, changed by as little as can be.
+# Each place of a signed wish, changed by as little as can be.
 Change = Callable[[Any], Any]
 UNSIGNED: Change = lambda value: value  # noqa: E731
 APPENDED: Change = lambda value: (*value, value[-1]) if value else (1,)  # noqa: E731

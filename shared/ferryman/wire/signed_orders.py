@@ -40,8 +40,8 @@ PREFILL, MOVE, ABORT, DETACH, TOKENS = "prefill", "move", "abort", "detach", "to
 ROLL = "update and restart the routers, too, if they are older than this worker"
 
 
-# What is signed. A value that is not named here is nobody's word: time left and passed, the trace,
-# pages that other workers keep in another arithmetic. Page keys follow from tokens, salt and model.
+# These values are signed. Any other is nobody's word: time left and passed, the trace, pages that
+# other workers keep in another arithmetic. Page keys follow from tokens, salt and model.
 
 
 def attempt_statement(
