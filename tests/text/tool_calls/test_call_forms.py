@@ -245,6 +245,7 @@ def test_the_grammar_takes_what_models_write(
         other = text.replace("get_weather", "get_wether").replace("ns.stop", "halt")
         other = other.replace("mcp__files__read", "x")
         assert not may_write(vocabulary.matcher(name), vocabulary.tokenizer, other)
+        assert read(name, [other], use=USE).calls == ()
 
 
 # A value between tags is any text up to a tag, which no random walk writes.
