@@ -13,7 +13,7 @@ from importlib.util import find_spec
 
 @dataclass(frozen=True, slots=True)
 class MachineFeatures:
-    """What decides about tests: `packages` are those of extras that are not installed."""
+    """The things that decide about tests: `packages` are those of extras that are not installed."""
 
     has_tiles: bool
     has_vectors: bool

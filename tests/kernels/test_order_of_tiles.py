@@ -24,7 +24,7 @@ needs_tiles = pytest.mark.skipif(not has_tiles(), reason="this processor multipl
 
 
 def drawn(tokens: int, out_dim: int, in_dim: int) -> tuple[Tensor, Tensor, Tensor]:
-    """x, weight and bias. What is left of a sum is mostly its roundings, so that an order shows;
+    """x, weight and bias. A sum cancels to little but its roundings, so that an order shows;
     some numbers are below the normal ones, which are zero for tiles."""
     generator = torch.Generator().manual_seed(tokens + out_dim + in_dim)
     half = -(-in_dim // 2)

@@ -44,7 +44,7 @@ def narrowed(numbers: Floats) -> NDArray[np.uint16]:
 
 
 def sums_of_block(x: Floats, weight: Floats) -> Floats:
-    """What an instruction adds: x [tokens, 32] times weight [outputs, 32], in its order."""
+    """The sums that an instruction adds: x [tokens, 32] by weight [outputs, 32], in its order."""
     ends = []
     for side in range(2):
         total = np.zeros((len(x), len(weight)), np.float32)

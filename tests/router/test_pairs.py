@@ -1,4 +1,4 @@
-"""What an attempt takes of workers and of turns is given back, also where it never reached them."""
+"""Attempts give back the rows and turns that they took, also if they reached no worker."""
 
 from __future__ import annotations
 

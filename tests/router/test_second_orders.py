@@ -42,7 +42,7 @@ from ferryman_router.routing.queue import Ticket
 
 _ = kites  # a fixture
 
-# What an attempt has of its own, whichever it is.
+# The fields that an attempt has of its own, whichever it is.
 ATTEMPT = {"context.attempt", "context.deadline_seconds", "context.age_seconds"}
 # The pair of workers that it goes to.
 PAIR = {"worker_epoch", "decode.worker_id", "decode.address", "decode.epoch"}

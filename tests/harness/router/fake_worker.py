@@ -72,7 +72,7 @@ class FakeRouterWorker:
         self.dead.set()
 
     def held(self) -> dict[str, object]:
-        """What it holds for requests, by holder; nothing once they have ended."""
+        """The things that it holds for requests, by holder; none once they have ended."""
         return {}
 
     def suffers(self, fault: F) -> F:

@@ -40,7 +40,7 @@ Held = dict[str, Any]
 
 
 class RouterLedger:
-    """What the requests of one router hold: by holder, and only of holders that hold something."""
+    """All that the requests of one router hold, by holder."""
 
     def __init__(self, components: Components) -> None:
         self._components = components
@@ -101,7 +101,7 @@ def _of_queue(dispatcher: Dispatcher) -> Held:
 
 
 def _of_workers(listener: FleetListener) -> Held:
-    """What is kept for workers that have left."""
+    """The things that are kept for workers that have left."""
     streams, fleet = listener._happened.__self__, listener._fleet  # type: ignore[attr-defined]
     lists = {
         "token streams": streams._streams,
