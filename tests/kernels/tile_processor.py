@@ -69,7 +69,7 @@ def tiled_product(
 def bytes_at(address: int, count: int) -> NDArray[np.uint8]:
     """The memory at an address; its owner keeps it alive."""
     memory = (ctypes.c_uint8 * count).from_address(address)
-    return np.ndarray((count,), np.uint8, memory)
+    return np.ndarray((count,), np.uint8, memoryview(memory))
 
 
 class TileProcessor:
