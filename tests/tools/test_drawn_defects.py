@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -12,6 +14,7 @@ import pytest
 from tools.mutation.affinity import TestWords, words_of
 from tools.mutation.drawn import UNREACHED, DrawnDefect, examine_drawn, table
 from tools.mutation.edits import Edit
+from tools.mutation.forks import _end_strays
 from tools.mutation.generator import drawn, edits_of, optional_words
 from tools.mutation.operators import KINDS
 from tools.mutation.planting import function_index, plant
@@ -325,3 +328,15 @@ def test_each_defect_ends_as_the_tests_that_reach_it_say(sums_tree: Path) -> Non
     assert "the process ended" in ends["ends the process"].detail
     assert (sums_tree / "shared/sums.py").read_text() == SUMS
     assert "| area router | 7 | 4 | 3 | 0 |" in table(results)
+
+
+def test_what_a_fork_left_in_a_session_of_its_own_is_ended(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "input()"]
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        start_new_session=True,
+    ) as stray:
+        _end_strays(str(tmp_path))
+        assert stray.wait(60) == -signal.SIGKILL

@@ -1,4 +1,4 @@
-"""Which tests speak of what a defect changes: a test that names a field rather notices its loss.
+"""Tests that speak of what a defect changes: one that names a field rather notices its loss.
 
 Hundreds of tests reach a line of the wiring, and few ask about it. Words are those of the code:
 each counts by how few tests have it, in the test's own text more than elsewhere in its file.

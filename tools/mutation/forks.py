@@ -213,8 +213,21 @@ class ForkQueue:
             os.killpg(fork.pid, signal.SIGKILL)
         os.waitpid(fork.pid, 0)
         os.close(fork.pipe)
+        _end_strays(fork.folder)
         shutil.rmtree(fork.folder, ignore_errors=True)
         return fork
+
+
+def _end_strays(folder: str) -> None:
+    """Ends the servers that a fork's tests started in sessions of their own: all have its TMPDIR.
+
+    A fork that is ended in the middle of a test leaves its broker behind.
+    """
+    mark = f"TMPDIR={folder}".encode()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if mark in (entry / "environ").read_bytes().split(b"\0"):
+                os.kill(int(entry.name), signal.SIGKILL)
 
 
 class ForkedRun:

@@ -1,4 +1,4 @@
-"""Which tests reach which line: collected once for each room of tests, and kept.
+"""The tests that reach each line: collected once for each room of tests, and kept.
 
 A room is run once under coverage, each test as a context of its own, and so are the processes that
 it starts. The notes go to `.ferryman/reach/ROOM.json`; lines are sets of tests, as bits.
@@ -80,7 +80,7 @@ def _run(room: str, root: Path, folder: Path, processes: int) -> None:
 
 
 def _noted(folder: Path, root: Path) -> dict[str, object]:
-    """What the processes of a run have written, as one object of JSON."""
+    """The notes of all processes of a run, as one object of JSON."""
     seconds: dict[str, float] = {}
     for path in folder.glob("seconds-*.json"):
         seconds |= json.loads(path.read_text())
