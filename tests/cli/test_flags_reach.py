@@ -176,7 +176,7 @@ def test_an_option_reaches_the_processes_that_it_is_for_and_no_other(
                 assert changed(told(folder, workers), after) == expected
 
 
-@pytest.mark.parametrize("flag", UNREACHED.keys() - {"--worker", "--tp-size"})
+@pytest.mark.parametrize("flag", sorted(UNREACHED.keys() - {"--worker", "--tp-size"}))
 def test_no_process_is_told_of_the_others(flag: str, folder: Path) -> None:
     value = {"--start-seconds": "121", "--memory": "1G"}.get(flag, "other")
     after = told(folder, {parameter_of(flag): value})
