@@ -37,6 +37,7 @@ FROM_NPM = {
     "AI SDK, Anthropic's messages": ("ai", "@ai-sdk/anthropic", "zod"),
 }
 FROM_PYPI = {
+    "Claude Agent SDK, Python": ("claude-agent-sdk",),
     "OpenAI Agents SDK": ("openai-agents",),
     "LangGraph": ("langgraph", "langchain", "langchain-openai"),
     "LlamaIndex": ("llama-index-llms-openai-like",),
