@@ -203,6 +203,7 @@ class RouterTelemetry:
         return is_ready, {
             "status": state,
             "workers": workers,
+            "host_caches": len(self._frontend.ctx.fleet.host_caches()),
             "broker": is_connected,
             "starts": starts,
         }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -145,6 +147,17 @@ async def test_models_health_ready_and_metrics_answer(one_pair: RouterCluster) -
         "ferryman_router_queue_requests 0.0",
     ):
         assert line in metrics
+
+
+async def test_ready_counts_host_caches_and_needs_none(one_pair: RouterCluster) -> None:
+    fleet = one_pair.router.components.frontend.ctx.fleet
+    assert (await one_pair.http.get("/ready")).json()["host_caches"] == 0
+    beat = replace(
+        one_pair.prefills[0].beat, role="hostcache", worker_id="hostcache-00000001", node="n1"
+    )
+    fleet.on_heartbeat(beat, time.monotonic())
+    ready = await one_pair.http.get("/ready")
+    assert (ready.status_code, ready.json()["host_caches"]) == (200, 1)
 
 
 async def test_the_lifecycle_of_a_request_is_told(one_pair: RouterCluster) -> None:
