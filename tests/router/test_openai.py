@@ -152,9 +152,8 @@ async def test_models_health_ready_and_metrics_answer(one_pair: RouterCluster) -
 async def test_ready_counts_host_caches_and_needs_none(one_pair: RouterCluster) -> None:
     fleet = one_pair.router.components.frontend.ctx.fleet
     assert (await one_pair.http.get("/ready")).json()["host_caches"] == 0
-    beat = replace(
-        one_pair.prefills[0].beat, role="hostcache", worker_id="hostcache-00000001", node="n1"
-    )
+    beat = replace(one_pair.prefills[0].beat, role="hostcache", worker_id="hostcache-00000001")
+    beat = replace(beat, address="127.0.0.1:9", node="n1")
     fleet.on_heartbeat(beat, time.monotonic())
     ready = await one_pair.http.get("/ready")
     assert (ready.status_code, ready.json()["host_caches"]) == (200, 1)

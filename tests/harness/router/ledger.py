@@ -19,6 +19,7 @@ from tests.harness.router.fake_worker import FakeRouterWorker
 from ferryman_router.components import Components
 from ferryman_router.intake.body_intake import BodyMemory
 from ferryman_router.intake.frontend import Frontend
+from ferryman_router.request.token_streams import WorkerStreams
 from ferryman_router.routing.dispatcher import Dispatcher
 from ferryman_router.routing.fleet_listener import FleetListener
 
@@ -50,7 +51,7 @@ class RouterLedger:
         entries = {
             **_of_requests(parts.frontend),
             **_of_queue(parts.dispatcher),
-            **_of_workers(parts.listener),
+            **_of_workers(parts.listener, _streams(parts)),
             "claims on workers": {
                 worker.name.worker_id: worker.claims for worker in parts.fleet if worker.claims
             },
@@ -100,9 +101,16 @@ def _of_queue(dispatcher: Dispatcher) -> Held:
     }
 
 
-def _of_workers(listener: FleetListener) -> Held:
+def _streams(components: Components) -> WorkerStreams:
+    """The token streams, which the context reaches by one call alone."""
+    streams = components.frontend.ctx.ask_again.__self__  # type: ignore[attr-defined]
+    assert isinstance(streams, WorkerStreams)
+    return streams
+
+
+def _of_workers(listener: FleetListener, streams: WorkerStreams) -> Held:
     """The things that are kept for workers that have left."""
-    streams, fleet = listener._happened.__self__, listener._fleet  # type: ignore[attr-defined]
+    fleet = listener._fleet
     lists = {
         "token streams": streams._streams,
         "wanted snapshots": listener._asking,
@@ -120,7 +128,7 @@ def _jobs(components: Components) -> Held:
     """Calls and other tasks of a request that go on after it."""
     tasks = [name for name in map(_name, asyncio.all_tasks()) if name in REQUEST_TASKS]
     jobs = [_name(task) for task in components.frontend._background._tasks]
-    streams = components.listener._happened.__self__._streams  # type: ignore[attr-defined]
+    streams = _streams(components)._streams
     return {
         "tasks": tasks,
         "jobs": [job for job in jobs if job not in STANDING_JOBS],
