@@ -177,6 +177,27 @@ def test_grammars_that_are_held_are_bounded_too(
     assert compiler.compiled(OutputGrammar.regex("held")) is held
 
 
+@pytest.mark.parametrize(
+    "max_kept_bytes",
+    [
+        pytest.param(1 << 20, id="beyond what is kept"),
+        pytest.param(8 << 30, id="within it"),
+    ],
+)
+def test_grammars_that_no_request_has_make_room(
+    max_kept_bytes: int, tokenizer: Tokenizer
+) -> None:
+    """They grow while they are used, and so after they were found to fit."""
+    vocabulary = GrammarVocabulary.of(tokenizer, tokenizer.vocab_size)
+    compiler = GrammarCompiler(lambda: vocabulary, max_kept_bytes=max_kept_bytes)
+    idle = OutputGrammar.regex("idle")
+    compiler.compiled(idle).grew(3 << 30)
+    gc.collect()
+    assert compiler.compiled(OutputGrammar.regex("new")) is not None
+    gc.collect()
+    assert compiler.known(idle) is None
+
+
 def resident_bytes() -> int:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize()

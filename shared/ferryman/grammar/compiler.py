@@ -229,19 +229,31 @@ class GrammarCompiler:
         with self._lock:
             self._known[grammar] = self._kept[grammar] = compiled
             self._kept.move_to_end(grammar)
-            num_bytes = sum(kept.num_bytes for kept in self._kept.values())
             # The last one stays in any case: its caller is about to use it.
-            while len(self._kept) > 1 and (
-                len(self._kept) > self._max_kept or num_bytes > self._max_kept_bytes
-            ):
-                num_bytes -= self._kept.popitem(last=False)[1].num_bytes
+            self._evict(self._max_kept_bytes, least=1)
+
+    def _evict(self, max_bytes: int, least: int) -> None:
+        """Keeps as many of the last ones as fit, and `least` in any case."""
+        num_bytes = sum(kept.num_bytes for kept in self._kept.values())
+        while len(self._kept) > least and (
+            len(self._kept) > self._max_kept or num_bytes > max_bytes
+        ):
+            num_bytes -= self._kept.popitem(last=False)[1].num_bytes
 
     def _check_room(self) -> None:
+        """Makes room by what is merely kept, which has grown since it was: only what requests have
+        counts against them."""
         with self._lock:
-            held = sum(compiled.num_bytes for compiled in self._known.values())
+            self._evict(self._max_kept_bytes, least=0)
+            if self._num_held_bytes() > MAX_HELD_BYTES:
+                self._evict(-1, least=0)
+            held = self._num_held_bytes()
         if held > MAX_HELD_BYTES:
             megabytes = held >> 20
             raise QueueFull(f"grammars of running requests take {megabytes} MB here; try later")
+
+    def _num_held_bytes(self) -> int:
+        return sum(compiled.num_bytes for compiled in self._known.values())
 
 
 def _source(grammar: OutputGrammar) -> str:
