@@ -167,13 +167,16 @@ def test_both_ways_to_unpack_bits_agree() -> None:
 def test_only_draws_with_a_grammar_are_guided_and_a_rows_come_in_order() -> None:
     guided = SamplingParams(grammar=YES_NO)
     draws = [
-        SampleRequest(2, 9, 4, guided),
+        SampleRequest(2, 9, 4, guided, arrival=7),
         SampleRequest(1, 5, 4, SamplingParams()),
         SampleRequest(0, 7, 4, guided),
         SampleRequest(2, 10, 4, guided),
     ]
-    found = [(draw.index, draw.row, draw.start, draw.position) for draw in guided_draws(draws)]
-    assert found == [(2, 0, 4, 7), (0, 2, 4, 9), (3, 2, 4, 10)]
+    found = [
+        (draw.index, draw.row, draw.start, draw.position, draw.arrival)
+        for draw in guided_draws(draws)
+    ]
+    assert found == [(2, 0, 4, 7, 0), (0, 2, 4, 9, 7), (3, 2, 4, 10, 0)]
 
 
 class SteppedClock:
@@ -187,10 +190,18 @@ class SteppedClock:
         return self.now
 
 
-def a_step(position: int) -> DrawTensors:
-    """Draws of three rows, the outer ones under a grammar, behind a prompt of one token."""
-    params = (SamplingParams(grammar=YES_NO), SamplingParams(), SamplingParams(grammar=YES_NO))
-    requests = tuple(SampleRequest(row, position, 1, params[row]) for row in range(3))
+def a_step(position: int, arrival: int = 0, num_rows: int = 3) -> DrawTensors:
+    """Draws of some rows, all but the second under a grammar, behind a prompt of one token."""
+    requests = tuple(
+        SampleRequest(
+            row,
+            position,
+            1,
+            SamplingParams() if row == 1 else SamplingParams(grammar=YES_NO),
+            arrival=arrival,
+        )
+        for row in range(num_rows)
+    )
     packed = pack_draws(requests)
     return unpack_draws(StepViews(packed, torch.from_numpy(packed.buffer)), requests)
 
@@ -211,8 +222,32 @@ def test_a_grammar_that_holds_up_the_step_ends_alone(tokenizer: Tokenizer) -> No
     assert {index: type(error) for index, error in ended.errors.items()} == {0: GrammarTooSlow}
     assert "shorten its constants" in str(ended.errors[0])
     assert ended.token_ids[1:].tolist() == undisturbed[1:].tolist()
-    again = sampler.tokens(some_logits(0), a_step(1), said)
+    # A decode worker's first draw has an output before it, whose first token prefill drew.
+    again = sampler.tokens(some_logits(1), a_step(2, arrival=1), said)
     assert not again.errors, "another output of that grammar owes nothing"
+    assert again.token_ids.tolist() == undisturbed.tolist()
+
+
+def test_an_output_that_was_begun_elsewhere_is_replayed_at_no_charge(tokenizer: Tokenizer) -> None:
+    clock, said = SteppedClock(), history()
+    sampler = Sampler(GrammarMasks(GrammarCompiler.for_tokenizer(tokenizer, VOCAB), clock))
+    first = sampler.tokens(some_logits(0), a_step(1), said).token_ids
+    said[:3, 0], said[:3, 1] = 0, first.int()
+    clock.steps = [0.0, 9.0, 0.01]
+    assert not sampler.tokens(some_logits(1), a_step(2, arrival=1), said).errors
+    assert not sampler.tokens(some_logits(1), a_step(2, arrival=1), said).errors
+    clock.steps = [0.0, 9.0, 0.01]
+    assert not sampler.tokens(some_logits(1), a_step(2, arrival=1), said).errors
+    assert sampler.tokens(some_logits(1), a_step(2, arrival=1), said).errors, "each later one"
+
+
+def test_many_masks_that_are_not_slow_end_no_output(tokenizer: Tokenizer) -> None:
+    clock, num_rows = SteppedClock(), 100
+    sampler = Sampler(GrammarMasks(GrammarCompiler.for_tokenizer(tokenizer, VOCAB), clock))
+    logits, said = torch.zeros(num_rows, VOCAB), torch.zeros(num_rows, 4, dtype=torch.int32)
+    for _ in range(300):
+        clock.steps = [0.0, *[0.004] * num_rows]
+        assert not sampler.tokens(logits, a_step(1, num_rows=num_rows), said).errors
 
 
 def test_a_grammar_counts_with_what_its_masks_added(

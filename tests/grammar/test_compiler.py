@@ -184,9 +184,7 @@ def test_grammars_that_are_held_are_bounded_too(
         pytest.param(8 << 30, id="within it"),
     ],
 )
-def test_grammars_that_no_request_has_make_room(
-    max_kept_bytes: int, tokenizer: Tokenizer
-) -> None:
+def test_grammars_that_no_request_has_make_room(max_kept_bytes: int, tokenizer: Tokenizer) -> None:
     """They grow while they are used, and so after they were found to fit."""
     vocabulary = GrammarVocabulary.of(tokenizer, tokenizer.vocab_size)
     compiler = GrammarCompiler(lambda: vocabulary, max_kept_bytes=max_kept_bytes)

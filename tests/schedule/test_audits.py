@@ -103,6 +103,20 @@ def test_a_request_that_reused_state_is_computed_again(
     assert not worker.holds()
 
 
+def test_draws_tell_whose_they_are_apart_from_the_next_of_their_row() -> None:
+    """Requests and audits, which get the rows of those before."""
+    worker = AuditedWorker(HYBRID)
+    names = ("first", "second", "third")
+    for index, name in enumerate(names):
+        worker.answer(name, [*STEM, *[4] * index], max_tokens=7)
+    num_audits = len(worker.compared)
+    draws = [draw for step in worker.steps for draw in step.draws]
+    owners = {(draw.row, draw.arrival) for draw in draws}
+    assert num_audits
+    assert len({arrival for _, arrival in owners}) == len(owners) == len(names) + num_audits
+    assert len({row for row, _ in owners}) < len(owners), "rows were used again"
+
+
 def test_each_unit_says_where_it_came_from() -> None:
     worker = AuditedWorker(HYBRID)
     worker.answer("first", STEM)

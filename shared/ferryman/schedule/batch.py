@@ -110,7 +110,8 @@ class SampleRequest(NamedTuple):
     """One draw: the token at `position` (absolute) of the request in `row`.
 
     `prompt_len` splits the row's history into prompt and output for the penalties. The tokens of
-    `stop_token_ids` end the request.
+    `stop_token_ids` end the request. `arrival` tells it from those that have the row before and
+    after it.
     """
 
     row: int
@@ -118,6 +119,7 @@ class SampleRequest(NamedTuple):
     prompt_len: int
     params: SamplingParams
     stop_token_ids: frozenset[int] = frozenset()
+    arrival: int = 0
 
     @property
     def banned(self) -> frozenset[int]:

@@ -231,7 +231,12 @@ def _draws(sequences: Sequence[RunningSequence], positions: Ints) -> tuple[Sampl
     return tuple(
         [
             SampleRequest(
-                s.row, position + 1, s.first_output, s.request.sampling, s.request.stop_token_ids
+                s.row,
+                position + 1,
+                s.first_output,
+                s.request.sampling,
+                s.request.stop_token_ids,
+                s.order,
             )
             for s, position in zip(sequences, positions.tolist(), strict=True)
         ]

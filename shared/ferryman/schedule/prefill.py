@@ -115,6 +115,7 @@ def _last_draw(sequence: RunningSequence) -> tuple[SampleRequest, ...]:
             sequence.first_output,
             request.sampling,
             request.stop_token_ids,
+            sequence.order,
         ),
     )
 

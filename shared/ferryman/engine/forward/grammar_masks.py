@@ -28,6 +28,8 @@ from ferryman.schedule.output_grammar import OutputGrammar
 
 # Of the processor: a usual mask takes 0.00002.
 STEP_SECONDS, OUTPUT_SECONDS = 0.25, 0.25
+# For no mask is less charged: an equal part of many is short.
+MASK_SECONDS = 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +41,15 @@ class GuidedDraw:
     start: int
     position: int
     grammar: OutputGrammar
+    arrival: int = 0
 
 
 def guided_draws(draws: Sequence[SampleRequest]) -> tuple[GuidedDraw, ...]:
     """The draws that have a grammar: one row's in the order of its tokens."""
     guided = [
-        GuidedDraw(index, draw.row, draw.prompt_len, draw.position, draw.params.grammar)
+        GuidedDraw(
+            index, draw.row, draw.prompt_len, draw.position, draw.params.grammar, draw.arrival
+        )
         for index, draw in enumerate(draws)
         if draw.params.grammar is not None
     ]
@@ -61,22 +66,36 @@ class MaskedLogits:
 
 @dataclass(slots=True)
 class _Place:
-    """The place of a row's output in its grammar, and the time by which it held up others."""
+    """The place of a row's output in its grammar, and the time by which it held up others: with
+    `overtime` None, it has no mask yet."""
 
     grammar: OutputGrammar
+    arrival: int
     compiled: CompiledGrammar
     matcher: GrammarMatcher
-    overtime: float = 0.0
+    overtime: float | None = None
+
+    @property
+    def has_paid(self) -> bool:
+        """Whether others have waited for it for OUTPUT_SECONDS."""
+        return self.overtime is not None and self.overtime > OUTPUT_SECONDS
+
+    def charge(self, seconds: float) -> None:
+        """Charges for a mask, but not for the first: that replays an output which was begun
+        elsewhere."""
+        self.overtime = 0.0 if self.overtime is None else self.overtime + seconds
 
 
 class GrammarMasks:
     """The places of all rows in their grammars. Used by the forward stream's thread alone.
 
     A row's place is kept because it is near the next one. It is never trusted: it moves to the
-    tokens that the history holds, whatever request had the row before.
+    tokens that the history holds. The next request that has the row begins with a place of its own.
 
     All requests of a step wait for its masks. Where these take more than STEP_SECONDS together,
-    each output pays for what it took beyond an equal part; one that has paid OUTPUT_SECONDS ends.
+    each output pays for what it took beyond an equal part, which is MASK_SECONDS at least; one that
+    has paid OUTPUT_SECONDS ends. Its place stays, since its draw is made again to tell whose error
+    it was.
     """
 
     def __init__(
@@ -104,8 +123,8 @@ class GrammarMasks:
 
     def _fill(self, draw: GuidedDraw, output: Sequence[int], row_mask: Mask) -> bool:
         """Whether there is a token after this output. Raises GrammarTooSlow."""
-        place = self._place(draw, output)
-        if place.overtime > OUTPUT_SECONDS:
+        place = self._place(draw)
+        if place.has_paid:
             message = f"the grammar takes too long for each token, others wait for it; {SHORTER}"
             raise GrammarTooSlow(message, "grammar")
         before = peak_bytes()
@@ -119,23 +138,22 @@ class GrammarMasks:
             del self._places[draw.row]
             raise
 
-    def _place(self, draw: GuidedDraw, output: Sequence[int]) -> _Place:
+    def _place(self, draw: GuidedDraw) -> _Place:
         place = self._places.get(draw.row)
         # Another output of the same grammar begins with no debts.
-        is_new = place is not None and place.overtime > 0 and not output
-        if place is None or place.grammar != draw.grammar or is_new:
+        if place is None or place.arrival != draw.arrival or place.grammar != draw.grammar:
             # The door compiled it and holds it: this call finds it ready.
             compiled = self._compiler.compiled(draw.grammar)
-            place = _Place(draw.grammar, compiled, compiled.matcher())
+            place = _Place(draw.grammar, draw.arrival, compiled, compiled.matcher())
             self._places[draw.row] = place
         return place
 
     def _charge(self, guided: Sequence[GuidedDraw], seconds: Sequence[float]) -> None:
+        part = max(MASK_SECONDS, STEP_SECONDS / len(guided))
         if sum(seconds) <= STEP_SECONDS:
-            return
-        part = STEP_SECONDS / len(guided)
+            part = sum(seconds)
         for draw, taken in zip(guided, seconds, strict=True):
-            self._places[draw.row].overtime += max(0.0, taken - part)
+            self._places[draw.row].charge(max(0.0, taken - part))
 
 
 def _outputs(guided: Sequence[GuidedDraw], history: Tensor) -> list[list[int]]:

@@ -119,13 +119,16 @@ class Audits:
         grid, ops = self._allocator.manifest.scan_chunk, SlotOpsBuilder()
         start, end = cold.scheduled, prefill.next_end(cold, max(grid, audit.chunk_tokens), grid)
         chunk = prefill.cut_chunk(self._allocator, cold, end, ops)
-        chunk = replace(chunk, draws=audit.draws(cold.row, start, end) or chunk.draws)
+        chunk = replace(chunk, draws=audit.draws(cold, start, end) or chunk.draws)
         self.budget.spend(end - start)
         step = prefill.build_step(self._allocator, step_id, [chunk], ops)
         return AuditStep(step_id, step.ops, step.chunks, step.page_tables, step.adapters)
 
     def _begin(self, audit: OpenAudit, now: float) -> bool:
-        waiting = PendingRequest(0, audit.request, Goal.HAND_OFF, EMPTY_HOST, was_retracted=False)
+        order = self._sequences.next_order()
+        waiting = PendingRequest(
+            order, audit.request, Goal.HAND_OFF, EMPTY_HOST, was_retracted=False
+        )
         plan, headroom = self._plan(audit), len(self._sequences.decoding)
         audit.cold = self._allocator.try_admit(waiting, plan, audit.holder, headroom, now)
         return audit.cold is not None

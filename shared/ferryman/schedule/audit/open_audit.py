@@ -60,13 +60,20 @@ class OpenAudit:
         draws = self.sampling is not None and start + CHUNK_TOKENS >= self.first_output
         return DRAWN_TOKENS if draws else CHUNK_TOKENS
 
-    def draws(self, row: int, start: int, end: int) -> tuple[SampleRequest, ...]:
+    def draws(self, cold: RunningSequence, start: int, end: int) -> tuple[SampleRequest, ...]:
         """The draws of the answer's tokens behind those of a chunk."""
         if self.sampling is None:
             return ()
         positions = range(max(start + 1, self.first_output), min(end + 1, len(self.token_ids)))
         return tuple(
-            SampleRequest(row, position, self.first_output, self.sampling, self.stop_token_ids)
+            SampleRequest(
+                cold.row,
+                position,
+                self.first_output,
+                self.sampling,
+                self.stop_token_ids,
+                cold.order,
+            )
             for position in positions
         )
 
