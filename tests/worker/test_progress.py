@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,22 @@ from ferryman.worker.telemetry import (
     LoopCounter,
     StepProgress,
 )
+
+
+@pytest.fixture
+def lines() -> io.StringIO:
+    return io.StringIO()
+
+
+@pytest.fixture
+def own_log(lines: io.StringIO) -> Iterator[logging.Logger]:
+    """The log of the whole process, written to `lines`, as a worker sets it up."""
+    root, handler = logging.getLogger(), logging.StreamHandler(lines)
+    before = root.level
+    root.addHandler(handler)
+    yield root
+    root.removeHandler(handler)
+    root.setLevel(before)
 
 
 def begin_a_step(engine: Engine, request_id: str) -> None:
@@ -80,6 +98,17 @@ def test_a_step_in_which_a_loop_is_compiled_is_not_stuck() -> None:
         assert not progress.is_stuck(engine, 4.0 + COMPILE_SECONDS)
         assert progress.is_stuck(engine, 5.0 + COMPILE_SECONDS + STUCK_SECONDS)
         gate.set()
+
+
+def test_a_compiled_loop_is_in_the_workers_own_log_by_its_level(
+    own_log: logging.Logger, lines: io.StringIO
+) -> None:
+    with LoopCounter() as loops:
+        for level, num_lines in ((logging.WARNING, 0), (logging.INFO, 1)):
+            own_log.setLevel(level)
+            logging.getLogger(COMPILING).info("loop %s", "paged_attention.alone")
+            assert lines.getvalue() == "loop paged_attention.alone\n" * num_lines
+        assert loops.num_begun == 2
 
 
 def test_a_loop_that_is_compiled_in_a_running_worker_is_counted(tmp_path: Path) -> None:

@@ -176,10 +176,13 @@ class LoopCounter(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.num_begun += 1
+        if (own := logging.getLogger()).isEnabledFor(record.levelno):
+            own.handle(record)
 
     def __enter__(self) -> LoopCounter:
         logger = logging.getLogger(COMPILING)
         logger.setLevel(logging.INFO)  # it is heard whatever a worker writes to its own log
+        logger.propagate = False  # which would take all that is heard
         logger.addHandler(self)
         return self
 
