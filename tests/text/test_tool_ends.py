@@ -11,11 +11,12 @@ from tests.text.folders import CHAT_TEMPLATE, write_folder
 
 from ferryman.schedule.request import Pin
 from ferryman.text.chat import ChatTemplate
-from ferryman.text.chat_places import located_chat
+from ferryman.text.chat_places import MAX_BREAKPOINTS, located_chat
 from ferryman.text.located_prompt import LocatedPrompt
-from ferryman.text.marked_turn import MarkedChat, ToolBreakpoint
+from ferryman.text.marked_turn import MarkedChat, MarkedTurn, TextBreakpoint, ToolBreakpoint
 from ferryman.text.tokenizer import Tokenizer
 from ferryman.text.tool_ends import MAX_TOOL_BREAKPOINTS
+from ferryman.wire.codec.request import MAX_PINS
 from ferryman.wire.public import ChatTurn
 
 SYSTEM = ChatTurn("system", "the ferry carries state across the river")
@@ -137,3 +138,18 @@ def test_the_latest_marks_count(tokenizer: Tokenizer) -> None:
     assert told.startswith(begin)
     assert "of 5 wagons" in begin
     assert "of 6 wagons" not in begin
+
+
+@pytest.mark.parametrize("num_texts", [MAX_PINS - 1, MAX_PINS, MAX_PINS + 1])
+def test_marks_of_tools_and_of_texts_are_no_more_than_a_worker_takes(
+    tokenizer: Tokenizer, num_texts: int
+) -> None:
+    """The last ones count, and those are in the texts."""
+    marks = tuple(TextBreakpoint(6 * num + 5, HOUR) for num in range(num_texts))
+    turns = (SYSTEM, MarkedTurn("user", "wagon " * num_texts, breakpoints=marks))
+    tools = [ToolBreakpoint(number, FIVE_MINUTES) for number in range(3)]
+    template = WRITTEN["lines"][0] + CHAT_TEMPLATE
+    texts = located(tokenizer, template, turns=turns).breakpoints
+    pins = located(tokenizer, template, *tools, turns=turns).breakpoints
+    assert len(pins) == MAX_BREAKPOINTS == MAX_PINS
+    assert pins[-len(texts) :] == texts

@@ -43,10 +43,11 @@ def located_chat(
     if tokenizer.pieces is None:  # the text of a token depends on others: no place can be told
         return LocatedPrompt(token_ids, beginnings)
     layout = PromptLayout(tokenizer.pieces, token_ids, messages)
-    marks = tuple(_breakpoints(layout, chat.turns))[-MAX_BREAKPOINTS:]
+    marks = tuple(_breakpoints(layout, chat.turns))
     if isinstance(chat, MarkedChat):
         ends = ToolEnds(tokenizer.chat_beginnings, chat, messages, variables, token_ids)
         marks = tuple(sorted((*ends.pins(layout, last_resort=max(beginnings, default=0)), *marks)))
+    marks = marks[-MAX_BREAKPOINTS:]
     forks = {*beginnings, *_later_turns(layout, messages), *(mark.position for mark in marks)}
     places = islice(_places(layout, messages, bool(variables.get(TOOLS))), MAX_MESSAGES)
     return LocatedPrompt(
