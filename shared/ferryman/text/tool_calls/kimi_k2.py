@@ -35,7 +35,7 @@ SPECIAL = frozenset({*_SECTIONS, *_ENDS, CALL, ARGUMENTS})
 MAX_ID_CHARS = 512
 _ID = re.compile(r"(?:functions\.)?([\w./:-]+):(\d{1,9})")
 _UNNUMBERED = re.compile(r"functions\.([\w./:-]+)")
-_PREFIX = re.compile(r"functions[._]?")
+_PREFIX = re.compile(r"\Afunctions[._]?")
 _NUMBER = re.compile(r"[:_]?(\d{0,9})")
 
 
@@ -92,9 +92,11 @@ def _arguments(sink: DeltaSink, names: Names, head: str, first: str) -> Grammar[
 
 def _named(call_id: str, names: Names) -> tuple[str, int | None]:
     """The tool's name in an id, and the number if there is one. Raises Malformed."""
+    if call_id in names:
+        return call_id, None
     if match := _ID.fullmatch(call_id):
         return match[1], int(match[2])
-    for text in (_PREFIX.sub("", call_id, count=1), call_id):
+    for text in (_PREFIX.sub("", call_id), call_id):
         for name in sorted(names, key=len, reverse=True):
             number = _NUMBER.fullmatch(text, len(name))
             if number and _plain(text[: len(name)]) == _plain(name):
