@@ -273,6 +273,20 @@ def test_the_arithmetics_of_all_attempts_are_those_of_the_answer() -> None:
     assert past_life(first[:1], (5,), STATE).arithmetics == {ANY_ARITHMETIC}
 
 
+@pytest.mark.parametrize("lost", [(1,), (2,), (3,), (1, 2), (2, 3), ()])
+def test_an_attempt_that_the_log_has_lost_promises_no_bits(lost: tuple[int, ...]) -> None:
+    """Other events show that it was."""
+    log = [
+        *told("received"),
+        *(event for n in (1, 2, 3) for event in told("routed", attempt=n, arithmetic="a")),
+        *told("failed", attempt=3, reason="Stopping"),
+    ]
+    log = [event for event in log if event.name != "routed" or event.attempt not in lost]
+    past = past_life(log, (5,), STATE)
+    assert past.arithmetics == ({"a", ANY_ARITHMETIC} if lost else {"a"})
+    assert past.attempt == 3
+
+
 @pytest.mark.parametrize(
     "log",
     [

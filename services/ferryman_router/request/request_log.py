@@ -130,14 +130,15 @@ def past_life(
     routed = [event for event in had if event.name == "routed"]
     decode = str(routed[-1].facts.get("decode", "")) if routed else ""
     latest, attempt = had[-1].worker_id, max(event.attempt for event in events)
-    return PastLife(latest, attempt, decode, token_ids, _arithmetics(routed))
+    return PastLife(latest, attempt, decode, token_ids, _arithmetics(routed, attempt))
 
 
-def _arithmetics(routed: Sequence[LifecycleEntry]) -> frozenset[str]:
-    """The arithmetics of all attempts: ANY_ARITHMETIC for one that says none, and if the log has
-    lost them all."""
+def _arithmetics(routed: Sequence[LifecycleEntry], num_attempts: int) -> frozenset[str]:
+    """The arithmetics of all attempts: ANY_ARITHMETIC is among them for one that says none, and if
+    the log has lost one. Attempts are counted from 1 on without gaps."""
     logged = {str(event.facts.get("arithmetic", ANY_ARITHMETIC)) for event in routed}
-    return frozenset(logged or {ANY_ARITHMETIC})
+    is_whole = len({event.attempt for event in routed}) == num_attempts
+    return frozenset(logged if is_whole else logged | {ANY_ARITHMETIC})
 
 
 def check_goes_on(asked: TokenizedRequest, vocab: int) -> None:
