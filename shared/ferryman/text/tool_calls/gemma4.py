@@ -37,6 +37,7 @@ MAX_NAME_CHARS = 256
 _WORD = "call:"
 _NAME = re.compile(r"[\w.:/-]+")
 _CLOSERS = "})]"
+_SIGNS = (":", "=")
 _STRING = ("string",)
 _NO_STRINGS = tuple(kind for kind in ALL_TYPES if kind != "string")
 
@@ -90,10 +91,6 @@ class _ArgumentReader:
 
     def __init__(self, sink: DeltaSink, types: Mapping[str, Sequence[str]]) -> None:
         self._sink, self._types = sink, types
-        # A text without marks may have commas: it ends where the next parameter begins.
-        self._keys = {
-            f"{comma}{key}{sign}": key for key in types for comma in (",", ", ") for sign in ":="
-        }
 
     def read(self) -> Grammar[str]:
         """All of them, behind their first brace. Returns what follows the call."""
@@ -112,7 +109,7 @@ class _ArgumentReader:
             mark = (yield from _mark()) if character == "<" else character
             if mark == END or (mark and mark in _CLOSERS):
                 break
-            key = self._keys.get(mark) or (yield from _key(mark))
+            key = _next_key(mark) or (yield from _key(mark))
             emit(f"{comma}{json.dumps(key, ensure_ascii=False)}: ")
             comma, kinds = ", ", types.get(key, _NO_STRINGS)
             character = yield from self._value((yield from skip_space()), kinds, emit, depth)
@@ -167,9 +164,10 @@ class _ArgumentReader:
     def _bare(self, first: str, types: Sequence[str], emit: Emit) -> Grammar[str]:
         """A number, a word, or a text whose first mark is missing."""
         text = TextBuffer(MAX_VALUE_CHARS)
-        is_text = tuple(types) == _STRING
-        ends = tuple(self._keys) if is_text else (",", *_CLOSERS)
-        mark = yield from text_until(text.add, (QUOTE, END, *ends), first)
+        if is_text := tuple(types) == _STRING:
+            mark = yield from self._text(text.add, first)
+        else:
+            mark = yield from text_until(text.add, (QUOTE, END, ",", *_CLOSERS), first)
         if not mark and self._sink.is_cut:
             raise Malformed
         value = text.text.rstrip()
@@ -177,6 +175,20 @@ class _ArgumentReader:
             value = value[:-1] if value.endswith(("}", ")")) else value
         emit(f'"{_quoted(value)}"' if mark == QUOTE else typed_value(value, types))
         return (yield from self._behind()) if mark == QUOTE else mark or END
+
+    def _text(self, emit: Emit, first: str) -> Grammar[str]:
+        """A text without its first mark. It may have commas, and ends at a mark, or where the next
+        parameter begins: then that is returned, from the comma to the sign behind the key."""
+        mark = yield from text_until(emit, (QUOTE, END, ","), first)
+        while mark == ",":
+            key = TextBuffer(MAX_VALUE_CHARS)
+            mark = yield from text_until(key.add, (QUOTE, END, ",", *_SIGNS))
+            if mark in _SIGNS and key.text.removeprefix(" ") in self._types:
+                return f",{key.text}{mark}"
+            emit(f",{key.text}")
+            if mark in _SIGNS:
+                mark = yield from text_until(emit, (QUOTE, END, ","), mark)
+        return mark
 
     def _behind(self) -> Grammar[str]:
         """What stands behind a value. A mark of a text that was not begun is passed over."""
@@ -188,21 +200,26 @@ class _ArgumentReader:
         return character
 
 
+def _next_key(mark: str) -> str:
+    """The key with which a text without its first mark ended; none for another mark."""
+    return mark[1:-1].removeprefix(" ") if mark.startswith(",") else ""
+
+
 def _key(first: str) -> Grammar[str]:
     """A key that begins with this character or mark, and the sign behind it."""
     if first == QUOTE:
         text = TextBuffer(MAX_NAME_CHARS)
         yield from text_until(text.add, (QUOTE,))
-        yield from word_until((":", "="), 0, (yield from skip_space()))
+        yield from word_until(_SIGNS, 0, (yield from skip_space()))
         return text.text
     if first in ('"', "'"):
         text = TextBuffer(MAX_NAME_CHARS)
         yield from json_string(text.add, first)
-        yield from word_until((":", "="), 0, (yield from skip_space()))
+        yield from word_until(_SIGNS, 0, (yield from skip_space()))
         return text.string
     if not first:
         raise Malformed
-    key, _ = yield from word_until((":", "="), MAX_NAME_CHARS, first)
+    key, _ = yield from word_until(_SIGNS, MAX_NAME_CHARS, first)
     return key.strip()
 
 
