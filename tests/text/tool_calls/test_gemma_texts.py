@@ -62,3 +62,37 @@ def test_a_text_without_marks_ends_where_a_parameter_begins(
     expected = Answer("", "", (("f", f'{{"a": "{read_as}", "b": "2"}}'),))
     assert read("gemma4", [text], use=use) == expected
     assert read("gemma4", text, use=use) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "read_as"),
+    [
+        ('{"a": "x}, b:1}', '{"a": "x}, b:1"}'),
+        ("{a:'tis so}", '{"a": "tis so"}'),
+        (f"{{a:{QUOTE}x}}, b:1}}", '{"a": "x}, b:1"}'),
+        (f"(a={QUOTE}f(x))", '{"a": "f(x)"}'),
+        (f"{{a:{QUOTE}x", '{"a": "x"}'),
+        (f"{{a:{QUOTE}}}", '{"a": ""}'),
+        (f"{{a:{{c:[{QUOTE}{{x}}]}}}}", '{"a": {"c": ["{x}"]}}'),
+        ('{"a": ["x\\', '{"a": ["x"]}'),
+        ('{"a": "x <tool_call', '{"a": "x <tool_call"}'),
+    ],
+)
+def test_a_text_without_its_last_mark_ends_where_the_call_does(
+    arguments: str, read_as: str
+) -> None:
+    """The brackets before that are those of the call."""
+    use = FreeTools({"f": {"a": ["string"], "b": ["string"]}})
+    text = f"{BEGIN}call:f{arguments}{END} So.{BEGIN}call:f{{a:1}}{END}"
+    expected = Answer("So.", "", (("f", read_as), ("f", '{"a": "1"}')))
+    assert read("gemma4", [text], use=use) == expected
+    assert read("gemma4", text, use=use) == expected
+
+
+@pytest.mark.parametrize("value", ["}", "})]", "x}}}}y)", "<tool_call", "<", "<|", "{}"])
+@pytest.mark.parametrize("quote", [QUOTE, '"', "'"])
+def test_a_whole_text_keeps_all_its_brackets(value: str, quote: str) -> None:
+    use = FreeTools({"f": {"a": ["string"]}})
+    text = f"{BEGIN}call:f{{a:{quote}{value}{quote}}}{END}"
+    assert read("gemma4", [text], use=use).calls == (("f", f'{{"a": "{value}"}}'),)
+    assert read("gemma4", text, use=use).calls == (("f", f'{{"a": "{value}"}}'),)

@@ -3,7 +3,7 @@
 <|tool_call>call:name{key:<|"|>text<|"|>,number:1,list:[true,{key:null}]}<tool_call|>
 
 Keys have no quotes, and a text has a mark on both sides. The model also writes JSON's quotes or
-Python's, leaves the first mark of a text out, or writes `name(key=value)`.
+Python's, leaves the first or the last mark of a text out, or writes `name(key=value)`.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ MAX_NAME_CHARS = 256
 _WORD = "call:"
 _NAME = re.compile(r"[\w.:/-]+")
 _CLOSERS = "})]"
+_CLOSING = tuple(_CLOSERS)
 _SIGNS = (":", "=")
 _STRING = ("string",)
 _NO_STRINGS = tuple(kind for kind in ALL_TYPES if kind != "string")
@@ -141,13 +142,13 @@ class _ArgumentReader:
         if first == "[":
             return (yield from self._items(emit, depth + 1))
         if first in ('"', "'"):
-            yield from json_string(emit, first)
-            return (yield from self._behind())
+            text = _OpenText(emit, depth)
+            return (yield from self._ended(text, _before_end(json_string(text.add, first))))
         if first == "<":
-            return (yield from self._marked(emit))
+            return (yield from self._marked(_OpenText(emit, depth), emit))
         return (yield from self._bare(first, types, emit))
 
-    def _marked(self, emit: Emit) -> Grammar[str]:
+    def _marked(self, text: _OpenText, emit: Emit) -> Grammar[str]:
         """A text between marks, of whose first one a character was read."""
         mark = yield from _mark()
         if mark == END:
@@ -155,10 +156,13 @@ class _ArgumentReader:
             return mark
         if mark != QUOTE:
             raise Malformed
-        emit('"')
-        if not (yield from text_until(lambda text: emit(_quoted(text)), (QUOTE,), None, _left_out)):
-            raise Malformed
-        emit('"')
+        return (yield from self._ended(text, _up_to_quote(text)))
+
+    def _ended(self, text: _OpenText, inner: Grammar[str]) -> Grammar[str]:
+        """A text that `inner` reads, up to the mark behind the call if it has no end of its own."""
+        if (yield from inner) == END:
+            text.leave_open()
+            return END
         return (yield from self._behind())
 
     def _bare(self, first: str, types: Sequence[str], emit: Emit) -> Grammar[str]:
@@ -198,6 +202,59 @@ class _ArgumentReader:
             if character == "<":
                 character = yield from _mark()
         return character
+
+
+class _OpenText:
+    """A JSON string that is passed on as it comes, but for the brackets at its end: if the call
+    ends there, they are those of the `depth` objects around it and of the call."""
+
+    def __init__(self, emit: Emit, depth: int) -> None:
+        self._emit, self._max_held, self._held = emit, depth + 1, ""
+
+    def add(self, text: str) -> None:
+        if text in _CLOSING:
+            self._held += text
+            text = self._held[: -self._max_held]
+            self._held = self._held[-self._max_held :]
+        else:
+            text, self._held = self._held + text, ""
+        if text:
+            self._emit(text)
+
+    def leave_open(self) -> None:
+        """Ends it without what is held back."""
+        self._emit('"')
+
+
+def _up_to_quote(text: _OpenText) -> Grammar[str]:
+    """A text behind a mark, and the mark that ends it. Raises Malformed at the end of all."""
+    text.add('"')
+    ends = (QUOTE, END)
+    mark = yield from text_until(lambda each: text.add(_quoted(each)), ends, None, _left_out)
+    if not mark:
+        raise Malformed
+    if mark == QUOTE:
+        text.add('"')
+    return mark
+
+
+def _before_end(inner: Grammar[None]) -> Grammar[str]:
+    """Gives text to a grammar up to the mark behind the call, and returns that; nothing if the
+    grammar ends before. The characters of the mark must not end it."""
+    next(inner)
+    held = ""
+    try:
+        while character := (yield):
+            held += character
+            while held and not END.startswith(held):
+                inner.send(held[0])
+                held = held[1:]
+            if held == END:
+                return END
+        inner.send("")
+    except StopIteration:
+        return ""
+    raise AssertionError("a grammar ends where the text does")
 
 
 def _next_key(mark: str) -> str:
