@@ -162,6 +162,35 @@ def test_tiles_that_add_in_another_order_do_not_agree(
         tiles_agree.cache_clear()
 
 
+@pytest.mark.parametrize(
+    ("out_dim", "parts"), [(640, 4), (16_384, 1), (0, 0)], ids=["narrow", "wide", "none"]
+)
+def test_a_narrow_and_a_wide_weight_are_asked(
+    out_dim: int, parts: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has small tiles of its own: one that differs is enough."""
+    asked = {0: 0}
+
+    def right(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        asked[len(weight)] = parts_of(x.dtype, *weight.shape)
+        return x.float() @ weight.float().T
+
+    def unlike_one(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        y = right(x, weight, bias)
+        y[-1, -1] += len(weight) == out_dim
+        return y
+
+    monkeypatch.setattr(_dense_product_triton, "_descriptor", lambda: object)
+    monkeypatch.setattr(_dense_product_triton, "small_dense_product", right)
+    monkeypatch.setattr(_dense_product_triton, "large_dense_product", unlike_one)
+    tiles_agree.cache_clear()
+    try:
+        assert tiles_agree(device) is (out_dim == 0)
+    finally:
+        tiles_agree.cache_clear()
+    assert asked[out_dim] == parts
+
+
 def test_tiles_that_follow_the_rows_are_caught(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:

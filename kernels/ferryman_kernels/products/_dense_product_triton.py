@@ -7,8 +7,8 @@ read the weight, and another kernel adds them; of many rows one program has all 
 tile.
 
 The size of a tile is no part of the order: a number of it is the sum of the same steps in a tile of
-64 rows by 64 outputs as in one of 128 by 128. So it is on an H200, in every number tried; a device
-on which `tiles_agree` does not find it so has one tile.
+64 rows by 64 or 128 outputs as in one of 128 by 128. So it is on an H200, in every number tried; a
+device on which `tiles_agree` does not find it so has no large tiles.
 """
 
 from __future__ import annotations
@@ -256,15 +256,22 @@ def _descriptor() -> Any:
 def tiles_agree(device: torch.device) -> bool:
     """Whether large tiles give the bits of small ones on a device; asked once, by random numbers.
 
-    A load asks it: a step that is recorded must not wait.
+    300 rows are multiplied by two weights: a narrow one whose inputs are in four parts, and a wide
+    one whose inputs are in one. Nothing else is asked: no bias, which is added to whole sums, and
+    no other shape. A load asks it: a step that is recorded must not wait.
     """
     if _descriptor() is None:
         return False
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (9, 0):
         return False  # no copy engine for descriptors
+    return all(_agree_on(device, *shape) for shape in ((640, 4 * _PART_LEN), (_WIDE_FROM, 128)))
+
+
+def _agree_on(device: torch.device, out_dim: int, in_dim: int) -> bool:
+    """Whether both tiles give the same products of random rows with a random weight."""
     drawn = torch.Generator(device=device).manual_seed(1)
     x, weight = (
-        torch.randn(num, 4 * _PART_LEN, device=device, generator=drawn).bfloat16()
-        for num in (300, 640)
+        torch.randn(num, in_dim, device=device, generator=drawn).bfloat16()
+        for num in (300, out_dim)
     )
     return torch.equal(small_dense_product(x, weight, None), large_dense_product(x, weight, None))
