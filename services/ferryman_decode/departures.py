@@ -158,11 +158,14 @@ class Departures:
     def begin(self, order: PrefillOrder) -> Departure:
         """The hand-off of a detached request by its router's order.
 
-        Raises PermissionDenied for an order that no router signed for this worker; LeaseLost when
-        its state is no longer kept; Stale when it is that of other tokens or of another router's
-        request, or an attempt for it runs; and as prefill for an order that is not for this worker
-        and its model.
+        Raises WrongEpoch for an order to an earlier life of this worker; PermissionDenied for one
+        that no router signed for it; LeaseLost when its state is no longer kept; Stale when it is
+        that of other tokens or of another router's request, or an attempt for it runs; and as
+        prefill for an order that is not for this worker and its model.
         """
+        # Before the signature: that of an order to an earlier life is for that one.
+        if order.worker_epoch != self._parts.epoch:
+            raise WrongEpoch(f"this is epoch {self._parts.epoch}, not {order.worker_epoch}")
         self._signature_check.check_move(order, self._me)
         held = self._held.get(order.context.request_id)
         if held is None:
@@ -170,8 +173,6 @@ class Departures:
         name = held.request.name
         if held.departure or order.context.attempt <= held.request.context.attempt:
             raise Stale(f"attempt {order.context.attempt} comes too late for {name}")
-        if order.worker_epoch != self._parts.epoch:
-            raise WrongEpoch(f"this is epoch {self._parts.epoch}, not {order.worker_epoch}")
         order = self._order_check.checked_order(order)
         # The order's tokens become the other worker's: it would go on behind them, from this state.
         known = self._parts.engine.scheduler.known_tokens(name)

@@ -133,6 +133,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
         self, request: prefill_pb2.PrefillRequest, context: Any
     ) -> AsyncIterator[prefill_pb2.PrefillResponse]:
         order = prefill_order_from_wire(request)
+        self._check_life(order)
         self._signature_check.check_prefill(order, self._me)
         grammar = await self._grammars.checked(
             order.request.sampling.grammar, within=order.context.deadline_seconds
@@ -174,10 +175,13 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
         if attempt := self._attempts.get(f"{order.request_id}.{order.attempt}"):
             attempt.refuse(order.reservation_id)
 
-    def _checked(self, order: PrefillOrder) -> PrefillOrder:
-        """Checks the order before anything is taken."""
+    def _check_life(self, order: PrefillOrder) -> None:
+        # Before the signature: that of an order to an earlier life is for that one.
         if order.worker_epoch != self._me.epoch:
             raise WrongEpoch(f"this is epoch {self._me.epoch}, not {order.worker_epoch}")
+
+    def _checked(self, order: PrefillOrder) -> PrefillOrder:
+        """Checks the order before anything is taken."""
         if self.is_draining:
             raise Unavailable("this prefill worker is draining")
         if len(self._attempts) >= self._max_queued:

@@ -13,14 +13,14 @@ from tests.harness.pair.fake_engine import fake_engine
 from tests.harness.pair.worker import open_gate, worker_on
 from tests.waiting import until
 
-from ferryman.errors import FerrymanError, LeaseLost, PermissionDenied, Stale
+from ferryman.errors import FerrymanError, LeaseLost, PermissionDenied, Stale, WrongEpoch
 from ferryman.handoff.usage import NONE_CACHED
 from ferryman.schedule.batch import Sampled
 from ferryman.schedule.limits import IN_TURNS
 from ferryman.schedule.request import Request
 from ferryman.security.credentials import ClusterRole, credentials_of
 from ferryman.tiers.values import WorkerLife
-from ferryman.wire.codec.handoff import commit_order_to_wire
+from ferryman.wire.codec.handoff import commit_order_to_wire, hand_off_order_to_wire
 from ferryman.wire.grpc.role_tokens import GrpcAccess
 from ferryman.wire.grpc.status import typed_errors
 from ferryman.wire.signed_orders import RouterSignatures
@@ -112,6 +112,22 @@ async def test_a_signed_order_is_carried_out_and_an_unsigned_one_by_neither() ->
         assert pair.workers.prefill.events() == pair.workers.decode.events() == []
         await pair.workers.run_prefill(pair.order(ASKED))
         await until(lambda: bool(pair.workers.decode.facts("finished")))
+
+
+async def test_an_order_to_an_earlier_life_is_no_refused_call() -> None:
+    """After a restart the router asks the new process what it signed for the one before."""
+    async with locked_pair() as pair:
+        prefill, decode = pair.workers.prefill, pair.workers.decode
+        before = replace(address_of(prefill), epoch=prefill.parts.epoch - 1)
+        order = replace(pair.workers.order(ASKED), worker_epoch=before.epoch)
+        with pytest.raises(WrongEpoch):
+            await pair.workers.run_prefill(pair.router.attempt(order, before, is_move=False))
+        before = replace(address_of(decode), epoch=decode.parts.epoch - 1)
+        order = replace(order, worker_epoch=before.epoch)
+        move = hand_off_order_to_wire(pair.router.attempt(order, before, is_move=True))
+        with pytest.raises(WrongEpoch), typed_errors():
+            async for _ in pair.workers.decode_stub.HandOff(move):
+                pass
 
 
 async def test_asked_twice_a_reservation_is_the_same() -> None:
