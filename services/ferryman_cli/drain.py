@@ -237,13 +237,14 @@ class DrainOrder:
 
     async def is_answered(self, bus: NatsBus) -> bool:
         """Whether the worker is there, or may be: while the broker is away that is unknown, and
-        one that is late with its answer is there."""
+        one that is late with its answer is there, also where others have answered before."""
+        num_unproven = bus.statistics().num_unproven
         try:
             await self.give(bus)
         except DeadlineExceeded:
             return True
         except Unavailable:
-            return not bus.is_connected
+            return not bus.is_connected or bus.statistics().num_unproven > num_unproven
         return True
 
 

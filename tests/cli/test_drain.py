@@ -10,7 +10,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import nats
 import pytest
+from nats.aio.msg import Msg
 from tests.cluster_keys import KEY
 from tests.servers import TESTS, locked_nats_server
 
@@ -26,6 +28,7 @@ from ferryman.wire.nats.heartbeat import NO_STATE, Heartbeat, ServedState, beat_
 from ferryman.wire.nats.lifecycle_log import STREAM, LogLimits
 from ferryman.wire.nats.nats_bus import NatsBus, nats_bus
 from ferryman.wire.nats.subjects import Subjects
+from ferryman_cli import drain
 from ferryman_cli.app import run
 from ferryman_cli.drain import DrainChoice, check_drain, order_access
 from ferryman_launcher.state_folder import CREDENTIALS, RunningCluster, StateFolder
@@ -224,6 +227,30 @@ async def test_a_worker_that_does_not_answer_is_not_said_to_drain(
     subject = f"ferryman.v1.local.control.decode.{DRAINED}.drain"
     assert said.err == f"error: nobody answers on {subject}\n"
     assert said.out == ""
+
+
+async def test_a_worker_whose_answers_others_drown_may_be_there_still(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its drain goes on, as behind an answer that comes late."""
+    monkeypatch.setattr(drain, "ORDER_SECONDS", 0.5)
+    thief = credentials_of(KEY, ClusterRole.DECODE).nats
+    router = NatsOptions(nats_url, "router", credentials_of(KEY, ClusterRole.ROUTER).nats)
+    order = drain.DrainOrder(SUBJECTS.control(DRAINED, "drain"))
+
+    async def steal(message: Msg) -> None:
+        await client.publish(message.reply, b"stolen")
+
+    async with (
+        await nats.connect(nats_url, user=thief.user, password=thief.password) as client,
+        nats_bus(router) as bus,
+        asyncio.timeout(FAILSAFE_SECONDS),
+    ):
+        await client.subscribe(SUBJECTS.all_control_of_role("decode"), cb=steal)
+        await client.flush()
+        await bus.connected()
+        assert await order.is_answered(bus)
+        assert bus.statistics().num_unproven == 1
 
 
 def test_credentials_of_another_role_are_refused_at_once(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import nats
@@ -22,6 +22,7 @@ from ferryman.ids import make_life_secret, worker_id_of
 from ferryman.runtime.credential_folders import with_login, write_server_access
 from ferryman.runtime.embedded import nats_command, started
 from ferryman.security.credentials import ClusterRole, Login, credentials_of
+from ferryman.wire.nats import nats_bus as bus_module
 from ferryman.wire.nats.bus import BusMessage, Discoverable
 from ferryman.wire.nats.connection import NatsOptions
 from ferryman.wire.nats.lifecycle_log import STREAM
@@ -283,13 +284,16 @@ async def test_a_service_beats_is_ordered_and_tells_its_life(url: str, role: Clu
 
 @asynccontextmanager
 async def thief(
-    url: str, role: ClusterRole, headers: dict[str, str] | None = None
+    url: str,
+    role: ClusterRole,
+    headers: dict[str, str] | None = None,
+    content: bytes = b"stolen",
 ) -> AsyncIterator[list[Msg]]:
     """Somebody with a worker's login, who answers all orders to that role at once."""
     heard: list[Msg] = []
 
     async def answer(order: Msg) -> None:
-        await client.publish(order.reply, b"stolen", headers=headers)
+        await client.publish(order.reply, content, headers=headers)
         await client.flush()
         heard.append(order)
 
@@ -355,6 +359,53 @@ async def test_an_order_that_others_alone_answer_is_not_answered(url: str) -> No
         with pytest.raises(Unavailable, match="only others"):
             await router.request(LOCAL.control(name, "flush"), b"", timeout_seconds=0.5)
     assert len(seen) == 1
+
+
+NOBODY = {"Status": "503"}  # as the broker says it where nobody listens
+
+
+async def test_nobody_answers_is_not_believed_of_somebody_who_says_it(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bus_module, "REFUSAL_SECONDS", FAILSAFE_SECONDS)
+    name = worker_id_of("decode", SECRET)
+    async with (
+        connected(url, ROUTER, DECODE) as (router, decode),
+        thief(url, DECODE, NOBODY, b"") as seen,
+    ):
+
+        async def obey(message: BusMessage) -> bytes:
+            await until(lambda: bool(seen))
+            return b"did " + message.payload
+
+        async with decode.answering(LOCAL.all_control_of(name), obey):
+            subject = LOCAL.control(name, "flush")
+            said = await router.request(subject, b"it", timeout_seconds=FAILSAFE_SECONDS)
+            assert said == b"did it"
+    assert router.statistics().num_unproven == 1
+
+
+async def test_where_nobody_listens_the_broker_is_believed(url: str) -> None:
+    name = worker_id_of("decode", SECRET)
+    async with connected(url, ROUTER) as (router,):
+        with pytest.raises(Unavailable, match="nobody answers"):
+            await router.request(
+                LOCAL.control(name, "flush"), b"", timeout_seconds=FAILSAFE_SECONDS
+            )
+        assert router.statistics().num_unproven == 0
+
+
+async def test_answers_of_others_are_counted_however_the_wait_ends(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    subject = LOCAL.control(worker_id_of("decode", SECRET), "flush")
+    async with connected(url, ROUTER) as (router,), thief(url, DECODE):
+        asking = asyncio.create_task(router.request(subject, b"", timeout_seconds=FAILSAFE_SECONDS))
+        await until(lambda: "is not of the process" in caplog.text)
+        asking.cancel()
+        with suppress(asyncio.CancelledError):
+            await asking
+    assert router.statistics().num_unproven == 1
 
 
 async def test_a_worker_does_not_hear_the_orders_to_another_role(url: str) -> None:

@@ -52,6 +52,8 @@ from ferryman.wire.nats.sender_proof import answer_proof, is_proven, proof_for
 log = logging.getLogger(__name__)
 
 FLUSH_SECONDS = 1.0
+# So long a refusal by the broker waits for a proven answer, which would show that it was forged.
+REFUSAL_SECONDS = 0.2
 _STATUS, _NO_RESPONDERS = "Status", "503"  # of the server's own answer, which is empty
 
 
@@ -159,13 +161,13 @@ class NatsBus:
         except nats.errors.NoRespondersError:
             raise Unavailable(f"nobody answers on {subject}") from None
         except TimeoutError:
-            self._num_unproven += ask.num_unproven
             if ask.num_unproven:
                 raise Unavailable(f"only others have answered on {subject}") from None
             raise DeadlineExceeded(f"no answer on {subject} in time") from None
         except (nats.errors.Error, OSError) as error:
             raise Unavailable(f"the broker is away: {error}") from error
-        self._num_unproven += ask.num_unproven
+        finally:
+            self._num_unproven += ask.num_unproven
         return answer_from(message.data, message.headers or {})
 
     async def history(self, pattern: str, *, max_events: int) -> tuple[RecordedMessage, ...]:
@@ -284,10 +286,15 @@ class NatsBus:
 
 class PendingAnswer:
     """One request on `subject`. With `has_proof` only an answer that has one counts; of others
-    there were `num_unproven`."""
+    there were `num_unproven`.
+
+    The broker's own answer, that nobody listens, has no proof, and anybody could write it. But it
+    is the only one then: another answer shows that it was not the broker's.
+    """
 
     def __init__(self, client: Client, subject: str, *, has_proof: bool) -> None:
         self._client, self._subject, self._has_proof = client, subject, has_proof
+        self._is_refused = False
         self.num_unproven = 0
 
     async def answer(self, payload: bytes, timeout_seconds: float) -> Msg:
@@ -298,25 +305,43 @@ class PendingAnswer:
         headers = {DEADLINE_HEADER: str(round(timeout_seconds * 1000))}
         listening = await self._client.subscribe(inbox, cb=answers.put)
         try:
-            async with asyncio.timeout(timeout_seconds):
+            async with asyncio.timeout(timeout_seconds) as limit:
                 await self._client.publish(self._subject, payload, inbox, headers)
-                while not self._counts(message := await answers.get()):
-                    pass
-            return message
+                return await self._proven(answers, limit)
+        except TimeoutError:
+            if self._is_refused and not self.num_unproven:
+                raise nats.errors.NoRespondersError from None
+            raise
         finally:
             with suppress(nats.errors.Error, OSError):
                 await listening.unsubscribe()
 
+    async def _proven(self, answers: asyncio.Queue[Msg], limit: asyncio.Timeout) -> Msg:
+        while not self._counts(message := await answers.get()):
+            end = asyncio.get_running_loop().time() + REFUSAL_SECONDS
+            if self._is_refused and (limit.when() or end) >= end:
+                limit.reschedule(end)
+        if self._is_refused:
+            self._note_unproven()
+        return message
+
     def _counts(self, message: Msg) -> bool:
         headers = message.headers or {}
-        if not message.data and headers.get(_STATUS) == _NO_RESPONDERS:
+        is_refusal = not message.data and headers.get(_STATUS) == _NO_RESPONDERS
+        if is_refusal and not self._has_proof:
             raise nats.errors.NoRespondersError
         if not self._has_proof or is_proven(self._subject, headers):
             return True
+        if is_refusal and not (self._is_refused or self.num_unproven):
+            self._is_refused = True
+        else:
+            self._note_unproven()
+        return False
+
+    def _note_unproven(self) -> None:
         if not self.num_unproven:  # once: somebody may send many
             log.warning("an answer on %s is not of the process that was asked", self._subject)
         self.num_unproven += 1
-        return False
 
 
 def _received(message: Msg) -> BusMessage:
