@@ -110,6 +110,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         self._streams = RouterStreams(parts.epoch)
         self._order_check = OrderCheck(parts.engine)
         self._signature_check = SignatureCheck(parts.access, parts.worker_id, parts.epoch)
+        self._address = ""
         self._departures = Departures(parts, self._order_check, self._signature_check)
         self.requests = Requests(parts, self._streams, self._departures)
         self._host_loads = HostLoads(parts, self.requests.loaded, self._load_failed)
@@ -147,7 +148,9 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         self._parts.background.start(self._quarantine.until_stopped(order))
 
     def listens_at(self, address: str) -> None:
-        """Stores the address at which the taker of a request may ask for a stop."""
+        """Stores the address that routers name, at which the taker of a request may ask for a
+        stop."""
+        self._address = address
         self._departures.listens_at(address)
 
     def register(self, server: Any) -> None:
@@ -256,7 +259,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
     def _checked(self, order: ReserveOrder) -> ReserveOrder:
         """Checks the order before anything is taken: first, that a router gave it."""
         self._check_epoch(order.worker_epoch)
-        self._signature_check.check_reserve(order)
+        self._signature_check.check_reserve(order, self._address)
         if self._is_draining:
             raise Unavailable("this decode worker is draining")
         if order.context.deadline_seconds <= 0:

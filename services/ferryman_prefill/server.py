@@ -10,6 +10,7 @@ from typing import Any
 
 from ferryman.errors import QueueFull, RequestIdInUse, Stale, Unavailable, WrongEpoch
 from ferryman.grammar.compiler import BackgroundCompiler, CompiledGrammar
+from ferryman.handoff.attempt_window import AttemptWindows
 from ferryman.handoff.effects import WriterId
 from ferryman.schedule.batch import Sampled
 from ferryman.schedule.events import Cached, ChainDropped, Event, RequestFailed
@@ -115,6 +116,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
         self._max_queued = limits.max_waiting
         self._order_check = OrderCheck(parts.engine)
         self._signature_check = SignatureCheck(parts.access, parts.worker_id, parts.epoch)
+        self._windows = AttemptWindows()
         self._grammars = BackgroundCompiler(parts.engine.grammars)
         # By their names, in the order in which they came: the place in it is told as `queued`.
         self._attempts: dict[str, PromptAttempt] = {}
@@ -157,9 +159,16 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
             message = f"attempt {order.context.attempt} of this request runs here already"
             is_own = known.order.router_id == order.router_id or order.context.taken_from
             raise Stale(message) if is_own else RequestIdInUse(f"{message}, for another router")
+        self._begin_once(order)
         self._attempts[attempt.name] = attempt
         self._idle.clear()
         return attempt
+
+    def _begin_once(self, order: PrefillOrder) -> None:
+        serial, lifetime = order.signature.serial, order.signature.lifetime_ms / 1000
+        now = self._ctx.clock()
+        self._windows.check(order.router_id, serial, lifetime, now)
+        self._windows.begin(order.router_id, serial, lifetime, now)
 
     def _attempt(self, order: PrefillOrder, grammar: CompiledGrammar | None) -> PromptAttempt:
         manifest = self._ctx.engine.manifest

@@ -130,6 +130,17 @@ async def test_an_order_to_an_earlier_life_is_no_refused_call() -> None:
                 pass
 
 
+async def test_a_prompt_is_computed_once_for_each_signature() -> None:
+    """Also where decode would not refuse a second one, because it has never heard of the first."""
+    async with locked_pair() as pair:
+        order = pair.order(ASKED)
+        await pair.workers.run_prefill(order)
+        before = pair.workers.prefill.events()
+        with pytest.raises(Stale, match="has been here"):
+            await pair.workers.run_prefill(order)
+        assert pair.workers.prefill.events() == before
+
+
 async def test_asked_twice_a_reservation_is_the_same() -> None:
     async with locked_pair() as pair:
         wish = pair.wish(ASKED)

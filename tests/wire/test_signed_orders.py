@@ -99,7 +99,7 @@ def signed_wish() -> ReserveOrder:
 
 def refuses(wish: ReserveOrder, check: SignatureCheck | None = None) -> bool:
     try:
-        (check or check_of()).check_reserve(wish)
+        (check or check_of()).check_reserve(wish, DECODE.address)
     except PermissionDenied:
         return True
     return False
@@ -214,7 +214,7 @@ def test_each_field_is_said_to_be_signed_or_not(place: WishPlace) -> None:
 
 
 def test_what_was_signed_is_obeyed() -> None:
-    check_of().check_reserve(signed_wish())
+    check_of().check_reserve(signed_wish(), DECODE.address)
 
 
 @pytest.mark.parametrize(("place", "name"), FIELDS)
@@ -239,19 +239,21 @@ def test_it_is_of_no_use_at_another_worker_or_in_another_life(life: WorkerLife) 
 def test_a_writer_says_how_much_of_the_time_is_left(seconds: float) -> None:
     wish = signed_wish()
     left = replace(wish.context, deadline_seconds=seconds)
-    check_of().check_reserve(replace(wish, context=left))
+    check_of().check_reserve(replace(wish, context=left), DECODE.address)
 
 
 def test_a_writer_gives_no_longer_time_than_its_router() -> None:
     wish = signed_wish()
     longer = replace(wish.context, deadline_seconds=30.1)
-    with pytest.raises(PermissionDenied, match="30100 ms are left; its router signed for 30000"):
-        check_of().check_reserve(replace(wish, context=longer))
+    with pytest.raises(
+        PermissionDenied, match="30100 ms are said to be left; the router signed for 30000"
+    ):
+        check_of().check_reserve(replace(wish, context=longer), DECODE.address)
 
 
 def test_a_request_that_moves_has_the_last_token_that_was_signed() -> None:
     wish = as_leaving(signatures().attempt(order(), PREFILL, is_move=True))
-    check_of().check_reserve(wish)
+    check_of().check_reserve(wish, DECODE.address)
     assert refuses(replace(wish, drawn_token_id=9))
     assert refuses(replace(wish, drawn_token_id=None))
 
@@ -270,6 +272,24 @@ def test_writers_obey_what_was_signed_for_them_alone() -> None:
     with pytest.raises(PermissionDenied):
         check_of().check_move(signed, PREFILL)
     check_of().check_move(signatures().attempt(order(), PREFILL, is_move=True), PREFILL)
+
+
+def test_a_state_goes_to_the_address_that_was_signed() -> None:
+    signed = signatures().attempt(order(), PREFILL, is_move=False)
+    elsewhere = replace(signed, decode=replace(DECODE, address="host:3"))
+    with pytest.raises(PermissionDenied):
+        check_of().check_prefill(elsewhere, PREFILL)
+    with pytest.raises(PermissionDenied):
+        check_of().check_reserve(as_writer(signed), "host:3")
+
+
+@pytest.mark.parametrize("is_move", [False, True])
+def test_an_order_says_how_much_of_its_time_is_left(is_move: bool) -> None:
+    signed = signatures().attempt(order(), PREFILL, is_move=is_move)
+    longer = replace(signed, context=replace(signed.context, deadline_seconds=30.1))
+    check = check_of().check_move if is_move else check_of().check_prefill
+    with pytest.raises(PermissionDenied, match="the router signed for 30000"):
+        check(longer, PREFILL)
 
 
 @pytest.mark.parametrize(
@@ -293,7 +313,7 @@ def test_nobody_but_a_router_signs(access: GrpcAccess) -> None:
 
 def test_an_open_cluster_believes_all() -> None:
     check = SignatureCheck(OPEN_TO_ALL, DECODE.worker_id, DECODE.epoch)
-    check.check_reserve(as_writer(order()))
+    check.check_reserve(as_writer(order()), DECODE.address)
     check.check_abort(RouterAbort("r1", 1, "why", "router-1"))
     check.check_detach("r1", 1, "router-1", b"")
     check.check_tokens("router-1", b"")
@@ -353,6 +373,6 @@ def test_every_order_is_the_same_after_its_way_over_two_workers(asked: PrefillOr
     there = prefill_order_from_wire(prefill_order_to_wire(signed))
     check_of().check_prefill(there, PREFILL)
     wish = reserve_order_from_wire(reserve_order_to_wire(as_writer(there)))
-    check_of().check_reserve(wish)
+    check_of().check_reserve(wish, DECODE.address)
     assert refuses(replace(wish, signature=AttemptSignature()))
     assert np.array_equal(wish.request.token_ids, asked.request.token_ids)

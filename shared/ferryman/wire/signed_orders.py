@@ -49,13 +49,12 @@ def attempt_statement(
 ) -> bytes:
     """An attempt whose state `writer` hands off; of a request that moves, all but the last token
     are handed off."""
-    decode = WorkerLife(order.decode.worker_id, order.decode.epoch)
     return statement(
         MOVE if is_move else PREFILL,
         (serial, lifetime_ms),
         order.router_id,
         writer,
-        decode,
+        order.decode,
         order.manifest_digest,
         *_of_context(order.context),
         *_of_request(order.request),
@@ -147,22 +146,17 @@ class SignatureCheck:
         """The order to hand off a request that decodes here."""
         self._check_attempt(order, me, is_move=True)
 
-    def check_reserve(self, order: ReserveOrder) -> None:
-        """A writer's wish for slots: the router ordered that writer to hand off to this worker, and
-        the wish has no longer to live."""
-        if self._verifier is None:
-            return
+    def check_reserve(self, order: ReserveOrder, address: str) -> None:
+        """A writer's wish for slots: the router ordered that writer to hand off to this worker, at
+        this address of its."""
+        me = WorkerAddress(self._me.worker_id, address, self._me.epoch)
         is_move = order.drawn_token_id is not None
-        self._check_attempt(_as_ordered(order, self._me), order.writer, is_move=is_move)
-        left_ms, given_ms = (
-            milliseconds(order.context.deadline_seconds),
-            order.signature.lifetime_ms,
-        )
-        if left_ms > given_ms:
-            text = f"the writer says that {left_ms} ms are left; its router signed for {given_ms}"
-            refuse_call(PermissionDenied(text))
+        self._check_attempt(_as_ordered(order, me), order.writer, is_move=is_move)
 
     def _check_attempt(self, order: PrefillOrder, writer: WorkerAddress, *, is_move: bool) -> None:
+        """Also, the attempt has no longer to live than its router said."""
+        if self._verifier is None:
+            return
         signature = order.signature
         self._check(
             signature.value,
@@ -175,6 +169,10 @@ class SignatureCheck:
             ),
             f"attempt {order.context.attempt} of {order.context.request_id}",
         )
+        left_ms, given_ms = milliseconds(order.context.deadline_seconds), signature.lifetime_ms
+        if left_ms > given_ms:
+            text = f"{left_ms} ms are said to be left; the router signed for {given_ms}"
+            refuse_call(PermissionDenied(text))
 
     def check_abort(self, order: RouterAbort) -> None:
         self._check(
@@ -203,7 +201,7 @@ class SignatureCheck:
         )
 
 
-def _as_ordered(order: ReserveOrder, me: WorkerLife) -> PrefillOrder:
+def _as_ordered(order: ReserveOrder, me: WorkerAddress) -> PrefillOrder:
     """The router's order to the writer, as far as it is signed."""
     request = order.request
     if order.drawn_token_id is not None:
@@ -213,7 +211,7 @@ def _as_ordered(order: ReserveOrder, me: WorkerLife) -> PrefillOrder:
     return PrefillOrder(
         context=order.context,
         worker_epoch=order.writer.epoch,
-        decode=WorkerAddress(me.worker_id, "", me.epoch),
+        decode=me,
         router_id=order.router_id,
         request=request,
         manifest_digest=order.manifest_digest,
