@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ferryman.cache.manifest import Kind
@@ -80,17 +80,20 @@ def run_to_wire(run: LandedRun) -> decode_pb2.LandedPiece:
     )
 
 
-def pieces_from_wire(message: decode_pb2.LandedPiece, memory: memoryview) -> Iterator[Piece]:
+def pieces_from_wire(
+    message: decode_pb2.LandedPiece, memory: memoryview, unit_bytes: Mapping[Kind, int]
+) -> Iterator[Piece]:
     """The pieces of a run, as views of `memory`. Raises InvalidRequest for a run that lies outside,
-    or that its units do not divide evenly."""
+    or whose units are not whole: so a frame has no more units than its bytes fill."""
     kind, num_units = kind_from_wire(message.kind), len(message.generations)
     place, end = message.place, message.place + message.num_bytes
     if end > len(memory):
         raise InvalidRequest(f"[{place}, {end}) is no part of {len(memory)} lent bytes", "place")
-    if not num_units or message.num_bytes % num_units or (num_units > 1 and message.offset):
+    size = message.num_bytes if num_units == 1 else unit_bytes.get(kind, 0)
+    is_whole = num_units == 1 or (size and not message.offset)
+    if not num_units or not is_whole or num_units * size != message.num_bytes:
         text = f"{message.num_bytes} bytes at {message.offset} are not {num_units} whole units"
-        raise InvalidRequest(text, "generations")
-    size = message.num_bytes // num_units
+        raise InvalidRequest(f"{text} of {size} bytes", "generations")
     for nth, generation in enumerate(message.generations):
         unit = WantedUnit(kind, message.page_index + nth, generation)
         begin = place + nth * size

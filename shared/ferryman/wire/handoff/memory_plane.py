@@ -279,7 +279,7 @@ async def receive_landed(
         if sum(run.num_bytes for run in request.pieces) > FRAME_BYTES:
             raise InvalidRequest(f"a frame has at most {FRAME_BYTES} bytes", "pieces")
         for run in request.pieces:
-            for piece in pieces_from_wire(run, memory):
+            for piece in pieces_from_wire(run, memory, unit_bytes):
                 is_last = assembly.accept(piece)
                 sink.write(header.fence, piece)
                 if is_last:
