@@ -19,9 +19,11 @@ from ferryman.engine.memory.transfer import (
     PIECE_BYTES,
     DeviceTransfer,
     HostTransfer,
+    ReadBuffers,
     Transfer,
     copied,
     digest_of,
+    pinned_or_plain,
     transfer_of,
 )
 from ferryman.errors import CorruptState, InvalidRequest
@@ -213,6 +215,25 @@ def test_reads_of_a_card_take_memory_that_earlier_readers_have_left(
     assert set(transfer.read(Kind.FULL, 3)) == {3}
     assert set(again) == {1}, "a view of a view still holds its buffer"
     assert [set(content) for content in kept] == [{0}, {2}, {3}]
+
+
+def test_a_machine_that_pins_no_more_memory_reads_loads_and_writes(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pinned: list[int] = []
+
+    def refused(num_bytes: int, *, is_pinned: bool) -> torch.Tensor:
+        if not is_pinned:
+            return torch.empty(num_bytes, dtype=torch.uint8)
+        pinned.append(num_bytes)
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(transfer_module, "_host_memory", refused)
+    buffers = ReadBuffers(8, is_pinned=True)
+    assert [len(buffers.lent()) for _ in range(3)] == [8, 8, 8]
+    assert pinned == [8], "it is not asked again"
+    assert len(pinned_or_plain(48, is_pinned=True)) == 48
+    assert caplog.text.count("no pinned memory") == 2
 
 
 def test_what_is_longer_than_the_pinned_memory_is_written_in_pieces(

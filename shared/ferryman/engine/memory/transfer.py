@@ -6,6 +6,7 @@ outcome; a writer must be the slot's only holder (`cache/slots.py`).
 
 from __future__ import annotations
 
+import logging
 import threading
 import weakref
 from typing import Protocol
@@ -20,6 +21,8 @@ from ferryman.cache.manifest import Kind
 from ferryman.engine.memory.copy_stream import PASSED, CopyFence, CopySide
 from ferryman.engine.memory.slabs import Slabs
 from ferryman.errors import CorruptState, InvalidRequest
+
+log = logging.getLogger(__name__)
 
 DIGEST_BYTES = 16
 # Hashing in one piece is faster, as long as the copied bytes are still in the processor's cache.
@@ -191,7 +194,7 @@ class DeviceTransfer:
         arrived = np.frombuffer(content, np.uint8)
         with self._writing:
             if not len(self._landing):
-                self._landing = _host_memory(LANDING_BYTES, is_pinned=target.is_cuda)
+                self._landing = pinned_or_plain(LANDING_BYTES, is_pinned=target.is_cuda)
             for begin in range(0, len(arrived), LANDING_BYTES):
                 piece = arrived[begin : begin + LANDING_BYTES]
                 np.copyto(self._landing[: len(piece)].numpy(), piece)
@@ -252,9 +255,8 @@ class ReadBuffers:
         with self._counting:
             if self._free:
                 buffer = self._free.pop()
-            elif self._num_left:
-                self._num_left -= 1
-                buffer = _host_memory(self._num_bytes, is_pinned=self._is_pinned)
+            elif self._num_left and (taken := self._taken()) is not None:
+                buffer = taken
             else:
                 return np.empty(self._num_bytes, np.uint8)
         # Every view of the bytes holds the array, so its end is that of the last reader.
@@ -262,13 +264,38 @@ class ReadBuffers:
         weakref.finalize(content, self._free.append, buffer)
         return content
 
+    def _taken(self) -> Tensor | None:
+        """One buffer more; None from when on the machine pins no more memory."""
+        try:
+            buffer = _host_memory(self._num_bytes, is_pinned=self._is_pinned)
+        except RuntimeError as error:
+            _say_unpinned(self._num_bytes, error)
+            self._num_left = 0
+            return None
+        self._num_left -= 1
+        return buffer
+
+
+def pinned_or_plain(num_bytes: int, *, is_pinned: bool) -> Tensor:
+    """Memory of the host, not pinned if the machine pins no more: copies are slower then."""
+    try:
+        return _host_memory(num_bytes, is_pinned=is_pinned)
+    except RuntimeError as error:
+        _say_unpinned(num_bytes, error)
+        return _host_memory(num_bytes, is_pinned=False)
+
+
+def _say_unpinned(num_bytes: int, error: RuntimeError) -> None:
+    log.warning("no pinned memory of %d bytes, so copies are slower: %s", num_bytes, error)
+
 
 def _host_memory(num_bytes: int, *, is_pinned: bool) -> Tensor:
     return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=is_pinned)
 
 
 class Staging:
-    """Two pinned buffers of a slot's size: one is filled while the other one is copied from."""
+    """Two buffers of a slot's size, pinned if the machine can: one is filled while the other one
+    is copied from."""
 
     def __init__(self, slabs: Slabs, side: CopySide) -> None:
         tensors = slabs.tensors.values()
@@ -292,4 +319,4 @@ class Staging:
         self._turn = 1 - self._turn
 
     def _allocate(self) -> Tensor:
-        return _host_memory(self._num_bytes, is_pinned=self._is_pinned)
+        return pinned_or_plain(self._num_bytes, is_pinned=self._is_pinned)
