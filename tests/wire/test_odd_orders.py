@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from ferryman.errors import InvalidRequest
+from ferryman.schedule.request import MAX_STOP_TOKEN_IDS
 from ferryman.wire.codec.pieces import piece_from_wire
 from ferryman.wire.codec.prefill import prefill_order_from_wire
 from ferryman.wire.codec.request import context_from_wire, sampling_from_wire
@@ -61,3 +62,13 @@ def test_lists_of_stops_are_bounded_before_they_are_copied() -> None:
     ):
         with pytest.raises(InvalidRequest, match="at most"):
             sampling_from_wire(sampling)
+
+
+def test_a_request_has_its_caller_s_stop_ids_and_the_model_s_and_no_more() -> None:
+    order = _prefill()
+    order.stop_token_ids.extend(range(2 * MAX_STOP_TOKEN_IDS))
+    assert len(prefill_order_from_wire(order).request.stop_token_ids) == 2 * MAX_STOP_TOKEN_IDS
+    order.stop_token_ids.append(1)
+    with pytest.raises(InvalidRequest, match="at most") as caught:
+        prefill_order_from_wire(order)
+    assert caught.value.param == "stop_token_ids"

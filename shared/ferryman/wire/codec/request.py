@@ -51,6 +51,8 @@ from ferryman.wire.values import (
 MAX_SALT_BYTES = 64
 MAX_SIBLINGS = 1024
 MAX_FORK_POINTS = 64
+# The caller's own and the model's.
+MAX_END_TOKEN_IDS = 2 * MAX_STOP_TOKEN_IDS
 MAX_PINS, MAX_PIN_SECONDS = 32, 43_200
 DEFAULT_SAMPLING = SamplingParams()
 _MAX_RULES = {
@@ -279,6 +281,10 @@ def request_from_fields(message: OrderMessage) -> Request:
     _check_tokens(token_ids, message.num_generated)
     if message.num_siblings > MAX_SIBLINGS:
         raise InvalidRequest(f"at most {MAX_SIBLINGS} requests share a prompt", "num_siblings")
+    if len(message.stop_token_ids) > MAX_END_TOKEN_IDS:
+        raise InvalidRequest(
+            f"at most {MAX_END_TOKEN_IDS} token ids end a request", "stop_token_ids"
+        )
     return Request(
         request_id=check_request_id(message.context.request_id),
         token_ids=token_ids,
