@@ -459,6 +459,24 @@ async def test_sockets_of_dead_lenders_are_swept_and_those_of_living_ones_stay(
         assert lender.statistics().refused == 0, "a look is no attack"
 
 
+def test_a_socket_that_cannot_get_its_name_leaves_nothing(tmp_path: Path) -> None:
+    name = socket_name("decode-0", 1)
+    (tmp_path / name).mkdir()
+    with pytest.raises(IsADirectoryError):
+        open_socket(tmp_path, name)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_a_socket_of_a_lender_that_died_before_it_had_its_name_is_swept(tmp_path: Path) -> None:
+    drafts = [tmp_path / f".{socket_name('decode-0', number)}" for number in (1, 2)]
+    for path in drafts:
+        with socket.socket(socket.AF_UNIX) as dead, short_path(tmp_path, path.name) as short:
+            dead.bind(short)
+    os.utime(drafts[0], (0, 0))
+    assert sweep_sockets(tmp_path) == (drafts[0],)
+    assert drafts[1].exists(), "its process may be about to listen"
+
+
 @pytest.mark.parametrize("name", ["../x.sock", "/run/docker.sock", "ferryman-lender-a/b.sock", ""])
 def test_a_grant_names_no_socket_outside_the_folder(tmp_path: Path, name: str) -> None:
     with pytest.raises(Unavailable, match="no name of a lender's socket"):

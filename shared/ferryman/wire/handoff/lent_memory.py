@@ -17,6 +17,7 @@ import os
 import re
 import secrets
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -161,11 +162,10 @@ def short_path(folder: Path, name: str) -> Iterator[str]:
 
 def open_socket(folder: Path, name: str) -> socket.socket:
     """A socket that listens in the folder under that name, for its owner alone. Raises OSError."""
-    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listening, draft = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), f".{name}"
     try:
         # A socket's file has the mode of its inode before it is bound.
         os.fchmod(listening.fileno(), 0o600)
-        draft = f".{name}"
         with short_path(folder, draft) as path:
             listening.bind(path)
         listening.listen(16)
@@ -174,6 +174,8 @@ def open_socket(folder: Path, name: str) -> socket.socket:
         (folder / draft).rename(folder / name)
     except BaseException:
         listening.close()
+        with suppress(OSError):
+            (folder / draft).unlink()
         raise
     return listening
 
@@ -181,10 +183,19 @@ def open_socket(folder: Path, name: str) -> socket.socket:
 def sweep_sockets(folder: Path) -> tuple[Path, ...]:
     """Removes the sockets of lenders that are gone, such as after a SIGKILL; returns their
     paths."""
-    stale = tuple(path for path in sorted(folder.glob(f"{PREFIX}*{SUFFIX}")) if _is_stale(path))
+    paths = sorted(folder.glob(f"{PREFIX}*{SUFFIX}"))
+    # A draft refuses for a moment before its process listens.
+    drafts = sorted(path for path in folder.glob(f".{PREFIX}*{SUFFIX}") if _is_old(path))
+    stale = tuple(path for path in (*paths, *drafts) if _is_stale(path))
     for path in stale:
         path.unlink(missing_ok=True)
     return stale
+
+
+def _is_old(path: Path) -> bool:
+    with suppress(OSError):
+        return time.time() - path.lstat().st_mtime > BORROW_SECONDS
+    return False
 
 
 def _is_stale(path: Path) -> bool:
