@@ -11,6 +11,7 @@ until that is removed or the broker begins anew. So a log that stores nothing is
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -35,6 +36,7 @@ ALL_LIFE = f"{PREFIX}.*.life.>"
 API_SECONDS = 2.0
 MAX_OUTSTANDING = 512
 LOOK_SECONDS = 5.0  # between two looks whether the log stores
+SERVER_ERROR = 500
 _MESSAGE_ID = "Nats-Msg-Id"
 
 
@@ -69,6 +71,7 @@ class LogKeeper:
         self._client, self._limits, self._acks = client, limits, acks
         self._is_made = True
         self._suspected_at: int | None = None
+        self._failures = acks.failures()
 
     async def ensure(self) -> None:
         """Makes the stream, or changes it to these limits. Without JetStream, or room on its disk:
@@ -94,7 +97,7 @@ class LogKeeper:
         if not self._is_made:
             await self.ensure()
             return self._is_made
-        if self._acks.seconds_unrecorded < LOOK_SECONDS or not await self._stands_still():
+        if not await self._refuses():
             return False
         log.warning(
             "lifecycle log anew stream=%s: it stores nothing, as behind a full disk; what it had"
@@ -103,21 +106,32 @@ class LogKeeper:
         )
         with suppress(nats.errors.Error, TimeoutError):
             await self._streams.delete_stream(STREAM)
+        self._suspected_at = None
         await self.ensure()
         return self._is_made
 
-    async def _stands_still(self) -> bool:
-        """Whether the stream has had the same last event at two looks: acknowledgements that are
-        merely late come from a stream that grows."""
+    async def _refuses(self) -> bool:
+        """Whether the stream is gone, or had the same last event at two looks before each of which
+        more events had failed. Silence is no evidence, and acknowledgements that are merely late
+        come from a stream that grows."""
+        before, self._failures = self._failures, self._acks.failures()
+        if self._failures == before:
+            return False
         try:
-            last = (await self._streams.stream_info(STREAM)).state.last_seq
+            last = await self._last_event()
+            if self._failures.num_refused <= before.num_refused:
+                return False
+            suspected, self._suspected_at = self._suspected_at, last
+            # Once more: another keeper may have made it anew just now.
+            return suspected == last and await self._last_event() == last
         except nats.js.errors.NotFoundError:
             return True
         except (nats.errors.Error, TimeoutError):
             self._suspected_at = None
             return False
-        before, self._suspected_at = self._suspected_at, last
-        return before == last
+
+    async def _last_event(self) -> int:
+        return (await self._streams.stream_info(STREAM)).state.last_seq
 
     @property
     def _streams(self) -> JetStreamContext:
@@ -157,6 +171,21 @@ def _recorded(message: Msg) -> RecordedMessage:
     return RecordedMessage(message.subject, message.data, message.metadata.sequence.stream)
 
 
+@dataclass(frozen=True, slots=True)
+class LogFailures:
+    """The events that the stream did not store, by its own fault; and those for which the broker
+    knew no stream."""
+
+    num_refused: int
+    num_unheard: int
+
+
+@dataclass(frozen=True, slots=True)
+class _SentEvent:
+    message: OutboundMessage
+    at: float
+
+
 class Acknowledgements:
     """The events that were sent and are not yet acknowledged: at most MAX_OUTSTANDING.
 
@@ -168,8 +197,8 @@ class Acknowledgements:
         self.num_recorded = 0
         self.num_unrecorded = 0
         self._inbox = inbox
-        self._outstanding: dict[str, OutboundMessage] = {}
-        self._unrecorded_since: float | None = None
+        self._num_refused, self._num_unheard = 0, 0
+        self._outstanding: dict[str, _SentEvent] = {}
         self._count = 0
         self._changed = asyncio.Event()
 
@@ -177,17 +206,19 @@ class Acknowledgements:
     def pattern(self) -> str:
         return f"{self._inbox}.*"
 
-    @property
-    def seconds_unrecorded(self) -> float:
-        """The time since an event was sent behind which none was recorded; 0 if there is none."""
-        if self._unrecorded_since is None:
-            return 0.0
-        return asyncio.get_running_loop().time() - self._unrecorded_since
+    def failures(self) -> LogFailures:
+        """So far. An event without an answer for LOOK_SECONDS counts as refused as long as there
+        is none."""
+        num_late = 0
+        if self._outstanding:
+            latest = asyncio.get_running_loop().time() - LOOK_SECONDS
+            num_late = sum(event.at <= latest for event in self._outstanding.values())
+        return LogFailures(self._num_refused + num_late, self._num_unheard)
 
     def take_outstanding(self) -> list[OutboundMessage]:
         """The events that were sent on a lost connection, oldest first: the caller sends them
         again."""
-        outstanding = list(self._outstanding.values())
+        outstanding = [event.message for event in self._outstanding.values()]
         self._outstanding.clear()
         self._changed.set()
         return outstanding
@@ -203,7 +234,9 @@ class Acknowledgements:
                 async with asyncio.timeout(API_SECONDS):
                     await self._changed.wait()
             except TimeoutError:
-                self.num_unrecorded += len(self.take_outstanding())
+                num_given_up = len(self.take_outstanding())
+                self.num_unrecorded += num_given_up
+                self._num_refused += num_given_up
 
     def enter(self, message: OutboundMessage) -> tuple[str, OutboundMessage]:
         """The subject for the acknowledgement, and the message with its id."""
@@ -211,9 +244,7 @@ class Acknowledgements:
         message_id = message.headers.get(_MESSAGE_ID) or f"{self._inbox}.{self._count}"
         message = replace(message, headers={**message.headers, _MESSAGE_ID: message_id})
         reply = f"{self._inbox}.{self._count}"
-        self._outstanding[reply] = message
-        if self._unrecorded_since is None:
-            self._unrecorded_since = asyncio.get_running_loop().time()
+        self._outstanding[reply] = _SentEvent(message, asyncio.get_running_loop().time())
         return reply, message
 
     def withdraw(self, reply: str) -> None:
@@ -226,7 +257,15 @@ class Acknowledgements:
             return
         if answer.data and b'"error"' not in answer.data:
             self.num_recorded += 1
-            self._unrecorded_since = None
         else:
             self.num_unrecorded += 1
+            self._num_unheard += not answer.data
+            self._num_refused += _is_own_fault(answer.data)
         self._changed.set()
+
+
+def _is_own_fault(answer: bytes) -> bool:
+    """Whether the stream says that it is to blame, and not the event, for which it has 4xx."""
+    with suppress(ValueError, KeyError, TypeError):
+        return int(json.loads(answer)["error"]["code"]) >= SERVER_ERROR
+    return False
