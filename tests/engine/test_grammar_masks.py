@@ -258,3 +258,13 @@ def test_a_grammar_counts_with_what_its_masks_added(
     monkeypatch.setattr("ferryman.engine.forward.grammar_masks.peak_bytes", lambda: next(peaks))
     Sampler(GrammarMasks(compiler)).tokens(some_logits(0), a_step(1), history())
     assert compiler.compiled(YES_NO).num_bytes == before + 250
+
+
+def test_a_grammar_whose_requests_have_ended_makes_room_for_a_new_one(tokenizer: Tokenizer) -> None:
+    """Its row is as the last request left it."""
+    compiler = GrammarCompiler.for_tokenizer(tokenizer, VOCAB)
+    compiler.compiled(YES_NO).grew(3 << 30)
+    sampler = Sampler(GrammarMasks(compiler))
+    sampler.tokens(some_logits(0), a_step(1), history())
+    assert compiler.compiled(OutputGrammar.regex("new")) is not None
+    assert compiler.known(YES_NO) is None

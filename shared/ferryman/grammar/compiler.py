@@ -17,6 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,7 @@ class CompiledGrammar:
     def _within_least_fuel(self, grammar: OutputGrammar) -> LLMatcher:
         for fuel in _fuels(len(self._source)):
             self._fuel = fuel
-            start = self._compiled()
+            start = _compiled(self._vocabulary, self._source, self._fuel)
             if not (start.is_error() and _lacks_fuel(start)):
                 break
         # The first mask unfolds what every output begins with: what is too much even for that is
@@ -112,11 +113,6 @@ class CompiledGrammar:
             raise InvalidRequest(message, grammar.kind)
         return start
 
-    def _compiled(self) -> LLMatcher:
-        return LLMatcher(
-            self._vocabulary.tokenizer, self._source, log_level=0, limits=limits(self._fuel)
-        )
-
     def grew(self, num_bytes: int) -> None:
         """Masks have added to its lexer."""
         self.num_bytes += num_bytes
@@ -127,8 +123,13 @@ class CompiledGrammar:
         return self._vocabulary.eos_token_ids
 
     def matcher(self) -> GrammarMatcher:
-        """At the beginning of an output."""
-        return GrammarMatcher(self._start, self._compiled, self._vocabulary, self._lock)
+        """At the beginning of an output. It does not hold this grammar."""
+        compiled = partial(_compiled, self._vocabulary, self._source, self._fuel)
+        return GrammarMatcher(self._start, compiled, self._vocabulary, self._lock)
+
+
+def _compiled(vocabulary: GrammarVocabulary, source: str, fuel: int) -> LLMatcher:
+    return LLMatcher(vocabulary.tokenizer, source, log_level=0, limits=limits(fuel))
 
 
 def peak_bytes() -> int:

@@ -12,6 +12,7 @@ a grammar needs nothing else of any of them.
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -71,7 +72,7 @@ class _Place:
 
     grammar: OutputGrammar
     arrival: int
-    compiled: CompiledGrammar
+    compiled: weakref.ref[CompiledGrammar]
     matcher: GrammarMatcher
     overtime: float | None = None
 
@@ -108,6 +109,7 @@ class GrammarMasks:
 
     def masked(self, logits: Tensor, guided: Sequence[GuidedDraw], history: Tensor) -> MaskedLogits:
         """Reads the history from the device, which waits for what was queued before."""
+        self._forget_others({draw.row for draw in guided})
         outputs = _outputs(guided, history)
         mask = np.zeros((len(guided), num_words(logits.shape[-1])), np.uint32)
         dead_ends, times = [], [self._clock()]
@@ -121,6 +123,14 @@ class GrammarMasks:
         some = logits[indices].masked_fill(~allowed, -torch.inf)
         return MaskedLogits(logits.index_copy(0, indices, some), tuple(dead_ends))
 
+    def _forget_others(self, rows: set[int]) -> None:
+        """Drops the places in other rows whose grammar no request has any more."""
+        self._places = {
+            row: place
+            for row, place in self._places.items()
+            if row in rows or place.compiled() is not None
+        }
+
     def _fill(self, draw: GuidedDraw, output: Sequence[int], row_mask: Mask) -> bool:
         """Whether there is a token after this output. Raises GrammarTooSlow."""
         place = self._place(draw)
@@ -131,7 +141,8 @@ class GrammarMasks:
         try:
             place.matcher.move_to(output)
             is_open = place.matcher.fill(row_mask)
-            place.compiled.grew(peak_bytes() - before)
+            if (compiled := place.compiled()) is not None:
+                compiled.grew(peak_bytes() - before)
             return is_open
         except Exception:
             # Its place is unknown now; the next draw of the row begins anew.
@@ -144,7 +155,7 @@ class GrammarMasks:
         if place is None or place.arrival != draw.arrival or place.grammar != draw.grammar:
             # The door compiled it and holds it: this call finds it ready.
             compiled = self._compiler.compiled(draw.grammar)
-            place = _Place(draw.grammar, draw.arrival, compiled, compiled.matcher())
+            place = _Place(draw.grammar, draw.arrival, weakref.ref(compiled), compiled.matcher())
             self._places[draw.row] = place
         return place
 
