@@ -137,7 +137,8 @@ def _check_room(folder: Path, num_bytes: int) -> None:
         room = os.statvfs(folder)
     except OSError as error:
         raise ConfigError(f"the arena's folder {folder}: {error.strerror}") from error
-    if room.f_bavail * room.f_frsize < num_bytes:
+    # Behind the units is the proof, on a page of its own.
+    if room.f_bavail * room.f_frsize < num_bytes + PAGE:
         raise ConfigError(_too_small(folder, num_bytes))
 
 

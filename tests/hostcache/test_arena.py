@@ -57,8 +57,8 @@ def test_memory_is_taken_by_stretches_as_slots_are_given(tmp_path: Path) -> None
 def test_slots_end_where_shared_memory_ends_and_the_rest_are_used_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with small_disk(tmp_path / "shm") as folder, arena_in(folder, 128 << 10) as arena:
-        layout, pools = two_kinds(arena, 16 << 10, 4)
+    with small_disk(tmp_path / "shm") as folder, arena_in(folder, 96 << 10) as arena:
+        layout, pools = two_kinds(arena, 12 << 10, 4)
         other = folder / "another"
         other.write_bytes(b"x" * (48 << 10))
         demand = {Kind.FULL: 2, Kind.RECURRENT: 2}
@@ -80,8 +80,10 @@ def test_slots_that_have_their_memory_are_not_given_it_again(tmp_path: Path) -> 
         assert [growth.prepare(Kind.FULL, slot) for slot in (0, 3, 4, 9, 0)] == [4, 4, 8, 10, 10]
 
 
-def test_an_arena_that_cannot_fit_is_refused_at_the_start(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_bytes", [1 << 20, 128 << 10])
+def test_an_arena_that_cannot_fit_is_refused_at_the_start(tmp_path: Path, num_bytes: int) -> None:
+    """The proof behind the units needs a page, too."""
     with small_disk(tmp_path / "shm") as folder:
         with pytest.raises(ConfigError, match="FERRYMAN_HOST_MEMORY"):
-            Arena.create(folder / NAME, 1 << 20)
+            Arena.create(folder / NAME, num_bytes)
         assert list(folder.iterdir()) == []
