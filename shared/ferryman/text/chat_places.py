@@ -47,6 +47,7 @@ def located_chat(
     if isinstance(chat, MarkedChat):
         ends = ToolEnds(tokenizer.chat_beginnings, chat, messages, variables, token_ids)
         marks = tuple(sorted((*ends.pins(layout, last_resort=max(beginnings, default=0)), *marks)))
+    # A worker takes no more; the latest have all that is before them.
     marks = marks[-MAX_BREAKPOINTS:]
     forks = {*beginnings, *_later_turns(layout, messages), *(mark.position for mark in marks)}
     places = islice(_places(layout, messages, bool(variables.get(TOOLS))), MAX_MESSAGES)
