@@ -252,6 +252,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         if held.total:
             chosen["held"] = {tier: tokens for tier, tokens in held.by_tier.items() if tokens}
         context = order.context
+        # Behind all that can refuse: the earlier attempt goes on where this one has no place.
         self.requests.supersede(context, order.router_id)
         self.requests.reserved(DecodeRequest(order, grammar, held), chosen)
         return reservation

@@ -176,8 +176,8 @@ class LoopCounter(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.num_begun += 1
-        if (own := logging.getLogger()).isEnabledFor(record.levelno):
-            own.handle(record)
+        if (process_log := logging.getLogger()).isEnabledFor(record.levelno):
+            process_log.handle(record)
 
     def __enter__(self) -> LoopCounter:
         logger = logging.getLogger(COMPILING)

@@ -21,9 +21,17 @@ from ferryman.text.tool_calls.grammar import (
     marked_text,
     skip_space,
     text_until,
+    until_mark,
     word_until,
 )
-from ferryman.text.tool_calls.json_text import MAX_DEPTH, TextBuffer, in_quotes, json_string
+from ferryman.text.tool_calls.json_text import (
+    CLOSERS,
+    MAX_DEPTH,
+    OpenText,
+    TextBuffer,
+    in_quotes,
+    json_string,
+)
 from ferryman.text.tool_calls.value_types import (
     ALL_TYPES,
     MAX_VALUE_CHARS,
@@ -36,8 +44,6 @@ SPECIAL = frozenset({BEGIN, END, QUOTE})
 MAX_NAME_CHARS = 256
 _WORD = "call:"
 _NAME = re.compile(r"[\w.:/-]+")
-_CLOSERS = "})]"
-_CLOSING = tuple(_CLOSERS)
 _SIGNS = (":", "=")
 _STRING = ("string",)
 _NO_STRINGS = tuple(kind for kind in ALL_TYPES if kind != "string")
@@ -96,7 +102,7 @@ class _ArgumentReader:
     def read(self) -> Grammar[str]:
         """All of them, behind their first brace. Returns what follows the call."""
         character = yield from self._members(self._types, self._sink.arguments, 0)
-        while character and character in _CLOSERS:
+        while character in CLOSERS:
             character = yield from self._behind()
         return character
 
@@ -108,7 +114,7 @@ class _ArgumentReader:
         character, comma = (yield from skip_space()), ""
         while True:
             mark = (yield from _mark()) if character == "<" else character
-            if mark == END or (mark and mark in _CLOSERS):
+            if mark == END or mark in CLOSERS:
                 break
             key = _next_key(mark) or (yield from _key(mark))
             emit(f"{comma}{json.dumps(key, ensure_ascii=False)}: ")
@@ -123,7 +129,7 @@ class _ArgumentReader:
         _check(depth)
         emit("[")
         character, comma = (yield from skip_space()), ""
-        while not (character == END or (character and character in _CLOSERS)):
+        while not (character == END or character in CLOSERS):
             emit(comma)
             comma = ", "
             character = yield from self._value(character, _NO_STRINGS, emit, depth)
@@ -142,13 +148,13 @@ class _ArgumentReader:
         if first == "[":
             return (yield from self._items(emit, depth + 1))
         if first in ('"', "'"):
-            text = _OpenText(emit, depth)
-            return (yield from self._ended(text, _before_end(json_string(text.add, first))))
+            text = OpenText(emit, depth)
+            return (yield from self._ended(text, until_mark(END, json_string(text.add, first))))
         if first == "<":
-            return (yield from self._marked(_OpenText(emit, depth), emit))
+            return (yield from self._marked(OpenText(emit, depth), emit))
         return (yield from self._bare(first, types, emit))
 
-    def _marked(self, text: _OpenText, emit: Emit) -> Grammar[str]:
+    def _marked(self, text: OpenText, emit: Emit) -> Grammar[str]:
         """A text between marks, of whose first one a character was read."""
         mark = yield from _mark()
         if mark == END:
@@ -158,7 +164,7 @@ class _ArgumentReader:
             raise Malformed
         return (yield from self._ended(text, _up_to_quote(text)))
 
-    def _ended(self, text: _OpenText, inner: Grammar[str]) -> Grammar[str]:
+    def _ended(self, text: OpenText, inner: Grammar[str]) -> Grammar[str]:
         """A text that `inner` reads, up to the mark behind the call if it has no end of its own."""
         if (yield from inner) == END:
             text.leave_open()
@@ -171,7 +177,7 @@ class _ArgumentReader:
         if is_text := tuple(types) == _STRING:
             mark = yield from self._text(text.add, first)
         else:
-            mark = yield from text_until(text.add, (QUOTE, END, ",", *_CLOSERS), first)
+            mark = yield from text_until(text.add, (QUOTE, END, ",", *CLOSERS), first)
         if not mark and self._sink.is_cut:
             raise Malformed
         value = text.text.rstrip()
@@ -195,7 +201,7 @@ class _ArgumentReader:
         return mark
 
     def _behind(self) -> Grammar[str]:
-        """What stands behind a value. A mark of a text that was not begun is passed over."""
+        """The character behind a value. A mark of a text that was not begun is passed over."""
         character = QUOTE
         while character == QUOTE:
             character = yield from skip_space()
@@ -204,57 +210,16 @@ class _ArgumentReader:
         return character
 
 
-class _OpenText:
-    """A JSON string that is passed on as it comes, but for the brackets at its end: if the call
-    ends there, they are those of the `depth` objects around it and of the call."""
-
-    def __init__(self, emit: Emit, depth: int) -> None:
-        self._emit, self._max_held, self._held = emit, depth + 1, ""
-
-    def add(self, text: str) -> None:
-        if text in _CLOSING:
-            self._held += text
-            text = self._held[: -self._max_held]
-            self._held = self._held[-self._max_held :]
-        else:
-            text, self._held = self._held + text, ""
-        if text:
-            self._emit(text)
-
-    def leave_open(self) -> None:
-        """Ends it without what is held back."""
-        self._emit('"')
-
-
-def _up_to_quote(text: _OpenText) -> Grammar[str]:
+def _up_to_quote(text: OpenText) -> Grammar[str]:
     """A text behind a mark, and the mark that ends it. Raises Malformed at the end of all."""
     text.add('"')
     ends = (QUOTE, END)
-    mark = yield from text_until(lambda each: text.add(_quoted(each)), ends, None, _left_out)
+    mark = yield from text_until(lambda piece: text.add(_quoted(piece)), ends, None, _left_out)
     if not mark:
         raise Malformed
     if mark == QUOTE:
         text.add('"')
     return mark
-
-
-def _before_end(inner: Grammar[None]) -> Grammar[str]:
-    """Gives text to a grammar up to the mark behind the call, and returns that; nothing if the
-    grammar ends before. The characters of the mark must not end it."""
-    next(inner)
-    held = ""
-    try:
-        while character := (yield):
-            held += character
-            while held and not END.startswith(held):
-                inner.send(held[0])
-                held = held[1:]
-            if held == END:
-                return END
-        inner.send("")
-    except StopIteration:
-        return ""
-    raise AssertionError("a grammar ends where the text does")
 
 
 def _next_key(mark: str) -> str:

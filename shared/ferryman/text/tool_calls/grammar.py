@@ -200,6 +200,25 @@ def attempt(sink: DeltaSink, taken: str, inner: Grammar[T]) -> Grammar[T | None]
         return None
 
 
+def until_mark(mark: str, inner: Grammar[None]) -> Grammar[str]:
+    """Gives text to a grammar up to a mark, and returns that; nothing if the grammar ends before.
+    The characters of the mark must not end it."""
+    next(inner)
+    held = ""
+    try:
+        while character := (yield):
+            held += character
+            while held and not mark.startswith(held):
+                inner.send(held[0])
+                held = held[1:]
+            if held == mark:
+                return mark
+        inner.send("")
+    except StopIteration:
+        return ""
+    raise Malformed
+
+
 def replayed(text: str, inner: Grammar[None], *, is_over: bool = False) -> Grammar[None]:
     """Gives `text` to a grammar before what comes; nothing comes if the text `is_over`."""
     try:

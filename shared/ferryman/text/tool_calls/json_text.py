@@ -18,6 +18,7 @@ MAX_BUFFERED_CHARS = 1 << 16
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?")
 _ESCAPED = frozenset('"\\/bfnrt')
 _HEX = frozenset("0123456789abcdefABCDEF")
+CLOSERS = ("}", ")", "]")
 _QUOTES = ('"', "'")
 # By their first letters: JSON's words, and Python's for the same.
 _WORDS = {
@@ -187,6 +188,28 @@ class TextBuffer:
         if not is_text(value):
             raise Malformed
         return value
+
+
+class OpenText:
+    """A JSON string that is passed on as it comes, but for the brackets at its end: if the call
+    ends there, they are those of the `depth` objects around it and of the call."""
+
+    def __init__(self, emit: Emit, depth: int) -> None:
+        self._emit, self._max_held, self._held = emit, depth + 1, ""
+
+    def add(self, text: str) -> None:
+        if text in CLOSERS:
+            self._held += text
+            text = self._held[: -self._max_held]
+            self._held = self._held[-self._max_held :]
+        else:
+            text, self._held = self._held + text, ""
+        if text:
+            self._emit(text)
+
+    def leave_open(self) -> None:
+        """Ends it without what is held back."""
+        self._emit('"')
 
 
 def is_text(value: str) -> bool:
