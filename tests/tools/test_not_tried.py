@@ -34,4 +34,5 @@ def test_the_extras_that_are_named_have_those_packages() -> None:
 
 
 def test_ci_prints_the_lines() -> None:
-    assert "-m tools.not_tried" in (ROOT / ".ci/run").read_text()
+    assert "make not-tried" in (ROOT / ".ci/run").read_text()
+    assert "-m tools.not_tried" in (ROOT / "Makefile").read_text()

@@ -199,10 +199,17 @@ class NatsBus:
         """Connects, then sends waiting messages, for ever."""
         await self._connection.connect()
         await self._client.subscribe(self._acks.pattern, cb=self._acks.on_answer)
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._send_all())
-            if self._keeper is not None:
-                group.create_task(self._keep_log(self._keeper))
+        if self._keeper is None:
+            await self._send_all()
+            return
+        keeping = asyncio.create_task(self._keep_log(self._keeper), name="keeper of the log")
+        keeping.add_done_callback(_report)
+        try:
+            # In this task, not in one of a group: an answer that is awaited can lose a cancel, and
+            # the next one has to reach it too.
+            await self._send_all()
+        finally:
+            await end_tasks((keeping,), CONNECT_SECONDS)
 
     async def _send_all(self) -> None:
         while True:
