@@ -77,7 +77,8 @@ class PreparationStage:
 
 
 def is_guilty_place(matcher: GrammarMatcher, *_: Any) -> bool:
-    return GUILTY in str(getattr(matcher._compiled, "__self__")._source)  # noqa: B009
+    _, source, _ = matcher._compiled.args  # type: ignore[attr-defined]
+    return GUILTY in source
 
 
 GUIDED = {"grammar": OutputGrammar.regex(f"({GUILTY}|[a-z ])*")}
