@@ -31,6 +31,18 @@ def cancels_kept() -> Iterator[None]:
             raise asyncio.CancelledError
 
 
+async def ended(job: asyncio.Future[None]) -> None:
+    """Waits for a job that cannot be cancelled, however often the caller is cancelled meanwhile."""
+    cancelled: asyncio.CancelledError | None = None
+    while not job.done():
+        try:
+            await asyncio.wait((job,))
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+
+
 async def end_tasks(
     tasks: Collection[asyncio.Task[None]], again_seconds: float = CANCEL_AGAIN_SECONDS
 ) -> None:

@@ -10,11 +10,12 @@ import pytest
 import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.wire.arrived_units import PAGE, RESERVATION, STATE, ArrivedUnits
 
 from ferryman.cache.manifest import Kind
-from ferryman.errors import CorruptState, FerrymanError, InvalidRequest, LeaseLost
+from ferryman.errors import CorruptState, InvalidRequest, LeaseLost
 from ferryman.handoff.effects import WriteFence
-from ferryman.handoff.values import Reservation, WantedUnit
+from ferryman.handoff.values import WantedUnit
 from ferryman.wire.codec.pieces import Piece, WriteHeader, header_to_wire
 from ferryman.wire.grpc.rpc import Context, channel, listening
 from ferryman.wire.grpc.status import typed_errors
@@ -30,38 +31,12 @@ from ferryman.wire.handoff.grpc_plane import (
 from ferryman.wire.v1 import decode_pb2, decode_pb2_grpc, types_pb2
 
 SIZES = {Kind.FULL: 3000, Kind.RECURRENT: 2 * MAX_FRAME_BYTES + 5}
-RESERVATION = Reservation("res-1", 77, 2, (), 10.0)
-PAGE = WantedUnit(Kind.FULL, 3, 9)
-STATE = WantedUnit(Kind.RECURRENT, 200, 4)
-
-
-class Sink:
-    """Keeps the pieces that arrive, or refuses all of them if so set."""
-
-    def __init__(self, refusal: FerrymanError | None = None) -> None:
-        self.refusal = refusal
-        self.headers: list[WriteHeader] = []
-        self.content: dict[WantedUnit, bytearray] = {}
-        self.finished: list[WantedUnit] = []
-        self.wrote = asyncio.Event()
-
-    def begin(self, header: WriteHeader) -> None:
-        self.headers.append(header)
-
-    def write(self, fence: WriteFence, piece: Piece) -> None:
-        if self.refusal:
-            raise self.refusal
-        self.content.setdefault(piece.unit, bytearray()).extend(piece.content)
-        self.wrote.set()
-
-    def finish(self, fence: WriteFence, unit: WantedUnit) -> None:
-        self.finished.append(unit)
 
 
 class ReceivingDecode(decode_pb2_grpc.DecodeServiceServicer):
     """A decode worker that only receives, and may miscount."""
 
-    def __init__(self, sink: Sink, miscount: int = 0) -> None:
+    def __init__(self, sink: ArrivedUnits, miscount: int = 0) -> None:
         self.sink, self.refusal, self.miscount = sink, sink.refusal, miscount
 
     async def Renew(
@@ -108,7 +83,7 @@ async def send(
 
 async def test_units_arrive_byte_for_byte_with_their_digests() -> None:
     units = [filled(WantedUnit(Kind.FULL, page, page + 1)) for page in range(900)] + [filled(STATE)]
-    sink = Sink()
+    sink = ArrivedUnits()
     async with connected(ReceivingDecode(sink)) as stub:
         sent = await send(stub, each(units))
     assert sink.headers == [WriteHeader(WriteFence(77, "res-1", 2), "req-1", "digest")]
@@ -121,7 +96,7 @@ async def test_units_arrive_byte_for_byte_with_their_digests() -> None:
 
 
 async def test_a_ready_unit_does_not_wait_for_the_next() -> None:
-    sink = Sink()
+    sink = ArrivedUnits()
 
     async def slowly() -> AsyncIterator[Sequence[OutgoingUnit]]:
         yield [filled(PAGE)]
@@ -148,7 +123,7 @@ async def test_a_refusal_in_the_middle_reaches_the_sender() -> None:
         while True:
             yield [filled(STATE)]
 
-    async with connected(ReceivingDecode(Sink(LeaseLost("too late")))) as stub:
+    async with connected(ReceivingDecode(ArrivedUnits(LeaseLost("too late")))) as stub:
         with pytest.raises(LeaseLost, match="too late"):
             await send(stub, many())
 
@@ -158,13 +133,13 @@ async def test_a_sender_that_fails_ends_the_stream_at_decode() -> None:
         yield [filled(PAGE)]
         raise InvalidRequest("the prompt is gone")
 
-    async with connected(ReceivingDecode(Sink())) as stub:
+    async with connected(ReceivingDecode(ArrivedUnits())) as stub:
         with pytest.raises(InvalidRequest, match="the prompt is gone"):
             await send(stub, failing())
 
 
 async def test_a_cancelled_sender_leaves_nothing_behind() -> None:
-    sink = Sink()
+    sink = ArrivedUnits()
 
     async def waiting() -> AsyncIterator[Sequence[OutgoingUnit]]:
         yield [filled(PAGE)]
@@ -179,7 +154,7 @@ async def test_a_cancelled_sender_leaves_nothing_behind() -> None:
 
 
 async def test_bytes_that_got_lost_are_noticed() -> None:
-    async with connected(ReceivingDecode(Sink(), miscount=-1)) as stub:
+    async with connected(ReceivingDecode(ArrivedUnits(), miscount=-1)) as stub:
         with pytest.raises(CorruptState, match="bytes were sent"):
             await send(stub, each([filled(PAGE)]))
 
@@ -225,7 +200,7 @@ async def test_an_odd_stream_is_refused(
             yield each_frame
 
     with pytest.raises(InvalidRequest, match=complaint):
-        await receive_pages(requests(), SIZES, Sink())
+        await receive_pages(requests(), SIZES, ArrivedUnits())
 
 
 def test_a_kind_that_the_model_lacks_is_refused() -> None:

@@ -8,23 +8,26 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
 import xxhash
 from tests.waiting import until
+from tests.wire.arrived_units import PAGE, RESERVATION, STATE, ArrivedUnits
 
 from ferryman.cache.manifest import Kind
-from ferryman.errors import CorruptState, FerrymanError, InvalidRequest, LeaseLost, Unavailable
+from ferryman.errors import CorruptState, InvalidRequest, LeaseLost, Unavailable
 from ferryman.handoff.effects import WriteFence, WriterId
-from ferryman.handoff.values import Reservation, WantedUnit
+from ferryman.handoff.values import WantedUnit
 from ferryman.runtime.background import Background
 from ferryman.runtime.life import alongside
-from ferryman.wire.codec.pieces import Piece, WriteHeader, header_to_wire
+from ferryman.wire.codec.pieces import WriteHeader, header_to_wire
 from ferryman.wire.grpc.rpc import Context, channel, listening
 from ferryman.wire.grpc.status import typed_errors
 from ferryman.wire.handoff.borrowed_memories import BorrowedMemories
@@ -42,46 +45,28 @@ from ferryman.wire.handoff.lent_memory import (
     sweep_sockets,
 )
 from ferryman.wire.handoff.memory_lender import MemoryLender
-from ferryman.wire.handoff.memory_plane import FrameStore, receive_landed, send_units_by_memory
+from ferryman.wire.handoff.memory_plane import (
+    FrameStore,
+    _Landing,
+    receive_landed,
+    send_units_by_memory,
+)
 from ferryman.wire.plane_values import GrpcOnly, MemoryGrant, MemoryOffer
 from ferryman.wire.v1 import decode_pb2, decode_pb2_grpc, types_pb2
 
 SIZES = {Kind.FULL: 3000, Kind.RECURRENT: 2 * FRAME_BYTES + 5}
+FAILSAFE_SECONDS = 60
 NUM_FRAMES = LENT_BYTES // FRAME_BYTES
 FENCE = WriteFence(77, "res-1", 2)
-RESERVATION = Reservation("res-1", 77, 2, (), 10.0)
 HEADER = WriteHeader(FENCE, "req-1", "digest")
-PAGE = WantedUnit(Kind.FULL, 3, 9)
-STATE = WantedUnit(Kind.RECURRENT, 200, 4)
 WRITER = WriterId("prefill-1", 5)
-
-
-class LandedUnits:
-    """Keeps copies of the pieces that arrive, or refuses all of them if so set."""
-
-    def __init__(self, refusal: FerrymanError | None = None) -> None:
-        self.refusal = refusal
-        self.headers: list[WriteHeader] = []
-        self.content: dict[WantedUnit, bytearray] = {}
-        self.finished: list[WantedUnit] = []
-
-    def begin(self, header: WriteHeader) -> None:
-        self.headers.append(header)
-
-    def write(self, fence: WriteFence, piece: Piece) -> None:
-        if self.refusal:
-            raise self.refusal
-        self.content.setdefault(piece.unit, bytearray()).extend(piece.content)
-
-    def finish(self, fence: WriteFence, unit: WantedUnit) -> None:
-        self.finished.append(unit)
 
 
 class LendingDecode(decode_pb2_grpc.DecodeServiceServicer):
     """A decode worker that lends memory and receives, and may miscount."""
 
     def __init__(self, lender: MemoryLender) -> None:
-        self.lender, self.sink, self.miscount = lender, LandedUnits(), 0
+        self.lender, self.sink, self.miscount = lender, ArrivedUnits(), 0
 
     async def Renew(
         self, request: decode_pb2.RenewRequest, context: Context
@@ -241,6 +226,32 @@ async def test_a_sender_cancelled_as_a_frame_becomes_free_gives_it_back(
         lending.store.give_back(taken.pop())
 
 
+async def test_a_frame_goes_back_when_its_thread_has_ended_however_often_its_sender_is_cancelled(
+    lending: Lending, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_filling, may_end = threading.Event(), threading.Event()
+    digest = _Landing._digest
+
+    def slow(landing: _Landing, *of_cut: Any) -> None:
+        is_filling.set()
+        assert may_end.wait(FAILSAFE_SECONDS)
+        digest(landing, *of_cut)
+
+    monkeypatch.setattr(_Landing, "_digest", slow)
+    sending = asyncio.ensure_future(lending.send(at_once([filled(PAGE)])))
+    assert await asyncio.to_thread(is_filling.wait, FAILSAFE_SECONDS)
+    for _ in range(3):
+        sending.cancel()
+        await asyncio.wait([sending], timeout=0)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not sending.done()
+        assert lending.store.num_free == NUM_FRAMES - 1
+    may_end.set()
+    await asyncio.wait([sending])
+    assert lending.store.num_free == NUM_FRAMES
+
+
 async def test_bytes_that_got_lost_are_noticed(lending: Lending) -> None:
     lending.decode.miscount = -1
     with pytest.raises(CorruptState, match="bytes were lent"):
@@ -308,7 +319,7 @@ async def test_an_odd_stream_is_refused(
 
     memory = memoryview(bytes(LENT_BYTES))
     with pytest.raises(InvalidRequest, match=complaint):
-        async for _ in receive_landed(requests(), SIZES, LandedUnits(), lambda _key: memory):
+        async for _ in receive_landed(requests(), SIZES, ArrivedUnits(), lambda _key: memory):
             pass
 
 

@@ -7,7 +7,7 @@ import json
 import resource
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import nats
@@ -20,11 +20,12 @@ from ferryman.wire.nats import lifecycle_log
 from ferryman.wire.nats import nats_bus as bus_module
 from ferryman.wire.nats.bus import Discoverable
 from ferryman.wire.nats.connection import NatsOptions
-from ferryman.wire.nats.lifecycle_log import STREAM, LogLimits
+from ferryman.wire.nats.lifecycle_log import STREAM, LogKeeper, LogLimits
 from ferryman.wire.nats.nats_bus import NatsBus, nats_bus
 from ferryman.wire.nats.subjects import Subjects
 
 LOCAL = Subjects("local")
+FAILSAFE_SECONDS = 30
 LIFE = LOCAL.life("router", "router-00000001", "req-1", "received")
 
 
@@ -58,6 +59,23 @@ async def test_a_bus_ends_though_no_broker_ever_came() -> None:
         async with bus.subscribed(LOCAL.all_life):
             await bus.disconnected()
     assert bus.statistics().num_waiting == 1
+
+
+async def test_a_bus_ends_though_an_answer_that_it_awaits_loses_a_cancel(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_asking = asyncio.Event()
+
+    async def ensure(_: LogKeeper) -> None:
+        is_asking.set()
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(LogKeeper, "ensure", ensure)
+    monkeypatch.setattr(bus_module, "CONNECT_SECONDS", 0.01)
+    async with asyncio.timeout(FAILSAFE_SECONDS):
+        async with nats_bus(NatsOptions(nats_url, log=LogLimits(60.0, 1 << 20))):
+            await is_asking.wait()
 
 
 async def test_a_broker_that_comes_back_gets_what_was_said_meanwhile(tmp_path: Path) -> None:

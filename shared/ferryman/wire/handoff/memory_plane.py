@@ -22,6 +22,7 @@ import numpy as np
 import xxhash
 
 from ferryman.cache.manifest import Kind
+from ferryman.cancellation import ended
 from ferryman.errors import CorruptState, InvalidRequest, Unreachable
 from ferryman.handoff.effects import fence_of
 from ferryman.handoff.values import Reservation, UnitDigest
@@ -202,13 +203,12 @@ class _Landing:
 
 
 async def _finished(job: Callable[[], None]) -> None:
-    """Runs a job in a thread; ends when the job has, also if the caller is cancelled."""
+    """Runs a job in a thread; ends when the job has, however often the caller is cancelled."""
     running = asyncio.ensure_future(asyncio.to_thread(job))
     try:
         await asyncio.shield(running)
-    except asyncio.CancelledError:
-        await asyncio.wait((running,))
-        raise
+    finally:
+        await ended(running)
 
 
 def _frames(batch: Sequence[OutgoingUnit]) -> Iterator[list[_Cut]]:

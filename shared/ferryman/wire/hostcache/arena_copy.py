@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from ferryman.cache.manifest import Kind
+from ferryman.cancellation import ended
 from ferryman.errors import Unavailable
 from ferryman.handoff.values import UnitDigest
 from ferryman.wire.codec.scalars import kind_from_wire
@@ -50,7 +51,7 @@ class ArenaCopier:
             await asyncio.shield(copying)
         finally:
             stop.set()
-            await _ended(copying)
+            await ended(copying)
         return digests
 
     def _copy_all(
@@ -73,18 +74,6 @@ class ArenaCopier:
         """Stops copying; finishes the unit that is being copied."""
         self._closing.set()
         await asyncio.to_thread(self._copier.shutdown)
-
-
-async def _ended(job: asyncio.Future[None]) -> None:
-    """Waits for a job that cannot be cancelled, however often the caller is cancelled meanwhile."""
-    cancelled: asyncio.CancelledError | None = None
-    while not job.done():
-        try:
-            await asyncio.wait((job,))
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        raise cancelled
 
 
 def check_room(
