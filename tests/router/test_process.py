@@ -26,6 +26,18 @@ from ferryman_router.routing.worker_starts import FIRST_START_SECONDS
 KEY_FILE = "FERRYMAN_CLUSTER_KEY_FILE"
 
 
+def _settings(nats_url: str, folder: Path) -> dict[str, str]:
+    """A router of a cluster of its own, at free ports."""
+    return {
+        "FERRYMAN_MODEL": str(folder),
+        KEY_FILE: str(key_file_in(folder)),
+        "FERRYMAN_HTTP_PORT": "0",
+        "FERRYMAN_GRPC_PORT": "0",
+        "FERRYMAN_NATS_URL": nats_url,
+        "FERRYMAN_CLUSTER": f"p{make_epoch() % 10**9}",
+    }
+
+
 async def _started(environment: dict[str, str]) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
         sys.executable,
@@ -40,16 +52,7 @@ async def _started(environment: dict[str, str]) -> asyncio.subprocess.Process:
 async def test_a_process_says_when_it_is_ready_and_drains_on_sigterm(
     nats_url: str, folder: Path
 ) -> None:
-    process = await _started(
-        {
-            "FERRYMAN_MODEL": str(folder),
-            KEY_FILE: str(key_file_in(folder)),
-            "FERRYMAN_HTTP_PORT": "0",
-            "FERRYMAN_GRPC_PORT": "0",
-            "FERRYMAN_NATS_URL": nats_url,
-            "FERRYMAN_CLUSTER": f"p{make_epoch() % 10**9}",
-        }
-    )
+    process = await _started(_settings(nats_url, folder))
     assert process.stdout is not None
     ready = json.loads(await process.stdout.readline())
     assert (ready["event"], ready["role"]) == ("ready", "router")
@@ -108,17 +111,7 @@ async def test_a_request_outlives_a_standstill_of_the_router_that_waits_for_work
     nats_url: str, folder: Path
 ) -> None:
     patience = 1.0 + FIRST_START_SECONDS
-    process = await _started(
-        {
-            "FERRYMAN_MODEL": str(folder),
-            KEY_FILE: str(key_file_in(folder)),
-            "FERRYMAN_HTTP_PORT": "0",
-            "FERRYMAN_GRPC_PORT": "0",
-            "FERRYMAN_NATS_URL": nats_url,
-            "FERRYMAN_CLUSTER": f"p{make_epoch() % 10**9}",
-            "FERRYMAN_NO_WORKER_SECONDS": "1",
-        }
-    )
+    process = await _started(_settings(nats_url, folder) | {"FERRYMAN_NO_WORKER_SECONDS": "1"})
     try:
         assert process.stdout is not None
         http = f"http://{json.loads(await process.stdout.readline())['http']}"

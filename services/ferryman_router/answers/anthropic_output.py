@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ferryman.schedule.request import FinishReason, Pin
-from ferryman.text.tool_calls.call_ids import plain_id
+from ferryman.text.tool_calls.kimi_k2 import plain
 from ferryman.wire.public import GenerateFinished
 from ferryman_router.answers.chat_output import OutputReading
 from ferryman_router.answers.errors import anthropic_error, failure_fields
@@ -146,7 +146,7 @@ class MessagesFormat(PartsFormat):
                 return {"type": "thinking", "thinking": text, "signature": ""}
             case PartKind.CALL:
                 # Anthropic's ids have no other characters; its clients check them.
-                named = {"id": plain_id(self._call_id(part)), "name": part.name}
+                named = {"id": plain(self._call_id(part)), "name": part.name}
                 return {"type": "tool_use", **named, "input": _input(text)}
 
     def _message(self, usage: dict[str, Any]) -> dict[str, Any]:

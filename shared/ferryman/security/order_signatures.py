@@ -80,7 +80,7 @@ def _encoded(value: Any) -> bytes:
         case Enum():
             return _encoded(value.value)
         case bool() | int() | Real():
-            return _number(float(value) if isinstance(value, float) else value)
+            return _number(value)
         case str():
             return _framed(b"s", value)
         case bytes():

@@ -19,7 +19,6 @@ from ferryman.errors import InvalidRequest
 from ferryman.text.chat import ChatTemplate, Message
 from ferryman.text.tool_calls import kimi_k2
 
-_NOT_PLAIN = re.compile(r"[^A-Za-z0-9_-]")
 _NUMBER = re.compile(r"[0-9]{1,9}$")
 _NINE = re.compile(r"[A-Za-z0-9]{9}")
 
@@ -46,11 +45,6 @@ def mistral_id(source: CallSource) -> str:
 def kimi_id(source: CallSource) -> str:
     """The tool's name and the number of the call."""
     return f"functions.{source.name}:{source.number}"
-
-
-def plain_id(call_id: str) -> str:
-    """An id of letters, digits, dashes and underscores alone."""
-    return _NOT_PLAIN.sub("_", call_id)
 
 
 class FittedCalls(NamedTuple):
@@ -135,6 +129,6 @@ def _numbered(call_id: str, name: str, number: int) -> tuple[str, int]:
     digits = _NUMBER.search(call_id)
     if digits is not None:
         canonical = kimi_id(CallSource("", name, int(digits[0])))
-        if plain_id(canonical) == plain_id(call_id):
+        if kimi_k2.plain(canonical) == kimi_k2.plain(call_id):
             return canonical, max(number, int(digits[0]) + 1)
     return kimi_id(CallSource("", name, number)), number + 1

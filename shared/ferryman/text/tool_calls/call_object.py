@@ -8,6 +8,7 @@ only if it names a tool that was offered, and an answer in JSON is content.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection
 
 from ferryman.text.tool_calls.deltas import DeltaSink
@@ -30,6 +31,8 @@ from ferryman.text.tool_calls.json_text import (
 )
 
 Names = Collection[str]
+TOOL_NAME = re.compile(r"[\w.:/-]+")
+MAX_NAME_CHARS = 256  # of a tool, or of one of its parameters
 FENCE = "```"
 MAX_FENCE_CHARS = 16  # of its language
 _ARGUMENTS = ("arguments", "parameters")

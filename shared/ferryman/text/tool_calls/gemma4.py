@@ -9,10 +9,9 @@ Python's, leaves the first or the last mark of a text out, or writes `name(key=v
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 
-from ferryman.text.tool_calls.call_object import calls
+from ferryman.text.tool_calls.call_object import MAX_NAME_CHARS, TOOL_NAME, calls
 from ferryman.text.tool_calls.deltas import DeltaSink
 from ferryman.text.tool_calls.grammar import (
     Emit,
@@ -33,20 +32,17 @@ from ferryman.text.tool_calls.json_text import (
     json_string,
 )
 from ferryman.text.tool_calls.value_types import (
-    ALL_TYPES,
     MAX_VALUE_CHARS,
+    NO_STRINGS,
+    STRING,
     Parameters,
     typed_value,
 )
 
 BEGIN, END, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 SPECIAL = frozenset({BEGIN, END, QUOTE})
-MAX_NAME_CHARS = 256
 _WORD = "call:"
-_NAME = re.compile(r"[\w.:/-]+")
 _SIGNS = (":", "=")
-_STRING = ("string",)
-_NO_STRINGS = tuple(kind for kind in ALL_TYPES if kind != "string")
 
 
 def gemma4(sink: DeltaSink, parameters: Parameters) -> Grammar[None]:
@@ -88,7 +84,7 @@ class _CallReader:
         last = name.rpartition(":")[2]
         if name not in self._parameters and last in self._parameters:
             return last
-        if name not in self._parameters and (name == head or not _NAME.fullmatch(name)):
+        if name not in self._parameters and (name == head or not TOOL_NAME.fullmatch(name)):
             raise Malformed
         return name
 
@@ -118,7 +114,7 @@ class _ArgumentReader:
                 break
             key = _next_key(mark) or (yield from _key(mark))
             emit(f"{comma}{json.dumps(key, ensure_ascii=False)}: ")
-            comma, kinds = ", ", types.get(key, _NO_STRINGS)
+            comma, kinds = ", ", types.get(key, NO_STRINGS)
             character = yield from self._value((yield from skip_space()), kinds, emit, depth)
             if character == ",":
                 character = yield from skip_space()
@@ -132,7 +128,7 @@ class _ArgumentReader:
         while not (character == END or character in CLOSERS):
             emit(comma)
             comma = ", "
-            character = yield from self._value(character, _NO_STRINGS, emit, depth)
+            character = yield from self._value(character, NO_STRINGS, emit, depth)
             if character == ",":
                 character = yield from skip_space()
         emit("]")
@@ -174,7 +170,7 @@ class _ArgumentReader:
     def _bare(self, first: str, types: Sequence[str], emit: Emit) -> Grammar[str]:
         """A number, a word, or a text whose first mark is missing."""
         text = TextBuffer(MAX_VALUE_CHARS)
-        if is_text := tuple(types) == _STRING:
+        if is_text := tuple(types) == STRING:
             mark = yield from self._text(text.add, first)
         else:
             mark = yield from text_until(text.add, (QUOTE, END, ",", *CLOSERS), first)

@@ -15,11 +15,12 @@ in a fence: models that were trained on other marks, and long prompts, bring tha
 
 from __future__ import annotations
 
-import re
 from functools import partial
 
 from ferryman.text.tool_calls.call_object import (
     FENCE,
+    MAX_NAME_CHARS,
+    TOOL_NAME,
     Names,
     calls,
     end_of_fence,
@@ -48,7 +49,6 @@ from ferryman.text.tool_calls.tags.qwen3_coder import (
 )
 from ferryman.text.tool_calls.value_types import Parameters
 
-MAX_NAME_CHARS = 256
 GRANITE_MARKS = ("<|tool_call|>", "<tool_call>")  # the word, where a tokenizer has no such token
 HERMES_BEGIN, HERMES_END = BEGIN, END
 LLAMA_BEGIN = "<|python_tag|>"
@@ -56,7 +56,6 @@ MISTRAL_BEGIN, MISTRAL_ID, MISTRAL_ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[AR
 DEEPSEEK_CALLS, DEEPSEEK_CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 DEEPSEEK_CALL, DEEPSEEK_CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
 DEEPSEEK_SEPARATOR = "<｜tool▁sep｜>"
-_NAME = re.compile(r"[\w.:/-]+")
 
 
 def granite(sink: DeltaSink, parameters: Parameters) -> Grammar[None]:
@@ -145,7 +144,7 @@ def _call(sink: DeltaSink, name: str, brace: str, names: Names) -> Grammar[str]:
     """A call whose arguments begin with this brace. One of `names` has none at the end of a text
     that the model ended. Returns the first character behind them that is no space."""
     is_over = not brace and not sink.is_cut and name in names
-    if not _NAME.fullmatch(name) or not (brace == "{" or is_over):
+    if not TOOL_NAME.fullmatch(name) or not (brace == "{" or is_over):
         raise Malformed
     sink.begin_call(name)
     if is_over:
@@ -176,7 +175,7 @@ def _deepseek_call(sink: DeltaSink, names: Names) -> Grammar[str]:
     mark = yield from text_until(head.add, ("{", DEEPSEEK_CALL_END))
     words = head.text.replace(f"{FENCE}json", " ").replace(FENCE, " ").split() or [kind.strip()]
     name = " ".join(words)
-    if mark == DEEPSEEK_CALL_END and _NAME.fullmatch(name):
+    if mark == DEEPSEEK_CALL_END and TOOL_NAME.fullmatch(name):
         sink.begin_call(name)
         sink.arguments("{}")
         return mark

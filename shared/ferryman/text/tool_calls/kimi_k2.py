@@ -36,6 +36,7 @@ MAX_ID_CHARS = 512
 _ID = re.compile(r"(?:functions\.)?([\w./:-]+):(\d{1,9})")
 _UNNUMBERED = re.compile(r"functions\.([\w./:-]+)")
 _PREFIX = re.compile(r"\Afunctions[._]?")
+_NOT_PLAIN = re.compile(r"[^A-Za-z0-9_-]")
 _NUMBER = re.compile(r"[:_]?(\d{0,9})")
 
 
@@ -99,7 +100,7 @@ def _named(call_id: str, names: Names) -> tuple[str, int | None]:
     for text in (_PREFIX.sub("", call_id), call_id):
         for name in sorted(names, key=len, reverse=True):
             number = _NUMBER.fullmatch(text, len(name))
-            if number and _plain(text[: len(name)]) == _plain(name):
+            if number and plain(text[: len(name)]) == plain(name):
                 return name, int(number[1]) if number[1] else None
     match = _UNNUMBERED.fullmatch(call_id)
     if match is None:
@@ -107,6 +108,6 @@ def _named(call_id: str, names: Names) -> tuple[str, int | None]:
     return match[1], None
 
 
-def _plain(name: str) -> str:
-    """A name as clients write it that take letters, digits, dashes and underscores alone."""
-    return re.sub(r"[^A-Za-z0-9_-]", "_", name)
+def plain(name: str) -> str:
+    """An id or a name of letters, digits, dashes and underscores alone, as some clients take it."""
+    return _NOT_PLAIN.sub("_", name)

@@ -16,6 +16,8 @@ from ferryman.text.tool_calls.grammar import Malformed
 from ferryman.text.tool_calls.json_text import is_text, normalised
 
 ALL_TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
+STRING = ("string",)
+NO_STRINGS = tuple(kind for kind in ALL_TYPES if kind != "string")
 # By the name of a tool: the types that each of its parameters may have.
 Parameters = Mapping[str, Mapping[str, Sequence[str]]]
 MAX_VALUE_CHARS = 1 << 20

@@ -9,13 +9,13 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from ferryman.text.tool_calls.call_object import MAX_NAME_CHARS, TOOL_NAME
 from ferryman.text.tool_calls.deltas import DeltaSink
 from ferryman.text.tool_calls.grammar import Grammar, Malformed
 
 MAX_CALL_CHARS = 1 << 16
 _PAIRS = {"[": "]", "(": ")", "{": "}"}
-_NAME = re.compile(r"[\w.:/-]+$")
-MAX_NAME_CHARS = 256
+_LAST_NAME = re.compile(TOOL_NAME.pattern + "$")
 _STAND_IN = "f"  # a name that Python reads, for one that it may not
 _KEYWORD = "_is_no_keyword_here"
 
@@ -67,13 +67,13 @@ class CallText:
 
     @property
     def _last_word(self) -> str:
-        word = _NAME.search("".join(self._written[-MAX_NAME_CHARS:]).rstrip())
+        word = _LAST_NAME.search("".join(self._written[-MAX_NAME_CHARS:]).rstrip())
         return word[0] if word else ""
 
     def _taken_word(self) -> str:
         """The word at the end, which is taken away. Raises Malformed if there is none."""
         end = "".join(self._written[-MAX_NAME_CHARS:])
-        last = _NAME.search(end.rstrip())
+        last = _LAST_NAME.search(end.rstrip())
         if last is None:
             raise Malformed
         self._written[-MAX_NAME_CHARS:] = end[: last.start()]

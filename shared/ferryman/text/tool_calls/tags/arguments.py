@@ -9,10 +9,7 @@ from typing import NamedTuple
 from ferryman.text.tool_calls.deltas import DeltaSink
 from ferryman.text.tool_calls.grammar import Emit, Grammar, text_until
 from ferryman.text.tool_calls.json_text import TextBuffer, in_quotes
-from ferryman.text.tool_calls.value_types import MAX_VALUE_CHARS, typed_value
-
-MAX_NAME_CHARS = 256
-STRING = ("string",)
+from ferryman.text.tool_calls.value_types import MAX_VALUE_CHARS, STRING, typed_value
 
 
 class ValueEnd(NamedTuple):

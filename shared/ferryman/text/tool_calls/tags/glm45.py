@@ -8,10 +8,9 @@ something else than its text. Models forget or repeat any of these tags at times
 
 from __future__ import annotations
 
-import re
 from functools import partial
 
-from ferryman.text.tool_calls.call_object import calls
+from ferryman.text.tool_calls.call_object import MAX_NAME_CHARS, TOOL_NAME, calls
 from ferryman.text.tool_calls.deltas import DeltaSink
 from ferryman.text.tool_calls.grammar import (
     Grammar,
@@ -21,7 +20,7 @@ from ferryman.text.tool_calls.grammar import (
     text_until,
 )
 from ferryman.text.tool_calls.json_text import TextBuffer, json_object
-from ferryman.text.tool_calls.tags.arguments import MAX_NAME_CHARS, TaggedArguments
+from ferryman.text.tool_calls.tags.arguments import TaggedArguments
 from ferryman.text.tool_calls.tags.value_text import tag_behind, value_text
 from ferryman.text.tool_calls.value_types import Parameters
 
@@ -36,7 +35,6 @@ _VALUE_ENDS = {
     "\n" + END: (BEGIN,),
     END: (BEGIN,),
 }
-_NAME = re.compile(r"[\w.:/-]+")
 
 
 def glm45(sink: DeltaSink, parameters: Parameters) -> Grammar[None]:
@@ -71,7 +69,7 @@ class _MarkedCalls:
         return (yield from self._without_arguments(text, mark))
 
     def _begun(self, name: str) -> TaggedArguments:
-        if not _NAME.fullmatch(name):
+        if not TOOL_NAME.fullmatch(name):
             raise Malformed
         self._sink.begin_call(name)
         return TaggedArguments(self._sink, self._parameters.get(name, {}), _TAGS)

@@ -15,26 +15,24 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
-from ferryman.text.tool_calls.call_object import calls
+from ferryman.text.tool_calls.call_object import TOOL_NAME, calls
 from ferryman.text.tool_calls.deltas import DeltaSink
 from ferryman.text.tool_calls.grammar import Emit, Grammar, Malformed, marked_text
 from ferryman.text.tool_calls.json_text import TextBuffer, json_object
-from ferryman.text.tool_calls.tags.arguments import STRING, TaggedArguments, ValueEnd
+from ferryman.text.tool_calls.tags.arguments import TaggedArguments, ValueEnd
 from ferryman.text.tool_calls.tags.value_text import (
     ValueEnds,
     lined_value_text,
     tag_behind,
     value_text,
 )
-from ferryman.text.tool_calls.value_types import ALL_TYPES, Parameters
+from ferryman.text.tool_calls.value_types import NO_STRINGS, STRING, Parameters
 
 DSML = "｜DSML｜"
 MINIMAX_BEGIN, MINIMAX_END = "<minimax:tool_call>", "</minimax:tool_call>"
 MAX_ATTRIBUTES_CHARS = 512
-_NAME = re.compile(r"[\w.:/-]+")
 _ATTRIBUTE = r"""(?:\b{}\s*|^\s*)=\s*(?:"([^"]*)"|'([^']*)'|["']?([^"'>/\s]+))"""
 _NAMED, _IS_STRING = (re.compile(_ATTRIBUTE.format(word)) for word in ("name", "string"))
-_NO_STRINGS = tuple(kind for kind in ALL_TYPES if kind != "string")
 
 ReadText = Callable[[DeltaSink, ValueEnds, str | None, Emit], Grammar[ValueEnd]]
 
@@ -138,7 +136,7 @@ class _Invocations:
         """A call that begins when a tag or an object follows its own. Returns what follows it."""
         attributes = yield from _attributes()
         name = _value_of(_NAMED, attributes or "")
-        if not _NAME.fullmatch(name) or (names is not None and name not in names):
+        if not TOOL_NAME.fullmatch(name) or (names is not None and name not in names):
             raise Malformed
         arguments = TaggedArguments(self._sink, self._parameters.get(name, {}), self._tags.all)
         if (attributes or "").rstrip().endswith("/"):
@@ -206,7 +204,7 @@ def _value_of(attribute: re.Pattern[str], attributes: str) -> str:
 
 def _types(arguments: TaggedArguments, name: str, is_string: str) -> Sequence[str]:
     """The types of a value by its schema, and by what the model says of it."""
-    types = arguments.types(name, _NO_STRINGS if is_string == "false" else STRING)
+    types = arguments.types(name, NO_STRINGS if is_string == "false" else STRING)
     if is_string == "true" and "string" in types:
         return STRING
     if is_string == "false":

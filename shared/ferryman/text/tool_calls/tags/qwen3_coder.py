@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 
-from ferryman.text.tool_calls.call_object import calls
+from ferryman.text.tool_calls.call_object import MAX_NAME_CHARS, calls
 from ferryman.text.tool_calls.deltas import DeltaSink
 from ferryman.text.tool_calls.grammar import (
     Emit,
@@ -27,7 +27,6 @@ from ferryman.text.tool_calls.grammar import (
 )
 from ferryman.text.tool_calls.json_text import TextBuffer, json_object
 from ferryman.text.tool_calls.tags.arguments import (
-    MAX_NAME_CHARS,
     ReadValue,
     TaggedArguments,
     ValueEnd,
