@@ -98,9 +98,9 @@ class Lending:
 
 
 @asynccontextmanager
-async def lender_in(folder: Path) -> AsyncIterator[MemoryLender]:
+async def lender_in(folder: Path, worker_id: str = "decode-1") -> AsyncIterator[MemoryLender]:
     async with Background() as background:
-        lender = MemoryLender(folder, socket_name("decode-1", 7), background)
+        lender = MemoryLender(folder, socket_name(worker_id, 7), background)
         async with alongside(lender.run()):
             await until(lambda: bool(lender.place))
             yield lender
@@ -399,6 +399,31 @@ async def borrower(
         with suppress(ProcessLookupError):
             process.kill()
         await process.wait()
+
+
+async def test_a_writer_keeps_the_memory_of_each_lender_that_lives(tmp_path: Path) -> None:
+    """Where another one is fetched it drops those whose lenders are gone, and asks without
+    waiting."""
+    offer = MemoryOffer(place_of(tmp_path))
+    with closing(BorrowedMemories(tmp_path)) as memories:
+        async with lender_in(tmp_path) as first:
+            async with lender_in(tmp_path, "decode-2") as gone:
+                of_first, of_gone = (one.grant(WRITER, offer) for one in (first, gone))
+                assert isinstance(of_first, MemoryGrant)
+                assert isinstance(of_gone, MemoryGrant)
+                kept, over = await memories.of(of_first), await memories.of(of_gone)
+                assert not kept.memory.is_over
+                assert not over.memory.is_over
+                assert first.memory_of(kept.memory.key)
+            await until(lambda: over.memory.is_over)
+            async with lender_in(tmp_path, "decode-3") as third:
+                of_third = third.grant(WRITER, offer)
+                assert isinstance(of_third, MemoryGrant)
+                await memories.of(of_third)
+                assert await memories.of(of_first) is kept
+                assert first.memory_of(kept.memory.key)
+                assert first.statistics().lent == third.statistics().lent == 1
+        await until(lambda: kept.memory.is_over)
 
 
 async def test_a_loan_ends_with_the_process_of_its_writer(tmp_path: Path) -> None:

@@ -113,6 +113,8 @@ def borrow(folder: Path, grant: MemoryGrant) -> BorrowedMemory:
             connection.connect(path)
         connection.sendall(grant.ticket)
         key, descriptor = _received(connection)
+        # With its time limit, a look at the connection would wait that long and call it over.
+        connection.setblocking(False)
         try:
             return BorrowedMemory(connection, key, _mapped(descriptor, grant.num_bytes))
         finally:
