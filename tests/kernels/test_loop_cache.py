@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import logging
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -146,6 +149,35 @@ def test_a_loop_that_is_not_on_disk_is_named_when_it_is_compiled(
 ) -> None:
     told = [toys.ran(tmp_path, "1")[1] for _ in range(2)]
     assert told == [["ferryman_kernels.compiling __main__.double_alone"], []]
+
+
+def test_a_loop_that_another_process_compiles_is_named_by_those_that_wait(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The other one is done as soon as somebody is heard to wait for it."""
+
+    def double_alone_digest() -> None: ...
+
+    loop = SimpleNamespace(
+        stats=SimpleNamespace(cache_path=str(tmp_path)), py_func=double_alone_digest
+    )
+    compiling = logging.getLogger("ferryman_kernels.compiling")
+    with (
+        (tmp_path / f"{double_alone_digest.__qualname__}.lock").open("wb") as other,
+        caplog.at_level(logging.INFO, compiling.name),
+    ):
+        fcntl.flock(other, fcntl.LOCK_EX)
+
+        def done(record: logging.LogRecord) -> bool:
+            fcntl.flock(other, fcntl.LOCK_UN)
+            return True
+
+        compiling.addFilter(done)
+        try:
+            with _compiled._turn(loop):
+                assert caplog.messages == ["test_loop_cache.double_alone"]
+        finally:
+            compiling.removeFilter(done)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ferryman_kernels.cpu._loop_cache import cached, digest_of_sources
+from ferryman_kernels.cpu._loop_cache import cached, compiling, digest_of_sources, shown_name
 from ferryman_kernels.cpu.launches import launch
 
 try:
@@ -149,11 +149,13 @@ def _turn(loop: Any) -> Iterator[None]:
         yield
         return
     with file:
-        for _ in range(round(COMPILING_SECONDS / LOOK_SECONDS)):
+        for look in range(round(COMPILING_SECONDS / LOOK_SECONDS)):
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
+                if not look:  # for those who watch this process, this wait is a compilation
+                    compiling.info("%s", shown_name(loop.py_func))
                 time.sleep(LOOK_SECONDS)
             except OSError:  # a file system without locks
                 break

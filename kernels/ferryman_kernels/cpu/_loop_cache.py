@@ -33,8 +33,14 @@ except ModuleNotFoundError:
 
 log = logging.getLogger(__name__)
 compiling = logging.getLogger("ferryman_kernels.compiling")
-"""Hears the name of each loop whose compilation begins: at a first start that takes a while."""
+"""Hears the name of each loop whose compilation begins, here or in a process that this one waits
+for: at a first start that takes a while."""
 _DIGEST_BYTES = 32
+
+
+def shown_name(function: Callable[..., Any]) -> str:
+    """The name of a compiled loop for people, without the digest of the sources."""
+    return f"{function.__module__.rpartition('.')[2]}.{function.__name__.rpartition('_')[0]}"
 
 
 @cache
@@ -89,8 +95,7 @@ if numba is not None:
             super().__init__(function)
             stamp = self._impl.locator.get_source_stamp()
             self._cache_file = LoopFiles(Path(self.cache_path), self._impl.filename_base, stamp)
-            name, _, _ = function.__name__.rpartition("_")  # without the digest of the sources
-            self._shown_as = f"{function.__module__.rpartition('.')[2]}.{name}"
+            self._shown_as = shown_name(function)
 
         def load_overload(self, sig: Any, target_context: Any) -> Any:
             found = super().load_overload(sig, target_context)
