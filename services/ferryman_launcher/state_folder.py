@@ -1,6 +1,7 @@
 """The state folder of a cluster: its logs, its broker's files, and its endpoints.
 
 <state-dir>/cluster.json    endpoints and process ids, while `ferryman up` runs
+<state-dir>/cluster.room    holds the room for the next one, which a full disk would not have
 <state-dir>/lock            held by that `ferryman up`
 <state-dir>/cluster.key     the cluster's secret, made once; without it stored state is no use
 <state-dir>/credentials    made from the key: those of each role, ROLE.json, and the servers' files
@@ -19,14 +20,14 @@ import fcntl
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from ferryman.errors import ConfigError
 from ferryman.security.credentials import ClusterRole
 from ferryman.security.credentials_file import write_private_text
-from ferryman.security.key_file import cannot_write
+from ferryman.security.key_file import FULL_DISK, cannot_write
 from ferryman_launcher.write_failures import WriteFailures
 
 DEFAULT = Path(".ferryman")
@@ -35,6 +36,7 @@ METRICS_TOKEN = "metrics.token"
 CREDENTIALS = "credentials"
 PRIVATE, PRIVATE_FILE = 0o700, 0o600
 RETRY_SECONDS = 5.0
+ROOM_BYTES = 64 << 10  # a cluster of a hundred processes takes 16 KiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +99,34 @@ class StateFolder:
         return self.logs / f"{name}.log"
 
     def write(self, cluster: RunningCluster) -> None:
-        """Readers see the old file or the new one, never a part of one. Raises OSError."""
+        """Readers see the old file or the new one, never a part of one. On a full disk it takes the
+        room that the last write has kept. Raises OSError."""
+        text = json.dumps(asdict(cluster), indent=1) + "\n"
+        try:
+            self._replace_cluster_file(text)
+        except OSError as error:
+            if error.errno not in FULL_DISK:
+                raise
+            self._room.unlink(missing_ok=True)
+            self._replace_cluster_file(text)
+        self._keep_room()
+
+    @property
+    def _room(self) -> Path:
+        return self.path / "cluster.room"
+
+    def _replace_cluster_file(self, text: str) -> None:
         draft = self.path / "cluster.json.new"
         draft.touch(PRIVATE_FILE)  # URLs of a broker or an index may hold a password
-        draft.write_text(json.dumps(asdict(cluster), indent=1) + "\n")
+        draft.write_text(text)
         draft.replace(self.cluster_file)
+
+    def _keep_room(self) -> None:
+        """Takes the room for the next write, as far as there is any."""
+        if self._room.exists():
+            return
+        with suppress(OSError), self._room.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, ROOM_BYTES)
 
     def write_observer_urls(self, nats: str, redis: str) -> None:
         """The URLs for people and their tools, with the observer's password."""
@@ -113,8 +138,9 @@ class StateFolder:
         write_private_text(self.path / METRICS_TOKEN, token)
 
     def forget(self) -> None:
-        """Removes the file of a cluster that has ended."""
-        self.cluster_file.unlink(missing_ok=True)
+        """Removes the file of a cluster that has ended, and the room for the next one."""
+        for file in (self.cluster_file, self._room):
+            file.unlink(missing_ok=True)
 
     @contextmanager
     def locked(self) -> Iterator[None]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.skipped_time import skipped_time
+from tests.small_disk import fill_disk, small_disk
 
 from ferryman.errors import ConfigError
 from ferryman.runtime.life import alongside
@@ -75,6 +76,23 @@ async def test_the_file_of_a_cluster_is_written_when_the_disk_has_room_again(
         await time.skip(0)
         assert cluster.written.down == {"four": "died"}
     assert len(cluster.said) == 2
+
+
+def test_a_disk_that_fills_up_later_has_room_for_the_file_of_each_change(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 512) as disk:
+        cluster = ChangingCluster(disk)
+        cluster.file.write_first()
+        filler = fill_disk(disk)
+        with pytest.raises(OSError, match="No space left"):
+            (disk / "any").write_bytes(b"one byte")
+        for name in ("one", "two", "three"):
+            cluster.value = replace(CLUSTER, down={name: "died"})
+            cluster.folder.write(cluster.value)
+            assert cluster.written.down == {name: "died"}
+        filler.unlink()
+        cluster.folder.forget()
+        left = {path.name for path in disk.iterdir() if path.is_file()}
+        assert left <= {"any"}
 
 
 def test_a_cluster_does_not_start_on_a_full_disk_and_says_so(tmp_path: Path) -> None:

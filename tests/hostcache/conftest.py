@@ -3,11 +3,9 @@ places for a storage tier."""
 
 from __future__ import annotations
 
-import os
-import subprocess
 import uuid
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,6 +16,7 @@ from tests.doubles.memory_blob_store import BlobMedium
 from tests.hostcache.object_server import BUCKET, ObjectFaults, S3Server, s3_server
 from tests.hostcache.stored import Bucket, Place
 from tests.servers import nats_server, redis_server
+from tests.small_disk import small_disk
 
 from ferryman.settings.groups import BusSettings, IndexSettings, ListenSettings
 from ferryman.settings.hostcache import HostCacheServiceSettings
@@ -147,15 +146,5 @@ def small_place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Plac
     if request.param == "memory":
         yield BlobMedium(capacity_bytes=128 << 10)
         return
-    with small_disk(tmp_path / "disk") as folder:
+    with small_disk(tmp_path / "disk", 128) as folder:
         yield folder
-
-
-@contextmanager
-def small_disk(folder: Path) -> Iterator[Path]:
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=128k,mode=700", "none", str(folder)]
-    if os.geteuid() or subprocess.run(mount, check=False).returncode:
-        pytest.skip("needs the right to mount a small filesystem")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.hostcache.conftest import small_disk
+from tests.small_disk import small_disk
 
 from ferryman.cache.manifest import Kind
 from ferryman.cache.slots import Holder, Pools, Role
@@ -57,7 +57,7 @@ def test_memory_is_taken_by_stretches_as_slots_are_given(tmp_path: Path) -> None
 def test_slots_end_where_shared_memory_ends_and_the_rest_are_used_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with small_disk(tmp_path / "shm") as folder, arena_in(folder, 96 << 10) as arena:
+    with small_disk(tmp_path / "shm", 128) as folder, arena_in(folder, 96 << 10) as arena:
         layout, pools = two_kinds(arena, 12 << 10, 4)
         other = folder / "another"
         other.write_bytes(b"x" * (48 << 10))
@@ -83,7 +83,7 @@ def test_slots_that_have_their_memory_are_not_given_it_again(tmp_path: Path) -> 
 @pytest.mark.parametrize("num_bytes", [1 << 20, 128 << 10])
 def test_an_arena_that_cannot_fit_is_refused_at_the_start(tmp_path: Path, num_bytes: int) -> None:
     """The proof behind the units needs a page, too."""
-    with small_disk(tmp_path / "shm") as folder:
+    with small_disk(tmp_path / "shm", 128) as folder:
         with pytest.raises(ConfigError, match="FERRYMAN_HOST_MEMORY"):
             Arena.create(folder / NAME, num_bytes)
         assert list(folder.iterdir()) == []
