@@ -145,6 +145,22 @@ def test_a_card_norms_and_then_gates_in_one_kernel(
     _assert_close(found, normed * torch.nn.functional.silu(gate.double()))
 
 
+@pytest.mark.parametrize("eps", [1e-5, 1e-6, 3e-7])
+def test_a_card_adds_eps_in_float64_beside_small_numbers(eps: float, device: torch.device) -> None:
+    """Triton takes a Python float that is an argument as a float32: 4e-8 of the answer."""
+    x, added = 1e-6 * torch.randn(2, 3, 48, dtype=torch.float64)
+    weight = torch.randn(48, dtype=torch.float64)
+    place = [each.to(device) for each in (x, added, weight)]
+    total, y = add_rms_norm_triton(place[0], place[1], 0.246, place[2], eps)
+    _assert_exact(total, x + 0.246 * added)
+    _assert_exact(y, _naive(total.cpu(), None, weight, eps, 1))
+    _assert_exact(rms_norm_triton(place[0], place[2], eps), _naive(x, None, weight, eps, 1))
+
+
+def _assert_exact(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found.cpu(), expected, rtol=1e-12, atol=0.0)
+
+
 def _assert_close(found: Tensor, expected: Tensor) -> None:
     atol = 1e-12 if found.dtype == torch.float64 else 1e-6
     rtol = TOLERANCE[found.dtype]

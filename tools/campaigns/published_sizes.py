@@ -24,7 +24,7 @@ _GRANITE: Mapping[str, Any] = {
     "mamba_d_conv": 4,
     "mamba_expand": 2,
     "mamba_n_groups": 1,
-    "tie_word_embeddings": True,
+    "tie_word_embeddings": False,
     "embedding_multiplier": 12.0,
     "residual_multiplier": 0.22,
     "bos_token_id": None,

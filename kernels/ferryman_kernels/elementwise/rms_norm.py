@@ -63,7 +63,7 @@ def _rms_norm_kernel(
     stride_gate_row: int,
     stride_y_row: int,
     dim: int,
-    eps: float,
+    EPS: tl.constexpr,
     GATE_FIRST: tl.constexpr,
     GATE_LAST: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
@@ -79,7 +79,7 @@ def _rms_norm_kernel(
     if GATE_FIRST:
         gate = tl.load(gate_at, mask=mask, other=0.0).to(WIDE)
         x = x * gate / (1.0 + tl.exp(-gate))
-    scale = 1.0 / tl.sqrt(tl.sum(x * x, axis=0) / dim + eps)
+    scale = 1.0 / tl.sqrt(tl.sum(x * x, axis=0) / dim + EPS)
     weight = tl.load(weight_ptr + offs, mask=mask, other=0.0).to(WIDE)
     y = x * scale * weight
     if GATE_LAST:
@@ -98,7 +98,7 @@ def _add_rms_norm_kernel(
     stride_x_row: int,
     stride_added_row: int,
     dim: int,
-    eps: float,
+    EPS: tl.constexpr,
     SCALE: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
     WIDE: tl.constexpr,
@@ -112,7 +112,7 @@ def _add_rms_norm_kernel(
     rounded = (x + added * SCALE).to(total_ptr.dtype.element_ty)
     tl.store(total_ptr + row * dim + offs, rounded, mask=mask)
     total = rounded.to(WIDE)
-    scale = 1.0 / tl.sqrt(tl.sum(total * total, axis=0) / dim + eps)
+    scale = 1.0 / tl.sqrt(tl.sum(total * total, axis=0) / dim + EPS)
     weight = tl.load(weight_ptr + offs, mask=mask, other=0.0).to(WIDE)
     y = total * scale * weight
     tl.store(y_ptr + row * dim + offs, y.to(y_ptr.dtype.element_ty), mask=mask)
@@ -150,7 +150,7 @@ def _launch(
     block = next_power_of_two(dim // groups)
     _rms_norm_kernel[tokens, groups](
         x, gate, weight, y,
-        x.stride(0), gate.stride(0), y.stride(0), dim // groups, eps,
+        x.stride(0), gate.stride(0), y.stride(0), dim // groups, EPS=float(eps),
         GATE_FIRST=gate_first, GATE_LAST=gate_last, BLOCK_DIM=block, WIDE=wide_type(x.dtype),
         num_warps=_num_warps(block),
     )  # fmt: skip
@@ -169,7 +169,7 @@ def add_rms_norm_triton(
     block = next_power_of_two(x.shape[1])
     _add_rms_norm_kernel[len(x),](
         x, added, weight, total, y,
-        x.stride(0), added.stride(0), x.shape[1], eps,
+        x.stride(0), added.stride(0), x.shape[1], EPS=float(eps),
         SCALE=float(scale), BLOCK_DIM=block, WIDE=wide_type(x.dtype), num_warps=_num_warps(block),
     )  # fmt: skip
     return total, y

@@ -48,7 +48,7 @@ def _rotary_kernel(
     heads: int,
     head_dim: int,
     half: int,
-    scaling: float,
+    SCALING: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
     WIDE: tl.constexpr,
@@ -64,8 +64,8 @@ def _rotary_kernel(
     inv_freq = tl.load(inv_freq_ptr + freq_at, mask=turned, other=0.0).to(WIDE)
     angle = tl.load(positions_ptr + token).to(WIDE) * inv_freq
     # For elements that are not rotated the angle is 0, and x must stay unchanged.
-    cos = tl.where(turned, tl.cos(angle) * scaling, 1.0)
-    sin = tl.where(first, -tl.sin(angle), tl.sin(angle)) * scaling
+    cos = tl.where(turned, tl.cos(angle) * SCALING, 1.0)
+    sin = tl.where(first, -tl.sin(angle), tl.sin(angle)) * SCALING
     mask = (offs_head < heads) & (offs_dim < head_dim)[None, :]
     row = x_ptr + token * stride_x_token + offs_head * stride_x_head
     x = tl.load(row + offs_dim[None, :], mask=mask, other=0.0).to(WIDE)
@@ -87,9 +87,9 @@ def _launch(x: Tensor, positions: Tensor, inv_freq: Tensor, scaling: float) -> T
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     _rotary_kernel[tokens,](
         x, y, positions, inv_freq,
-        x.stride(0), x.stride(1), heads, head_dim, len(inv_freq), scaling,
-        BLOCK_HEADS=next_power_of_two(heads), BLOCK_DIM=next_power_of_two(head_dim),
-        WIDE=wide_type(x.dtype),
+        x.stride(0), x.stride(1), heads, head_dim, len(inv_freq),
+        SCALING=float(scaling), BLOCK_HEADS=next_power_of_two(heads),
+        BLOCK_DIM=next_power_of_two(head_dim), WIDE=wide_type(x.dtype),
     )  # fmt: skip
     return y
 
