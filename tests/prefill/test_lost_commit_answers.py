@@ -90,6 +90,15 @@ async def test_prefill_learns_from_its_own_abort_that_the_request_was_committed(
         await the_answer_is_whole(pair)
 
 
+async def test_a_beat_has_the_seconds_from_a_computed_prompt_to_decode_s_word() -> None:
+    async with pair_of_workers() as pair:
+        prefill = pair.prefill.service
+        assert prefill.load().handoff_seconds == 0.0
+        progress = await pair.run_prefill(pair.order(request("r1", PROMPT, max_tokens=4)))
+        handed_off = progress[-1].handed_off
+        assert 0.0 < prefill.load().handoff_seconds < handed_off.seconds
+
+
 class AnswersLate(DecodeServicer):
     """Carries Commit out, and answers when `may_answer` is set."""
 

@@ -41,6 +41,18 @@ def test_one_worker_alone_is_a_pair_and_nothing_travels() -> None:
     assert longest_request(fleet) == 100
 
 
+def test_a_hand_off_costs_what_the_prefill_worker_has_measured_and_its_tokens() -> None:
+    fleet = fleet_of(beat_of(PREFILL, 3, handoff_seconds=0.11), beat_of(DECODE, 3))
+    explanation = chosen(fleet)
+    assert explanation is not None
+    per_token = RoutingCosts().handoff_seconds_per_token
+    assert explanation.chosen.handoff_seconds == 0.11 + len(TOKENS) * per_token
+    shared = replace(ASKING, shared_by=explanation.chosen.decode)
+    explanation = choose(fleet, shared, costs=RoutingCosts(), now=0.0)
+    assert explanation is not None
+    assert explanation.chosen.handoff_seconds == 0.0
+
+
 def test_a_prompt_is_decoded_where_it_is_prefilled_however_full_that_worker_is() -> None:
     busy = {"num_running": 30, "max_running": 32, "step_seconds": 9.0}
     fleet = fleet_of(beat_of(BOTH, 1, **busy), beat_of(BOTH, 2))

@@ -6,6 +6,7 @@ import pytest
 
 from ferryman.cache.resume import FIRST_GUESS
 from ferryman.schedule.batch import NOTHING_LOADED, LoadReport
+from ferryman.worker.handoff_writer import HandoffTimings
 from ferryman.worker.loop import StepTimings
 
 
@@ -39,6 +40,14 @@ def test_loads_are_reckoned_by_the_bandwidth_that_was_measured() -> None:
         pace.loaded(NOTHING_LOADED)
     assert pace.load_seconds_per_byte == pytest.approx(0.004, rel=0.01)
     assert pace.costs().load_seconds_per_byte == pace.load_seconds_per_byte
+
+
+def test_the_newest_hand_offs_count_most() -> None:
+    timings = HandoffTimings()
+    assert timings.seconds == 0.0
+    for seconds in [1.0] * 50 + [2.0] * 50:
+        timings.ended(seconds)
+    assert timings.seconds == pytest.approx(2.0, rel=0.01)
 
 
 def test_a_small_load_hardly_changes_the_seconds_per_byte() -> None:

@@ -4,7 +4,8 @@
                              +  fetch    bytes that storage or a peer has x seconds per byte
                              +  load     bytes that the host then has x seconds per byte
                              +  prefill  tokens that no tier has kept x seconds per token
-                             +  handoff  tokens that decode does not hold x seconds per token
+                             +  handoff  seconds of any, as measured, and tokens that decode does
+                                         not hold x seconds per token
                              +  row      the wait for a row at decode
 
 The numbers of the choice and of its alternatives are the explanation; they are never computed a
@@ -333,12 +334,20 @@ def _candidate(
         decode.name,
         queue_seconds=prefill.queue_tokens * per_token,
         prefill_seconds=(asking.prompt_len - arrival.cached.total) * per_token,
-        handoff_seconds=(asking.prompt_len - at_decode) * costs.handoff_seconds_per_token,
+        handoff_seconds=_handoff_seconds(prefill, asking.prompt_len - at_decode, costs),
         row_seconds=_row_wait(decode, costs),
         arrival=arrival,
         plane=_plane(prefill.beat, decode.beat),
         arithmetic=prefill.beat.state.arithmetic,
     )
+
+
+def _handoff_seconds(prefill: FleetWorker, num_tokens: int, costs: RoutingCosts) -> float:
+    """None without tokens to hand off: the last ones of a prompt and its recurrent state travel
+    once it is computed, and decode looks at all of it before it says that it has the request."""
+    if not num_tokens:
+        return 0.0
+    return prefill.beat.handoff_seconds + num_tokens * costs.handoff_seconds_per_token
 
 
 def _seconds_per_token(prefill: Heartbeat, costs: RoutingCosts) -> float:

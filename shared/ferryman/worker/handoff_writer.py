@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ferryman.engine.engine import Engine
 from ferryman.errors import FerrymanError, LeaseLost
@@ -23,9 +23,28 @@ from ferryman.wire.handoff.grpc_plane import Sent
 from ferryman.wire.values import CommitOrder, PrefillOrder, Usage
 from ferryman.worker.decode_client import DecodeClient
 from ferryman.worker.handoff_transport import HandoffTransport
+from ferryman.worker.loop import KEPT
 from ferryman.worker.send_leases import OutgoingUnits, SendLeases
 
 RENEWALS_PER_LEASE = 3
+
+
+@dataclass(slots=True)
+class HandoffTimings:
+    """What hand-offs add to their prompts' computing: a decaying mean, as in `StepTimings`."""
+
+    _count: float = 0.0
+    _sum: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """From the last token's computing to decode's word that it has all; 0 before the first."""
+        return self._sum / self._count if self._count else 0.0
+
+    def ended(self, seconds: float) -> None:
+        """Decode has another request, so long after its prompt was computed."""
+        self._count = KEPT * self._count + 1
+        self._sum = KEPT * self._sum + seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +56,7 @@ class SendingSide:
     send_leases: SendLeases
     transport: HandoffTransport
     clock: Callable[[], float]
+    timings: HandoffTimings = field(default_factory=HandoffTimings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +107,7 @@ class HandoffWriter:
         self._side, self._source = side, source
         self._num_superfluous = 0
         self._refused: set[str] = set()
+        self._filled_at = 0.0
         self._committing: _Committing | None = None
         self._is_done = False
 
@@ -112,7 +133,9 @@ class HandoffWriter:
         facts: dict[str, Fact] = {"path": sent.path, "superfluous": self._num_superfluous}
         if self._decode.why_grpc:
             facts["why"] = self._decode.why_grpc
-        seconds = self._side.clock() - committed.began
+        now = self._side.clock()
+        seconds = now - committed.began
+        self._side.timings.ended(now - self._filled_at)
         self._is_done = True
         self._source.done(HandoffDone(committed.order.usage, sent.num_bytes, seconds, facts))
 
@@ -178,6 +201,7 @@ class HandoffWriter:
             sending = group.create_task(send_leases.send(reservation_id, writing))
             renewing = group.create_task(self._renew(reservation))
             first = await self._source.fill(outgoing)
+            self._filled_at = self._side.clock()
             outgoing.finish()
             sent = await sending
             renewing.cancel()

@@ -110,7 +110,8 @@ def process_seconds() -> float:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLoad:
-    """The part of a worker's load that only its service knows."""
+    """The part of a worker's load that only its service knows. `handoff_seconds` are those after a
+    prompt was computed, 0 before the first hand-off."""
 
     is_ready: bool
     num_running: int
@@ -118,6 +119,7 @@ class WorkerLoad:
     queue_tokens: int
     node: str
     planes: tuple[str, ...] = ("grpc",)
+    handoff_seconds: float = 0.0
 
 
 class CacheEvents:
@@ -271,6 +273,7 @@ class Telemetry:
             snapshot_bytes=bytes_of.get(Kind.RECURRENT, 0),
             start_seconds=self._start_seconds,
             planes=load.planes,
+            handoff_seconds=load.handoff_seconds,
             is_quarantined=engine.scheduler.is_quarantined,
         )
 

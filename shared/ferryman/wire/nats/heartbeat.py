@@ -94,12 +94,12 @@ class Heartbeat:
     its own. `num_steps` counts the engine's steps, `draft_steps` a step once for each request that
     drafts in it; `accepted_tokens` of the `drafted_tokens` were right.
 
-    A worker gives the seconds per byte of a load from the host, and the bytes of a page of all its
-    paged kinds and of a snapshot. A host-cache gives the seconds per byte from its storage and from
-    a peer, and the least gain in tokens of a prefetch (`prefetch_threshold`). `planes` are the data
-    planes that a worker can use, `start_seconds` how long it took from the beginning of its process
-    until it was ready. A worker `is_quarantined` once an audit has found wrong state there: it
-    serves, and reuses nothing.
+    A worker gives the seconds per byte of a load from the host, the bytes of a page of all its
+    paged kinds and of a snapshot, and the seconds of a hand-off after its prompt was computed. A
+    host-cache gives the seconds per byte from its storage and from a peer, and the least gain in
+    tokens of a prefetch (`prefetch_threshold`). `planes` are the data planes that a worker can use,
+    `start_seconds` how long it took from the beginning of its process until it was ready. A worker
+    `is_quarantined` once an audit has found wrong state there: it serves, and reuses nothing.
     """
 
     role: str
@@ -130,6 +130,7 @@ class Heartbeat:
     prefetch_threshold: int = 0
     start_seconds: float = 0.0
     planes: tuple[str, ...] = ("grpc",)
+    handoff_seconds: float = 0.0
     is_quarantined: bool = False
 
     def serves(self, role: str) -> bool:
