@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from mmap import PAGESIZE, mmap
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,7 +21,7 @@ from tests.native import native_config, save_native
 from ferryman.cache.keys import as_token_ids
 from ferryman.cache.manifest import Kind
 from ferryman.engine.engine import build_engine
-from ferryman.engine.memory.copy_stream import CopyStream, PinnedMemory
+from ferryman.engine.memory.copy_stream import CopyStream
 from ferryman.engine.memory.loads import NO_LOADS, LoadedUnits, LoadQueue
 from ferryman.engine.memory.transfer import HostTransfer, digest_of
 from ferryman.engine.stream import ForwardStream, StreamClosed, StreamPoisoned
@@ -297,47 +296,6 @@ def test_in_whatever_order_loads_and_steps_may_go_on_every_state_is_right(
             gates[name].set()
         assert [step.result(60).sampled[0].token_id for step in steps] == EXPECTED * NUM_STEPS
         assert len(house.transfer.loading) == 3 * NUM_STEPS
-
-
-class DriverCalls:
-    """The calls of CUDA's runtime that pin memory."""
-
-    def __init__(self) -> None:
-        self.made: list[tuple[str, int, int]] = []
-        self.result = 0
-
-    def cudaHostRegister(self, address: int, num_bytes: int, flags: int) -> int:
-        self.made.append(("pin", address, num_bytes))
-        return self.result
-
-    def cudaHostUnregister(self, address: int) -> int:
-        self.made.append(("free", address, 0))
-        return 0
-
-
-def test_an_arena_is_pinned_in_place_of_the_one_before(caplog: pytest.LogCaptureFixture) -> None:
-    driver, arenas = DriverCalls(), [memoryview(mmap(-1, 4096)) for _ in range(3)]
-    pinned = PinnedMemory(driver)
-    first, second, third = (np.frombuffer(arena, np.uint8).ctypes.data for arena in arenas)
-    pinned.change_to(arenas[0])
-    pinned.change_to(arenas[1])
-    driver.result = 2
-    pinned.change_to(arenas[2])
-    pinned.change_to(memoryview(b""))
-    assert driver.made == [
-        ("pin", first, 4096),
-        ("free", first, 0),
-        ("pin", second, 4096),
-        ("free", second, 0),
-        ("pin", third, 4096),
-    ], "what could not be pinned is not freed"
-    assert "not pinned" in caplog.text
-
-
-def test_memory_that_shares_a_page_with_other_memory_is_not_pinned() -> None:
-    driver, arena = DriverCalls(), memoryview(mmap(-1, 2 * PAGESIZE))
-    PinnedMemory(driver).change_to(arena[16:])
-    assert driver.made == []
 
 
 def test_an_engine_that_ends_lets_go_of_its_arena(tmp_path: Path) -> None:

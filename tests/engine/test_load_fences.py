@@ -65,9 +65,6 @@ class NotedCopies:
     def entered(self) -> AbstractContextManager[object]:
         return nullcontext()
 
-    def pin(self, memory: memoryview) -> None:
-        raise AssertionError("slots on the host need no leave")
-
     def begin(self) -> CopyRun:
         self.device.num_runs += 1
         return self

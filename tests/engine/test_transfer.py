@@ -149,23 +149,23 @@ def test_a_pinned_buffer_is_filled_again_only_when_its_last_copy_has_ended() -> 
     assert all(bytes(transfer.read(Kind.FULL, slot)) == CONTENT for slot in range(4))
 
 
-class SharedSide(HostSide):
-    """Another thread exchanges the arena while a copy of this one runs."""
+class LoggedSide(HostSide):
+    """Says when each run of copies begins and ends; `meanwhile` runs once, before the first end."""
 
     def __init__(self) -> None:
         self.log: list[str] = []
-        self.exchanging = Thread()
+        self.meanwhile = Thread()
+        self._runs = 0
 
     def begin(self) -> CopyRun:
-        return _SharedRun(self)
+        self._runs += 1
+        self.log.append(f"{self._runs} begins")
+        return _LoggedRun(self, self._runs)
 
-    def pin(self, memory: memoryview) -> None:
-        self.log.append(f"{len(memory)} bytes pinned")
 
-
-class _SharedRun:
-    def __init__(self, side: SharedSide) -> None:
-        self._side = side
+class _LoggedRun:
+    def __init__(self, side: LoggedSide, number: int) -> None:
+        self._side, self._number = side, number
 
     def end(self) -> CopyFence:
         return self
@@ -174,21 +174,39 @@ class _SharedRun:
         """The queue's business."""
 
     def finish(self) -> None:
-        self._side.exchanging.start()
-        self._side.exchanging.join(0.2)  # ends at once where it waits for nothing
-        self._side.log.append("stored")
+        if not self._side.meanwhile.ident:
+            self._side.meanwhile.start()
+            self._side.meanwhile.join(0.2)  # ends at once where it waits for nothing
+        self._side.log.append(f"{self._number} ends")
 
     def seconds(self) -> float:
         return 0.0
 
 
-def test_an_arena_is_let_go_only_when_no_unit_is_copied_into_it() -> None:
-    side = SharedSide()
+def test_a_card_fills_one_piece_while_the_other_one_is_stored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(transfer_module, "LANDING_BYTES", 48)
+    monkeypatch.setattr(transfer_module, "PIECE_BYTES", 20)
+    side, arena = LoggedSide(), bytearray(len(CONTENT) + 2)
     transfer = DeviceTransfer(Slabs.allocate(MANIFEST, SIZES, "cpu"), HostSide(), side)
-    side.exchanging = Thread(target=transfer.use_arena, args=(memoryview(bytearray(7)),))
-    transfer.store_unit(Kind.FULL, 1, memoryview(bytearray(len(CONTENT))))
-    side.exchanging.join()
-    assert side.log == ["stored", "7 bytes pinned"]
+    transfer.load_unit(Kind.FULL, 1, memoryview(CONTENT), digest_of(CONTENT))
+    digest = transfer.store_unit(Kind.FULL, 1, memoryview(arena)[1:-1])
+    assert (digest, bytes(arena)) == (digest_of(CONTENT), b"\0" + CONTENT + b"\0")
+    assert side.log == ["1 begins", "2 begins", "1 ends", "3 begins", "2 ends", "3 ends"]
+
+
+def test_two_units_do_not_leave_by_the_same_pieces_at_once() -> None:
+    side, arenas = LoggedSide(), [memoryview(bytearray(len(CONTENT))) for _ in range(2)]
+    transfer = DeviceTransfer(Slabs.allocate(MANIFEST, SIZES, "cpu"), HostSide(), side)
+    for slot, arena in enumerate(arenas):
+        content = bytes([slot]) * len(arena)
+        transfer.load_unit(Kind.FULL, slot, memoryview(content), digest_of(content))
+    side.meanwhile = Thread(target=transfer.store_unit, args=(Kind.FULL, 1, arenas[1]))
+    transfer.store_unit(Kind.FULL, 0, arenas[0])
+    side.meanwhile.join()
+    assert [set(arena) for arena in arenas] == [{0}, {1}]
+    assert side.log == ["1 begins", "1 ends", "2 begins", "2 ends"]
 
 
 def test_reads_of_a_card_take_memory_that_earlier_readers_have_left(

@@ -41,7 +41,6 @@ class TransferByCopies:
         self._transfer = transfer
         self.write = transfer.write
         self.store_unit, self.load_unit = transfer.store_unit, transfer.load_unit
-        self.use_arena = transfer.use_arena
         self.num_read = self.num_hashed = 0
 
     def read(self, kind: Kind, slot: int) -> memoryview:

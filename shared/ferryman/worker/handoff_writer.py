@@ -31,14 +31,16 @@ RENEWALS_PER_LEASE = 3
 
 @dataclass(slots=True)
 class HandoffTimings:
-    """What hand-offs add to their prompts' computing: a decaying mean, as in `StepTimings`."""
+    """The time that hand-offs add to their prompts' computing: a decaying mean, as in
+    `StepTimings`."""
 
     _count: float = 0.0
     _sum: float = 0.0
 
     @property
     def seconds(self) -> float:
-        """From the last token's computing to decode's word that it has all; 0 before the first."""
+        """The mean from the last token's computing to decode's word that it has all; 0 before the
+        first."""
         return self._sum / self._count if self._count else 0.0
 
     def ended(self, seconds: float) -> None:

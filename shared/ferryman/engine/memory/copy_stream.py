@@ -10,23 +10,18 @@ not wait.
 
 from __future__ import annotations
 
-import logging
 import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
-from mmap import PAGESIZE
 from time import perf_counter
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
-import numpy as np
 import torch
 
 from ferryman.engine.stream import StreamClosed
 from ferryman.errors import QueueFull
-
-log = logging.getLogger(__name__)
 
 
 class CopyFence(Protocol):
@@ -60,11 +55,6 @@ class CopySide(Protocol):
 
     def begin(self) -> CopyRun: ...
 
-    def pin(self, memory: memoryview) -> None:
-        """Lets the device copy from and to `memory` by itself, in place of the memory before it,
-        which no copy may use any more. Memory that cannot be pinned is copied more slowly."""
-        ...
-
 
 class HostSide:
     """Copies are done when the call returns."""
@@ -74,9 +64,6 @@ class HostSide:
 
     def begin(self) -> CopyRun:
         return _HostRun()
-
-    def pin(self, memory: memoryview) -> None:
-        """Nothing to do: the CPU can already use this memory."""
 
 
 class _HostRun:
@@ -113,10 +100,6 @@ class CudaSide:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         # The slabs were filled on the default stream.
         self._stream.wait_stream(torch.cuda.default_stream(device))
-        self._pinned = PinnedMemory(torch.cuda.cudart())  # type: ignore[no-untyped-call]
-
-    def pin(self, memory: memoryview) -> None:
-        self._pinned.change_to(memory)
 
     def entered(self) -> AbstractContextManager[object]:
         stream: AbstractContextManager[object] = torch.cuda.stream(self._stream)
@@ -124,37 +107,6 @@ class CudaSide:
 
     def begin(self) -> CopyRun:
         return _CudaRun()
-
-
-class PinnedMemory:
-    """The memory that the driver has locked: one region at a time."""
-
-    def __init__(self, runtime: Any) -> None:
-        """`runtime` is CUDA's, as `torch.cuda.cudart()` gives it."""
-        self._runtime = runtime
-        self.address = 0
-
-    def change_to(self, memory: memoryview) -> None:
-        """Releases the region before, and locks `memory`, which must live until the next call.
-
-        The driver locks whole pages, and refuses a copy of other memory that begins in one of them
-        and goes on beyond. So memory that does not begin with a page is left as it is; a mapping
-        does, and has its last page to itself.
-        """
-        if self.address:
-            self._runtime.cudaHostUnregister(self.address)
-            self.address = 0
-        if not memory:
-            return
-        address = np.frombuffer(memory, np.uint8).ctypes.data
-        if address % PAGESIZE:
-            log.warning("the host tier's arena is not pinned: it does not begin with a page")
-            return
-        failed = int(self._runtime.cudaHostRegister(address, len(memory), 0))
-        if failed:
-            log.warning("the host tier's arena is not pinned, copies are slower error=%d", failed)
-        else:
-            self.address = address
 
 
 class _CudaRun:

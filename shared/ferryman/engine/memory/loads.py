@@ -63,7 +63,6 @@ class LoadQueue:
         self._exchange(memoryview(b""))
 
     def _exchange(self, arena: memoryview) -> None:
-        self._transfer.use_arena(arena)
         self._arena = arena
 
     def begin(self, step_id: int, loads: Sequence[SlotLoad]) -> None:

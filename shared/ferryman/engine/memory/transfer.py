@@ -24,6 +24,8 @@ from ferryman.errors import CorruptState, InvalidRequest
 
 log = logging.getLogger(__name__)
 
+Bytes = NDArray[np.uint8]
+
 DIGEST_BYTES = 16
 # Hashing in one piece is faster, as long as the copied bytes are still in the processor's cache.
 ONE_PIECE_BYTES = 512 * 1024
@@ -31,7 +33,7 @@ PIECE_BYTES = 256 * 1024
 READ_BYTES = 256 << 20
 """Host memory that reads of one kind's slots keep, or two slots if those are larger."""
 LANDING_BYTES = 4 << 20
-"""Bytes that are written at once from pinned memory."""
+"""Bytes that are written from pinned memory, or stored by it, at once."""
 
 
 def digest_of(content: bytes | memoryview) -> bytes:
@@ -46,11 +48,16 @@ def copied(target: memoryview, source: memoryview) -> bytes:
         np.copyto(arrived, sent)
         return digest_of(target)
     digest = xxhash.xxh3_128()
-    for begin in range(0, len(arrived), PIECE_BYTES):
-        piece = arrived[begin : begin + PIECE_BYTES]
-        np.copyto(piece, sent[begin : begin + PIECE_BYTES])
-        digest.update(piece.data)
+    _copy(arrived, sent, digest)
     return digest.digest()
+
+
+def _copy(target: Bytes, source: Bytes, digest: xxhash.xxh3_128) -> None:
+    """Copies and hashes piece by piece."""
+    for begin in range(0, len(target), PIECE_BYTES):
+        piece = target[begin : begin + PIECE_BYTES]
+        np.copyto(piece, source[begin : begin + PIECE_BYTES])
+        digest.update(piece.data)
 
 
 class Transfer(Protocol):
@@ -78,11 +85,6 @@ class Transfer(Protocol):
 
     def load_unit(self, kind: Kind, slot: int, arena: memoryview, digest: bytes) -> None:
         """Copies `arena` into the slot. Raises CorruptState if the bytes are not `digest`'s."""
-        ...
-
-    def use_arena(self, arena: memoryview) -> None:
-        """Units will be stored into this memory, and no longer into the arena before. Waits for a
-        store that runs."""
         ...
 
 
@@ -120,9 +122,6 @@ class HostTransfer:
         target = self._slots.bytes_of(kind, slot)
         check_size(kind, len(arena), len(target))
         check_digest(kind, slot, copied(target, arena), digest)
-
-    def use_arena(self, arena: memoryview) -> None:
-        """Nothing to do: the CPU can already use this memory."""
 
 
 def arena_view(arena: memoryview, offset: int, num_bytes: int) -> memoryview:
@@ -174,6 +173,7 @@ class DeviceTransfer:
         self._slabs = slabs
         self._staging = Staging(slabs, side)
         self._own_side = own_side
+        self._leaving = LeavingPieces(own_side, self._staging.is_pinned)
         self._storing, self._writing = threading.Lock(), threading.Lock()
         self._reads = {
             kind: ReadBuffers(tensor.shape[1], tensor.is_cuda)
@@ -206,11 +206,8 @@ class DeviceTransfer:
     def store_unit(self, kind: Kind, slot: int, arena: memoryview) -> bytes:
         source = self._slot(kind, slot)
         check_size(kind, len(arena), source.numel())
-        # An arena that is registered with the driver is written by the card itself. To release it
-        # meanwhile would end the process with an illegal access.
         with self._storing:
-            self._copy(torch.frombuffer(arena, dtype=torch.uint8), source)
-        return digest_of(arena)
+            return self._leaving.copied(arena, source)
 
     def load_unit(self, kind: Kind, slot: int, arena: memoryview, digest: bytes) -> None:
         """Verified in pinned memory: bytes with another digest never leave the host."""
@@ -220,10 +217,6 @@ class DeviceTransfer:
         check_digest(kind, slot, copied(staged.numpy().data, arena), digest)
         target.copy_(staged, non_blocking=True)
         self._staging.sent()
-
-    def use_arena(self, arena: memoryview) -> None:
-        with self._storing:
-            self._own_side.pin(arena)
 
     def _copy(self, target: Tensor, source: Tensor) -> None:
         with self._own_side.entered():
@@ -293,6 +286,43 @@ def _host_memory(num_bytes: int, *, is_pinned: bool) -> Tensor:
     return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=is_pinned)
 
 
+class LeavingPieces:
+    """Two pieces of pinned memory, through which a slot leaves a card for the arena: one is copied
+    on and hashed while the card fills the other.
+
+    The arena itself is not pinned. That would take 0.4 s a GB, in which a process can map no
+    memory, and all of the arena's memory before any of it is used (H200's host).
+    """
+
+    def __init__(self, side: CopySide, is_pinned: bool) -> None:
+        self._side, self._is_pinned = side, is_pinned
+        self._pieces: list[Tensor] = []
+
+    def copied(self, arena: memoryview, source: Tensor) -> bytes:
+        """Copies all of `source`, a slot's bytes; returns their digest. One caller at a time."""
+        if not self._pieces:
+            self._pieces = [
+                pinned_or_plain(LANDING_BYTES, is_pinned=self._is_pinned) for _ in range(2)
+            ]
+        target, digest = np.frombuffer(arena, np.uint8), xxhash.xxh3_128()
+        parts = source.split(LANDING_BYTES)  # type: ignore[no-untyped-call]
+        filling = self._fill(0, parts[0])
+        for number, part in enumerate(parts):
+            begin, end = number * LANDING_BYTES, number * LANDING_BYTES + len(part)
+            filled, piece = filling, self._pieces[number % 2]
+            if number + 1 < len(parts):
+                filling = self._fill(number + 1, parts[number + 1])
+            filled.finish()
+            _copy(target[begin:end], piece.numpy()[: len(part)], digest)
+        return digest.digest()
+
+    def _fill(self, number: int, part: Tensor) -> CopyFence:
+        with self._side.entered():
+            run = self._side.begin()
+            self._pieces[number % 2][: len(part)].copy_(part, non_blocking=True)
+            return run.end()
+
+
 class Staging:
     """Two buffers of a slot's size, pinned if the machine can: one is filled while the other one
     is copied from."""
@@ -300,7 +330,7 @@ class Staging:
     def __init__(self, slabs: Slabs, side: CopySide) -> None:
         tensors = slabs.tensors.values()
         self._num_bytes = max(tensor.shape[1] for tensor in tensors)
-        self._is_pinned = any(tensor.is_cuda for tensor in tensors)
+        self.is_pinned = any(tensor.is_cuda for tensor in tensors)
         self._side = side
         self._buffers: list[Tensor] = []
         self._fences: list[CopyFence] = [PASSED, PASSED]
@@ -319,4 +349,4 @@ class Staging:
         self._turn = 1 - self._turn
 
     def _allocate(self) -> Tensor:
-        return pinned_or_plain(self._num_bytes, is_pinned=self._is_pinned)
+        return pinned_or_plain(self._num_bytes, is_pinned=self.is_pinned)

@@ -128,9 +128,6 @@ class ShardedTransfer:
         check_digest(kind, slot, copied(memoryview(arrived.numpy().data), arena), digest)
         _scatter(shares, cut.scattered, arrived, 0)
 
-    def use_arena(self, arena: memoryview) -> None:
-        """Units go through private memory, which no card knows as the arena's."""
-
     def _gathered(self, kind: Kind, slot: int) -> Tensor:
         cut, shares = self._recuts[kind], self._shares(kind, slot)
         whole = torch.zeros(cut.slot_bytes, dtype=torch.uint8)
