@@ -17,7 +17,6 @@ from torch import Tensor
 
 from ferryman_kernels.cpu._tiles import aligned_words, has_tiles, tile_configuration
 from ferryman_kernels.products import _panel_sums, _tiled_product_compiled
-from ferryman_kernels.products.int8_product import int8_panel_product, panels_of_codes
 from ferryman_kernels.products.packed_product import pack_panels, packed_product
 
 needs_tiles = pytest.mark.skipif(not has_tiles(), reason="this processor multiplies no tiles")
@@ -118,15 +117,3 @@ def test_the_processors_tiles_have_that_order(tokens: int, shape: tuple[int, int
     x, weight, bias = drawn(tokens, *shape)
     found = packed_product(x, pack_panels(weight), bias)
     assert np.array_equal(bits(found), expected(x, weight, bias))
-
-
-@needs_tiles
-@pytest.mark.parametrize("tokens", [1, 17, 33])
-def test_codes_of_a_byte_are_summed_in_that_order(tokens: int) -> None:
-    """A code is a bfloat16 without a rounding; scales of one leave the sums as they are."""
-    x, _, _ = drawn(tokens, 70, 96)
-    generator = torch.Generator().manual_seed(5)
-    codes = torch.randint(-127, 128, (70, 96), generator=generator).to(torch.int8)
-    ones, zeros = torch.ones(70).bfloat16(), torch.zeros(70).bfloat16()
-    found = int8_panel_product(x, panels_of_codes(codes, torch.device("cpu")), ones)
-    assert np.array_equal(bits(found), expected(x, codes.bfloat16(), zeros))

@@ -5,13 +5,12 @@ first of each pair, then the second ones, then both to what was there; every sum
 number below the normal ones is zero (Intel's manual, TDPBF16PS). A product of two bfloat16 has 16
 bits, so it is exact in float32, and adding it rounds once as the instruction does.
 
-`on_tiles` has loops of Python run on these tiles: their order of blocks, runs, halves and pairs,
-and their addresses, on any processor.
+`on_tiles` has loops of Python run on these tiles, with vectors of `vector_parts`: their order of
+blocks, runs, halves and pairs, and their addresses, on any processor.
 """
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,8 +18,9 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.kernels.vector_parts import VECTOR_PARTS, Floats, bytes_at, rounded, widened
 
-Floats = NDArray[np.float32]
+from ferryman_kernels.cpu._compiled import Loop
 
 LEAST_NORMAL = np.float32(2.0**-126)
 LINE, ROWS = 64, 16
@@ -32,15 +32,9 @@ def normal(numbers: Floats) -> Floats:
     return np.where(np.abs(numbers) < LEAST_NORMAL, np.float32(0), numbers)
 
 
-def widened(halves: NDArray[np.uint16]) -> Floats:
-    """The numbers that bfloat16 stand for."""
-    return (halves.astype(np.uint32) << 16).view(np.float32)
-
-
 def narrowed(numbers: Floats) -> NDArray[np.uint16]:
-    """The bfloat16 nearest to each number, to the even one of two."""
-    words = normal(numbers).view(np.uint32)
-    return ((words + 0x7FFF + (words >> 16 & 1)) >> 16).astype(np.uint16)
+    """The bfloat16 nearest to each number, as the processor's own instruction rounds."""
+    return rounded(normal(numbers))
 
 
 def sums_of_block(x: Floats, weight: Floats) -> Floats:
@@ -54,22 +48,24 @@ def sums_of_block(x: Floats, weight: Floats) -> Floats:
     return normal(ends[0] + ends[1])
 
 
+def tiled_sums(x: NDArray[np.uint16], weight: NDArray[np.uint16]) -> Floats:
+    """The sums of a product of bfloat16 in the order of tiles: block after block of 32 inputs, the
+    last one with zeros behind it."""
+    inputs, outputs = (
+        normal(widened(np.pad(each, ((0, 0), (0, -each.shape[1] % 32))))) for each in (x, weight)
+    )
+    total = np.zeros((len(x), len(weight)), np.float32)
+    for first in range(0, inputs.shape[1], 32):
+        part = slice(first, first + 32)
+        total = normal(total + sums_of_block(inputs[:, part], outputs[:, part]))
+    return total
+
+
 def tiled_product(
     x: NDArray[np.uint16], weight: NDArray[np.uint16], bias: NDArray[np.uint16]
 ) -> NDArray[np.uint16]:
-    """The product of bfloat16 in the order of tiles: block after block of 32 inputs."""
-    inputs, outputs = normal(widened(x)), normal(widened(weight))
-    total = np.zeros((len(x), len(weight)), np.float32)
-    for first in range(0, x.shape[1], 32):
-        part = slice(first, first + 32)
-        total = normal(total + sums_of_block(inputs[:, part], outputs[:, part]))
-    return narrowed(total + widened(bias))
-
-
-def bytes_at(address: int, count: int) -> NDArray[np.uint8]:
-    """The memory at an address; its owner keeps it alive."""
-    memory = (ctypes.c_uint8 * count).from_address(address)
-    return np.ndarray((count,), np.uint8, memoryview(memory))
+    """The product, with a bias, in the order of tiles."""
+    return narrowed(tiled_sums(x, weight) + widened(bias))
 
 
 class TileProcessor:
@@ -88,15 +84,15 @@ class TileProcessor:
     def copy_configuration(self, config: NDArray[np.uint8]) -> None:
         config[:] = self.config
 
-    def load(self, tile: int, address: int, stride: int) -> None:
+    def _load(self, tile: int, address: int, stride: int) -> None:
         rows = [bytes_at(address + row * stride, LINE) for row in range(len(self.tiles[tile]))]
         self.tiles[tile] = np.array(rows, np.uint8).reshape(-1, LINE)
 
-    def store(self, tile: int, address: int, stride: int) -> None:
+    def _store(self, tile: int, address: int, stride: int) -> None:
         for row, line in enumerate(self.tiles[tile]):
             bytes_at(address + row * stride, LINE)[:] = line
 
-    def add(self, sums: int, inputs: int, weights: int) -> None:
+    def _add(self, sums: int, inputs: int, weights: int) -> None:
         x = normal(widened(self.tiles[inputs].view(np.uint16)))
         pairs = normal(widened(self.tiles[weights].view(np.uint16)))
         weight = pairs.reshape(ROWS, ROWS, 2).transpose(1, 0, 2).reshape(ROWS, 2 * ROWS)
@@ -117,39 +113,46 @@ class TileProcessor:
             self.tiles[tile] = np.zeros_like(self.tiles[tile])
 
     def add_first_tokens(self, pairs: int, pairs_stride: int, x: int, x_stride: int) -> None:
-        self.load(4, x, x_stride)
+        self._load(4, x, x_stride)
         for tile in range(2):
-            self.load(6 + tile, pairs + tile * LINE, pairs_stride)
-            self.add(tile, 4, 6 + tile)
+            self._load(6 + tile, pairs + tile * LINE, pairs_stride)
+            self._add(tile, 4, 6 + tile)
 
     def add_other_tokens(self, x: int, x_stride: int) -> None:
-        self.load(5, x, x_stride)
+        self._load(5, x, x_stride)
         for tile in range(2):
-            self.add(2 + tile, 5, 6 + tile)
+            self._add(2 + tile, 5, 6 + tile)
 
     def add_few_tokens(self, pairs: int, pairs_stride: int, x: int, x_stride: int) -> None:
-        self.load(4, x, x_stride)
+        self._load(4, x, x_stride)
         for tile in range(4):
-            self.load(6 + tile % 2, pairs + tile * LINE, pairs_stride)
-            self.add(tile, 4, 6 + tile % 2)
+            self._load(6 + tile % 2, pairs + tile * LINE, pairs_stride)
+            self._add(tile, 4, 6 + tile % 2)
 
     def store_sums(self, sums: int, stride: int) -> None:
         for tile in range(4):
-            self.store(tile, sums + tile // 2 * ROWS * stride + tile % 2 * LINE, stride)
+            self._store(tile, sums + tile // 2 * ROWS * stride + tile % 2 * LINE, stride)
+
+    def store_first_rows(self, sums: int, stride: int, first: int = 0) -> None:
+        for side in range(2):
+            self._store(first + side, sums + side * LINE, stride)
+
+    def store_other_rows(self, sums: int, stride: int) -> None:
+        self.store_first_rows(sums, stride, 2)
 
     def store_few_sums(self, sums: int, stride: int) -> None:
         for tile in range(4):
-            self.store(tile, sums + tile * LINE, stride)
+            self._store(tile, sums + tile * LINE, stride)
 
     def load_sums(self, sums: int) -> None:
         for tile in range(4):
-            self.load(tile, sums + tile // 2 * ROWS * 2 * LINE + tile % 2 * LINE, 2 * LINE)
+            self._load(tile, sums + tile // 2 * ROWS * 2 * LINE + tile % 2 * LINE, 2 * LINE)
 
     def add_near_half(self, x: int, weights: int) -> None:
-        self.load(4, x, LINE)
+        self._load(4, x, LINE)
         for tile in range(2):
-            self.load(6 + tile, weights + tile * TILE, LINE)
-            self.add(tile, 4, 6 + tile)
+            self._load(6 + tile, weights + tile * TILE, LINE)
+            self._add(tile, 4, 6 + tile)
 
     def add_near_tokens(self, x: int, weights: int) -> None:
         self.add_near_half(x, weights)
@@ -175,31 +178,34 @@ def store_rounded(y: NDArray[np.uint16], at: int, sums: Floats, added: Floats) -
     y[at : at + len(sums)] = narrowed(sums + added)
 
 
-def _nothing(*_: object) -> None:
-    """In place of a wish for memory."""
-
-
 PARTS: dict[str, Callable[..., Any]] = {
+    **VECTOR_PARTS,
     "row_at": row_at,
     "lanes_at": lambda array, at: array[at : at + 64],
     "half_at": lambda array, at: array[at : at + 32],
     "store_rounded": store_rounded,
-    "wide": lambda value: widened(np.array([value], np.uint16))[0],
-    "narrow": lambda value, _like: narrowed(np.array([value], np.float32))[0],
-    "ask_for_lines": _nothing,
-    "ask_for_row": _nothing,
     "prange": range,
 }
+
+
+def in_python(value: Any) -> Any:
+    """A compiled function, or a loop, as the Python that it is compiled from."""
+    if isinstance(value, Loop):
+        return lambda elements, *args: value.function(*args)
+    return getattr(value, "py_func", value)
 
 
 @contextmanager
 def on_tiles(*modules: Any) -> Iterator[TileProcessor]:
     """The loops of these modules run in Python, on tiles in numpy."""
     processor = TileProcessor()
-    with pytest.MonkeyPatch.context() as patch:
+    own = {name: getattr(processor, name) for name in dir(processor) if not name.startswith("_")}
+    parts = PARTS | {name: part for name, part in own.items() if callable(part)}
+    parts |= {f"_store_{rows}_rows": own[f"store_{rows}_rows"] for rows in ("first", "other")}
+    with pytest.MonkeyPatch.context() as patch, np.errstate(all="ignore"):
         for module in modules:
-            for name in tuple(vars(module)):
-                part = getattr(processor, name, PARTS.get(name))
-                if part is not None and not name.startswith("_"):
+            for name, value in tuple(vars(module).items()):
+                part = parts.get(name, in_python(value))
+                if part is not value:
                     patch.setattr(module, name, part)
         yield processor
