@@ -12,7 +12,14 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from tests.kernels.test_order_of_tiles import needs_tiles
-from tests.kernels.tile_attention import SPLIT, Halves, Softening, attended_split
+from tests.kernels.tile_attention import (
+    SPLIT,
+    AttendedSplit,
+    Halves,
+    Softening,
+    attended_split,
+    joined,
+)
 from tests.kernels.tile_processor import on_tiles
 from tests.kernels.vector_parts import Floats, rounded
 
@@ -144,13 +151,34 @@ def test_capped_scores_have_it(attend: Any) -> None:
 
 @each_loop
 @pytest.mark.parametrize("number", [torch.nan, torch.inf])
-@pytest.mark.parametrize("name", ["tokens of a window", "seventeen heads of a token"])
-def test_rows_beside_no_number_have_it_alone(name: str, number: float, attend: Any) -> None:
-    """A weight of zero times infinity is NaN: each row then takes the values that it sees alone."""
-    seen = ROWS[name]
+@pytest.mark.parametrize("key", [10, 11, 46, 47])
+def test_rows_beside_no_number_have_it_alone(key: int, number: float, attend: Any) -> None:
+    """A weight of zero times infinity is NaN, so each row takes the values that it sees alone: some
+    are past this key, or not there yet, in the block that it is in."""
+    seen = ROWS["tokens of a window"]
     split = drawn(seen, (40, 40))
-    split.values[split.places[seen[-1][1] - 2] // 40, 5] = rounded(np.array([number]))[0]
+    split.values[split.places[key] // 40, 5] = rounded(np.array([number]))[0]
     right = expected(split, seen, 40)
     assert np.array_equal(found(split, seen, 40, attend), right, equal_nan=True)
-    assert not np.isfinite(right[-1, 5])
-    assert np.isfinite(right[0]).all() == (name == "tokens of a window")
+    sees = [low <= key < high for low, high in seen]
+    assert (~np.isfinite(right[:, 5])).tolist() == sees
+    assert True in sees
+    assert False in sees
+
+
+@pytest.mark.parametrize("by", ["numpy", "compiler"])
+@pytest.mark.parametrize("dim", [40, 64])
+def test_splits_are_joined_in_rising_order_and_the_sink_is_last(dim: int, by: str) -> None:
+    """Here the answer is not rounded to bfloat16, so the order shows. Joining needs no tiles."""
+    draw, heads, size = np.random.default_rng(dim), 2, padded(dim, 32)
+    partial = draw.standard_normal((3, heads, size + 16), np.float32)
+    partial[:, :, size + 1] = draw.random((3, heads)) * 300
+    sinks = draw.standard_normal(heads, np.float32)
+    splits = [AttendedSplit(row[:, :dim], row[:, size], row[:, size + 1]) for row in partial]
+    right = joined(splits, sinks)
+    tokens, out = np.zeros((3, 4), np.int64), np.zeros(heads * dim, np.float32)
+    with on_tiles(*[_attention_split_compiled] * (by == "numpy")):
+        _attention_split_compiled.join_all(
+            tokens, partial.reshape(-1), size, size + 16, sinks, out, (1, heads, dim)
+        )
+    assert np.array_equal(out.reshape(heads, dim), right)

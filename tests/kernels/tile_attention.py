@@ -80,8 +80,8 @@ def attended_split(
     return AttendedSplit(mixed, soft.peaks, soft.norms)
 
 
-def joined(splits: list[AttendedSplit], sinks: Floats) -> Halves:
-    """The answer [heads, value_dim] of a token's splits."""
+def joined(splits: list[AttendedSplit], sinks: Floats) -> Floats:
+    """The answer [heads, value_dim] of a token's splits, before it is rounded."""
     tops = sinks
     for split in splits:
         tops = np.where(split.peaks > tops, split.peaks, tops)
@@ -90,7 +90,7 @@ def joined(splits: list[AttendedSplit], sinks: Floats) -> Halves:
         shares = exps(split.peaks - tops)
         norms = norms + shares * split.norms
         mixed = mixed + shares[:, None] * split.mixed
-    return rounded(mixed / (norms + exps(sinks - tops))[:, None])
+    return mixed / (norms + exps(sinks - tops))[:, None]
 
 
 def attention(
@@ -106,4 +106,4 @@ def attention(
         of_split = (low - base, high - base)
         splits.append(attended_split(q, keys[part], values[part], of_split, softening))
         low = high
-    return joined(splits, np.full(len(q), NONE) if sinks is None else sinks)
+    return rounded(joined(splits, np.full(len(q), NONE) if sinks is None else sinks))
