@@ -19,6 +19,7 @@ from tests.kernels.tile_attention import (
     Softening,
     attended_split,
     joined,
+    softened,
 )
 from tests.kernels.tile_processor import on_tiles
 from tests.kernels.vector_parts import Floats, rounded
@@ -182,3 +183,27 @@ def test_splits_are_joined_in_rising_order_and_the_sink_is_last(dim: int, by: st
             tokens, partial.reshape(-1), size, size + 16, sinks, out, (1, heads, dim)
         )
     assert np.array_equal(out.reshape(heads, dim), right)
+
+
+@compiled
+def by_compiler(line: Any, first: Any, end: Any, scale: Any, cap: Any, weights: Any) -> Any:
+    return _attention_split_compiled.soften(line, first, end, scale, cap, weights)
+
+
+def softened_by_numpy(*args: Any) -> Any:
+    with on_tiles(_attention_split_compiled):
+        return _attention_split_compiled.soften(*args)
+
+
+@pytest.mark.parametrize("soften", [softened_by_numpy, by_compiler], ids=["numpy", "compiler"])
+@pytest.mark.parametrize("cap", [0.0, 9.0])
+@pytest.mark.parametrize(("first", "end"), [(0, SPLIT), (37, 70), (500, 501)])
+def test_weights_of_a_split_have_its_lanes(first: int, end: int, cap: float, soften: Any) -> None:
+    """Those of scores far below the peak are zero. Softening needs no tiles."""
+    line = np.random.default_rng(end).standard_normal(SPLIT + 16).astype(np.float32) * 99
+    line[first + 1 : end : 9] = -np.inf
+    right = softened(line[None, first:end], first, Softening(0.3, cap))
+    weights = np.zeros(SPLIT + 16, np.uint16)
+    peak, norm = soften(line, first, end, np.float32(0.3), np.float32(cap), weights)
+    assert (peak, norm) == (right.peaks[0], right.norms[0])
+    assert np.array_equal(weights[first:end], rounded(right.weights[0]))

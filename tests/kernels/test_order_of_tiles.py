@@ -6,6 +6,8 @@ every processor; where there are tiles, so does the compiled one.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -16,8 +18,19 @@ from tests.kernels.tile_processor import narrowed, on_tiles, sums_of_block, tile
 from torch import Tensor
 
 from ferryman_kernels.cpu._tiles import aligned_words, has_tiles, tile_configuration
-from ferryman_kernels.products import _panel_sums, _tiled_product_compiled
-from ferryman_kernels.products.packed_product import pack_panels, packed_product
+from ferryman_kernels.products import (
+    _packed_product_compiled,
+    _panel_sums,
+    _tiled_product_compiled,
+)
+from ferryman_kernels.products.packed_product import (
+    pack_panels,
+    packed_grouped_product,
+    packed_product,
+    stack_panels,
+)
+
+numba = pytest.importorskip("numba")
 
 needs_tiles = pytest.mark.skipif(not has_tiles(), reason="this processor multiplies no tiles")
 
@@ -110,10 +123,51 @@ def test_the_loop_of_few_tokens_has_the_order_of_tiles(tokens: int, in_dim: int)
     assert np.array_equal(narrowed(found), expected(x, weight, bias))
 
 
-@needs_tiles
-@pytest.mark.parametrize("shape", [(64, 32), (100, 70), (300, 700)], ids=str)
-@pytest.mark.parametrize("tokens", [1, 16, 17, 33, 192, 207])
-def test_the_processors_tiles_have_that_order(tokens: int, shape: tuple[int, int]) -> None:
+@contextmanager
+def on_numpy_tiles() -> Iterator[None]:
+    """As on a processor that has tiles, with its loops' choices, which types make."""
+    modules = _packed_product_compiled, _panel_sums, _tiled_product_compiled
+    with on_tiles(*modules), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_packed_product_compiled, "has_tiles", lambda: True)
+        for name in ("keep_configuration", "put_back", "sums_of"):
+            chosen = getattr(_panel_sums, f"_{name}")(*[numba.types.none] * 2)
+            patch.setattr(_panel_sums, name, chosen)
+        yield
+
+
+on_each_processor = pytest.mark.parametrize(
+    "processor",
+    [
+        pytest.param(on_numpy_tiles, id="numpy"),
+        pytest.param(nullcontext, id="processor", marks=needs_tiles),
+    ],
+)
+Processor = Callable[[], AbstractContextManager[None]]
+
+
+@on_each_processor
+@pytest.mark.parametrize("shape", [(64, 32), (100, 70), (256, 160)], ids=str)
+@pytest.mark.parametrize("tokens", [1, 17, 130, 192, 207])
+def test_whole_products_have_that_order(
+    tokens: int, shape: tuple[int, int], processor: Processor
+) -> None:
+    """Few tokens and many of them, of which a second slice is asked from 129 on."""
     x, weight, bias = drawn(tokens, *shape)
-    found = packed_product(x, pack_panels(weight), bias)
+    panels = pack_panels(weight)
+    with processor():
+        found = packed_product(x, panels, bias)
     assert np.array_equal(bits(found), expected(x, weight, bias))
+
+
+@on_each_processor
+def test_products_with_chosen_experts_have_it(processor: Processor) -> None:
+    tokens, experts, out_dim = 21, 3, 100
+    x, weight, bias = drawn(tokens, experts * out_dim, 70)
+    weights, biases = weight.view(experts, out_dim, 70).unbind(), bias.view(experts, out_dim)
+    stack = stack_panels([pack_panels(each) for each in weights], biases)
+    chosen = torch.stack([torch.zeros(tokens).long(), torch.arange(tokens) % 2 * 2], 1)
+    each = [expected(x, *parts) for parts in zip(weights, biases, strict=True)]
+    right = [each[expert][token] for token in range(tokens) for expert in chosen[token].tolist()]
+    with processor():
+        found = packed_grouped_product(x, stack, chosen)
+    assert np.array_equal(bits(found), right)

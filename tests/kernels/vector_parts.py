@@ -71,7 +71,7 @@ def load(array: NDArray[Any], at: int) -> Floats:
     return widened(lanes) if array.dtype == np.uint16 else lanes.copy()
 
 
-def store(array: NDArray[Any], at: int, vector: Floats) -> None:
+def store(array: NDArray[Any], at: int, vector: NDArray[Any]) -> None:
     array[at : at + len(vector)] = vector
 
 
@@ -97,7 +97,7 @@ def wide(value: Any) -> np.float32:
     return number
 
 
-def narrow(value: np.float32, like: NDArray[Any]) -> Any:
+def narrow(value: Any, like: NDArray[Any]) -> Any:
     if like.dtype != np.uint16:
         return value
     return rounded(value[None])[0] if value == value else np.uint16(0x7FC0)
@@ -105,7 +105,7 @@ def narrow(value: np.float32, like: NDArray[Any]) -> Any:
 
 def bytes_at(address: int, count: int) -> NDArray[np.uint8]:
     """The memory at an address; its owner keeps it alive."""
-    memory = (ctypes.c_uint8 * count).from_address(address)
+    memory = (ctypes.c_uint8 * count).from_address(int(address))
     return np.ndarray((count,), np.uint8, memoryview(memory))
 
 
