@@ -26,7 +26,9 @@ lines must notice: the quickest, as many as need `--budget` seconds together.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -34,7 +36,14 @@ sys.path.insert(0, str(ROOT))  # so that it runs as a plain script
 
 from tools.mutation import drawn  # noqa: E402
 from tools.mutation.areas import AREAS  # noqa: E402
+from tools.mutation.drawn import DrawnDefect  # noqa: E402
 from tools.mutation.examination import MutantResult, examine_all, summary  # noqa: E402
+from tools.mutation.judgements import (  # noqa: E402
+    Judgement,
+    read_equivalents,
+    read_judgements,
+    table,
+)
 from tools.mutation.mutants import read_areas  # noqa: E402
 from tools.mutation.reach import reach_of  # noqa: E402
 
@@ -52,7 +61,8 @@ def parser() -> argparse.ArgumentParser:
     )
     words.add_argument("--seed", type=int, default=0, help="of what is drawn (0)")
     words.add_argument("--budget", type=float, default=20.0, help="seconds of tests a draw (20)")
-    words.add_argument("--again", type=Path, help="only those that survived in this output")
+    words.add_argument("--out", type=Path, help="append to this; those that are in it are done")
+    words.add_argument("--again", type=Path, help="only what survived in this, appended to it")
     words.add_argument("--notes-anew", action="store_true", help="run rooms again to note reach")
     words.add_argument("--root", type=Path, default=ROOT, help="the tree (this one)")
     return words
@@ -96,25 +106,43 @@ def main_of_drawn(options: argparse.Namespace) -> int:
     rooms = dict.fromkeys(room for area in areas for room in AREAS[area].rooms)
     notes = {room: reach_of(room, options.root, options.notes_anew, 2) for room in rooms}
     defects = drawn.draw(areas, options.drawn, options.seed, options.root, notes, options.budget)
-    again = options.again.read_text() if options.again else None
-    defects = [
-        defect
-        for defect in defects
-        if options.only in defect.edit.name
-        and (again is None or f"survived  {defect.area:10}  {defect.edit.name}" in again)
-    ]
+    out = options.again or options.out
+    known = known_judgements(defects, out)
+    due = due_defects(defects, known, bool(options.again), options.only)
     if options.list:
-        for defect in defects:
-            print(f"{defect.area:10}  {defect.edit.name}  ({len(defect.tests)} tests)")
+        for defect in due:
+            print(f"{defect.area:10}  {defect.name}  ({len(defect.tests)} tests)")
         return 0
-    results = []
-    for result in drawn.examine_drawn(defects, options.root, options.jobs, options.seconds):
-        place = f"{result.defect.edit.name}  (line {result.defect.edit.first})"
-        print(f"{result.status:8}  {result.defect.area:10}  {place}  ({result.seconds:.1f} s)")
-        print(f"          {' '.join(result.detail.split())}", flush=True)
-        results.append(result)
-    print(drawn.table(results))
-    return int(any(result.status != "caught" for result in results))
+    os.nice(max(0, 19 - os.nice(0)))
+    for judgement in drawn.examine_drawn(due, options.root, options.jobs, options.seconds):
+        known[judgement.area, judgement.name] = judgement
+        if out:
+            judgement.written_to(out)
+        place = f"{judgement.name}  (line {judgement.line})"
+        print(f"{judgement.status:8}  {judgement.area:10}  {place}  ({judgement.seconds:.1f} s)")
+        print(f"          {judgement.detail}", flush=True)
+    judgements = [known[d.area, d.name] for d in defects if (d.area, d.name) in known]
+    print(table(judgements))
+    return int(any(j.status in ("survived", "broken") for j in judgements))
+
+
+Known = dict[tuple[str, str], Judgement]
+
+
+def known_judgements(defects: Sequence[DrawnDefect], out: Path | None) -> Known:
+    """Those of the file `out`, and of the list of edits that change nothing."""
+    reasons = read_equivalents()
+    listed = [d.judged("equivalent", reasons[d.name]) for d in defects if d.name in reasons]
+    return (read_judgements(out) if out else {}) | {(j.area, j.name): j for j in listed}
+
+
+def due_defects(
+    defects: Sequence[DrawnDefect], known: Known, is_again: bool, only: str
+) -> list[DrawnDefect]:
+    """Those that are to be tried: nobody has yet, or `is_again` and they were not caught."""
+    status = {key: judgement.status for key, judgement in known.items()}
+    wanted = ("survived", "broken") if is_again else (None,)
+    return [d for d in defects if only in d.name and status.get((d.area, d.name)) in wanted]
 
 
 if __name__ == "__main__":

@@ -12,10 +12,11 @@ from textwrap import dedent
 
 import pytest
 from tools.mutation.affinity import TestWords, words_of
-from tools.mutation.drawn import UNREACHED, DrawnDefect, examine_drawn, table
+from tools.mutation.drawn import UNREACHED, DrawnDefect, _labelled, examine_drawn
 from tools.mutation.edits import Edit
-from tools.mutation.forks import _end_strays
+from tools.mutation.forked_run import end_strays
 from tools.mutation.generator import drawn, edits_of, optional_words
+from tools.mutation.judgements import Judgement, read_judgements, table
 from tools.mutation.operators import KINDS
 from tools.mutation.planting import function_index, plant
 from tools.mutation.reach import RoomReach, chosen_tests, digest
@@ -254,10 +255,21 @@ def ended(is_calm):
     os._exit(3)
 
 
+def awaited(is_there):
+    while not is_there:
+        time.sleep(0.1)
+
+
+def counted(path):
+    with open(path, "a") as file:
+        file.write("x")
+    return 1
+
+
 TABLE = total([1, 2])
 """
 SUMS_TESTS = """
-import subprocess, sys
+import pathlib, subprocess, sys
 import pytest
 import sums
 
@@ -280,6 +292,14 @@ def test_ended():
 
 def test_that_fails():
     assert sums.total([]) == 1
+
+def test_awaited():
+    sums.awaited(True)
+
+def test_that_fails_now_and_then():
+    seen = pathlib.Path(__file__).with_name("seen")
+    sums.counted(seen)
+    assert len(seen.read_text()) != 1
 """
 PYPROJECT = """[tool.pytest.ini_options]
 pythonpath = ["shared"]
@@ -305,10 +325,13 @@ def _defect(old: str, new: str, tests: Sequence[str], is_apart: bool = False) ->
     start = SUMS.index(old)
     edit = Edit("call", "shared/sums.py", "f", start, start + len(old), old, new, 1, 1)
     names = {f"tests/sums/test_sums.py::{test}": 0.1 for test in tests}
-    return DrawnDefect("router", edit, ("sums",), names, is_apart)
+    return DrawnDefect("router", f"{edit.name} {tests}", edit, ("sums",), names, is_apart)
 
 
-def test_each_defect_ends_as_the_tests_that_reach_it_say(sums_tree: Path) -> None:
+def test_each_defect_ends_as_the_tests_that_reach_it_say(
+    sums_tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(sums_tree / "shared"))  # as an installed tree has it
     minus = ("+= number", "-= number")
     defects = {
         "seen by a test": _defect(*minus, ["test_total"]),
@@ -317,17 +340,62 @@ def test_each_defect_ends_as_the_tests_that_reach_it_say(sums_tree: Path) -> Non
         "survives": _defect("return 1", "return True", ["test_ended"]),
         "is reached by no test": _defect(*minus, []),
         "fails without it too": _defect(*minus, ["test_that_fails", "test_ended"]),
+        "fails now and then": _defect(*minus, ["test_that_fails_now_and_then"]),
         "runs with the import": _defect("total([1, 2])", "total([1])", ["test_table"], True),
     }
-    results = list(examine_drawn(list(defects.values()), sums_tree, 2, 60.0))
-    ends = {name: r for name, defect in defects.items() for r in results if r.defect is defect}
-    survivors = {"survives", "is reached by no test", "fails without it too"}
-    assert {name for name, r in ends.items() if r.status == "survived"} == survivors
-    assert {name for name, r in ends.items() if r.status == "caught"} == ends.keys() - survivors
+    judgements = {j.name: j for j in examine_drawn(list(defects.values()), sums_tree, 2, 60.0)}
+    ends = {name: judgements[defect.name] for name, defect in defects.items()}
+    survivors = {
+        "survives", "is reached by no test", "fails without it too", "fails now and then"
+    }  # fmt: skip
+    assert {name for name, j in ends.items() if j.status == "survived"} == survivors
+    assert {name for name, j in ends.items() if j.status == "caught"} == ends.keys() - survivors
     assert ends["is reached by no test"].detail == UNREACHED
+    assert ends["fails without it too"].detail == "1 of 2 tests pass"
     assert "the process ended" in ends["ends the process"].detail
     assert (sums_tree / "shared/sums.py").read_text() == SUMS
-    assert "| area router | 7 | 4 | 3 | 0 |" in table(results)
+    assert "| area router | 8 | 4 | 0 | 4 | 0 | 0 | 50% |" in table(judgements.values())
+
+
+def test_a_test_hangs_if_it_passes_beside_itself_without_the_defect(
+    sums_tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DRAWN_PATIENCE", "1")
+    defect = _defect("while not is_there", "while is_there", ["test_awaited"])
+    (judgement,) = examine_drawn([defect], sums_tree, 1, 60.0)
+    assert judgement.status == "hung"
+    assert "times without the defect" in judgement.detail
+
+
+def test_judgements_are_kept_as_they_come_and_the_last_of_each_counts(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    assert read_judgements(out) == {}
+    for area, status in (("wire", "survived"), ("router", "hung"), ("wire", "caught")):
+        Judgement(area, "call: a", status, "why", 3, 1.5).written_to(out)  # type: ignore[arg-type]
+    kept = read_judgements(out)
+    assert {key: judgement.status for key, judgement in kept.items()} == {
+        ("wire", "call: a"): "caught",
+        ("router", "call: a"): "hung",
+    }
+    assert kept["wire", "call: a"] == Judgement("wire", "call: a", "caught", "why", 3, 1.5)
+
+
+def test_the_share_is_of_those_that_change_something() -> None:
+    ends = ["caught", "caught", "hung", "survived", "equivalent"]
+    listed = [Judgement("wire", f"wait: {i}", ends[i], "") for i in range(5)]  # type: ignore[arg-type]
+    assert table(listed).splitlines()[2:] == [
+        "| area wire | 5 | 2 | 1 | 1 | 0 | 1 | 75% |",
+        "| kind wait | 5 | 2 | 1 | 1 | 0 | 1 | 75% |",
+        "| all | 5 | 2 | 1 | 1 | 0 | 1 | 75% |",
+    ]
+
+
+def test_the_same_edit_twice_in_a_function_has_two_names() -> None:
+    source = b"def f(a):\n    a.go()\n    b()\n    a.go()\n"
+    edits = list(edits_of("f.py", source, OPTIONAL))
+    first, other, last = sorted(_labelled(edits), key=lambda pair: pair[1].start)
+    assert last[0] == f"{first[0]} [2]"
+    assert other[0] == other[1].name
 
 
 def test_what_a_fork_left_in_a_session_of_its_own_is_ended(tmp_path: Path) -> None:
@@ -338,5 +406,5 @@ def test_what_a_fork_left_in_a_session_of_its_own_is_ended(tmp_path: Path) -> No
         env={**os.environ, "TMPDIR": str(tmp_path)},
         start_new_session=True,
     ) as stray:
-        _end_strays(str(tmp_path))
+        end_strays(str(tmp_path))
         assert stray.wait(60) == -signal.SIGKILL

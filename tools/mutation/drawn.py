@@ -10,16 +10,15 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tools.mutation.affinity import TestWords
 from tools.mutation.areas import AREAS, sources_of
 from tools.mutation.edits import Edit
-from tools.mutation.examination import MutantStatus
 from tools.mutation.generator import drawn, optional_words
-from tools.mutation.operators import KINDS
+from tools.mutation.judgements import DrawnStatus, Judgement
 from tools.mutation.reach import SELECTED, SOURCES, RoomReach, chosen_tests
 from tools.mutation.tree_copy import TreeCopy
 
@@ -31,25 +30,21 @@ UNREACHED = "no test of these rooms reaches it"
 class DrawnDefect:
     """An edit of an area, and the tests that are to catch it with their usual seconds.
 
-    `rooms` are the folders of `tests` that hold them. `is_apart`: importing runs the line, so the
-    defect needs a process that imports it anew.
+    `name` is the edit's, with a number if its function has that twice. `rooms` are the folders of
+    `tests` that hold them. `is_apart`: importing runs the line, so the defect needs a process that
+    imports it anew.
     """
 
     area: str
+    name: str
     edit: Edit
     rooms: tuple[str, ...]
     tests: dict[str, float]
     is_apart: bool
 
-
-@dataclass(frozen=True, slots=True)
-class DrawnResult:
-    """A drawn defect's status; `detail` names the test that failed, or says how many passed."""
-
-    defect: DrawnDefect
-    status: MutantStatus
-    detail: str
-    seconds: float = 0.0
+    def judged(self, status: DrawnStatus, detail: str, seconds: float = 0.0) -> Judgement:
+        words = " ".join(detail.split())
+        return Judgement(self.area, self.name, status, words, self.edit.first, seconds)
 
 
 def draw(
@@ -64,21 +59,35 @@ def draw(
         sources = sources_of(AREAS[name], root)
         share = number // len(areas) + (i < number % len(areas))
         rooms = [notes[room] for room in AREAS[name].rooms]
+        edits = drawn(sources, share, seed, optional)
         defects += [
-            _with_tests(name, edit, sources[edit.file], rooms, words, budget)
-            for edit in drawn(sources, share, seed, optional)
+            _with_tests(
+                DrawnDefect(name, label, edit, AREAS[name].rooms, {}, False),
+                rooms,
+                sources[edit.file],
+                words,
+                budget,
+            )
+            for label, edit in _labelled(edits)
         ]
     return defects
 
 
+def _labelled(edits: Sequence[Edit]) -> list[tuple[str, Edit]]:
+    """Names that differ: the second of equal ones in the order of the text has `[2]`."""
+    counts = Counter[str]()
+    labels = {}
+    for edit in sorted(edits, key=lambda edit: (edit.file, edit.start)):
+        counts[edit.name] += 1
+        number = counts[edit.name]
+        labels[edit] = f"{edit.name} [{number}]" if number > 1 else edit.name
+    return [(labels[edit], edit) for edit in edits]
+
+
 def _with_tests(
-    area: str,
-    edit: Edit,
-    source: bytes,
-    rooms: Sequence[RoomReach],
-    words: TestWords,
-    budget: float,
+    defect: DrawnDefect, rooms: Sequence[RoomReach], source: bytes, words: TestWords, budget: float
 ) -> DrawnDefect:
+    edit = defect.edit
     lines = range(edit.first, edit.last + 1)
     reached: dict[str, float] = {}
     first: dict[str, float] = {}
@@ -88,26 +97,24 @@ def _with_tests(
     affinities = words.affinities(reached, f"{edit.old} {edit.function}")
     chosen = chosen_tests(reached, first, affinities, budget)
     is_apart = any(room.is_run_by_imports(edit.file, lines) for room in rooms)
-    tests = {name: reached[name] for name in chosen}
-    return DrawnDefect(area, edit, AREAS[area].rooms, tests, is_apart)
+    return replace(defect, tests={name: reached[name] for name in chosen}, is_apart=is_apart)
 
 
 def examine_drawn(
     defects: Sequence[DrawnDefect], root: Path, jobs: int, seconds: float
-) -> Iterator[DrawnResult]:
+) -> Iterator[Judgement]:
     """Yields the results as they come; `jobs` run at once. `seconds`: of a run apart."""
     warm = [d for d in defects if d.tests and not d.is_apart]
     apart = [d for d in defects if d.tests and d.is_apart]
     for defect in defects:
         if not defect.tests:
-            yield DrawnResult(defect, "survived", UNREACHED)
+            yield defect.judged("survived", UNREACHED)
     for result in _in_forks(warm, root, jobs) if warm else ():
         if result["status"] == "apart":
             apart.append(warm[result["index"]])
         else:
-            yield DrawnResult(
-                warm[result["index"]], result["status"], result["detail"], result["seconds"]
-            )
+            defect = warm[result["index"]]
+            yield defect.judged(result["status"], result["detail"], result["seconds"])
     if apart:
         with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
             copy = TreeCopy(root, Path(folder))
@@ -150,31 +157,18 @@ def _order(index: int, defect: DrawnDefect, root: Path) -> dict[str, object]:
     return {"index": index, "file": edit.file, "source": source, "tests": defect.tests}
 
 
-def _examine_apart(defect: DrawnDefect, copy: TreeCopy, seconds: float) -> DrawnResult:
+def _examine_apart(defect: DrawnDefect, copy: TreeCopy, seconds: float) -> Judgement:
     """In a process that imports the planted text: slower, and true of all code."""
     tests = tuple(defect.tests)
     without = copy.run(tests, seconds)
     if not without.is_success:
-        return DrawnResult(defect, "broken", f"fails without the defect: {without.detail}")
+        return defect.judged("broken", f"fails without the defect: {without.detail}")
     began = time.monotonic()
     with copy.planted(defect.edit):
         run = copy.run(tests, seconds)
     took = time.monotonic() - began
     if run.is_success:
-        return DrawnResult(defect, "survived", f"{len(tests)} tests pass", took)
+        return defect.judged("survived", f"{len(tests)} tests pass", took)
     is_import = "Error" in run.detail and not run.is_failure
-    status: MutantStatus = "caught" if run.is_failure or is_import else "broken"
-    return DrawnResult(defect, status, run.detail, took)
-
-
-def table(results: Sequence[DrawnResult]) -> str:
-    """Lines of Markdown: each area and kind with what was drawn and caught."""
-    lines = ["| | drawn | caught | survived | broken |", "|---|---|---|---|---|"]
-    for title, names in (("area", AREAS), ("kind", KINDS)):
-        for name in names:
-            of_name = [r for r in results if name in (r.defect.area, r.defect.edit.kind)]
-            counts = Counter(r.status for r in of_name)
-            row = [str(counts[status]) for status in ("caught", "survived", "broken")]
-            if of_name:
-                lines.append(f"| {title} {name} | {len(of_name)} | {' | '.join(row)} |")
-    return "\n".join(lines)
+    status: DrawnStatus = "caught" if run.is_failure or is_import else "broken"
+    return defect.judged(status, run.detail, took)

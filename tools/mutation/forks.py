@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import select
 import shutil
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -17,13 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tools.mutation.forked_run import ForkedRun, end_strays
 from tools.mutation.planting import FunctionIndex, plant
 
 from ferryman.runtime.parent import end_with_parent
 
-# A test may take this many seconds, and so many times its usual ones: others use the machine too.
-PATIENCE, TIMES = 20.0, 8.0
-WORDS_SHOWN = 300
+# After this many seconds and so many times its usual ones a test seems to hang.
+PATIENCE, TIMES = float(os.environ.get("DRAWN_PATIENCE", "12")), 4.0
+# It hangs if it passes so often beside that without the defect, in at least so many seconds.
+PASSES_BESIDE, SECONDS_BESIDE = 3, 2 * PATIENCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,6 @@ class ForkEnd:
     failed: str = ""
     why: str = ""
     is_hung: bool = False
-    is_unsure: bool = False
     is_impossible: bool = False
 
 
@@ -51,16 +52,16 @@ Examination = Generator[ForkOrder, ForkEnd, dict[str, Any]]
 
 @dataclass(slots=True)
 class Fork:
-    """A running fork and the examination that waits for its end."""
+    """A running fork. `patience`: seconds that a test may take besides its usual ones."""
 
     pid: int
     pipe: int
     folder: str
     order: ForkOrder
-    examination: Examination
     end: ForkEnd = field(default_factory=ForkEnd)
     test: str = ""
     limit: float = 0.0
+    patience: float = PATIENCE
     is_over: bool = False
     unread: bytes = b""
 
@@ -77,65 +78,74 @@ class ForkQueue:
     def results(self, defects: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """The defects' results as they come: their index, status, detail and seconds."""
         waiting = [self._examined(defect) for defect in reversed(defects)]
-        while waiting or self._running:
-            while waiting and len(self._running) < self._jobs:
+        running: dict[int, Examination] = {}
+        while waiting or running:
+            while waiting and len(running) < self._jobs:
                 examination = waiting.pop()
-                self._start(next(examination), examination)
-            fork = self._ended()
+                running[self._start(next(examination)).pid] = examination
+            fork = self._ended(self._running)
+            examination = running.pop(fork.pid)
             try:
-                self._start(fork.examination.send(fork.end), fork.examination)
+                running[self._start(examination.send(fork.end)).pid] = examination
             except StopIteration as stop:
                 yield stop.value
 
     def _examined(self, defect: dict[str, Any]) -> Examination:
-        """A test that fails with the defect catches it if it passes without: each is asked once.
+        """A test catches the defect if it fails with it, fails again alone, and passes without it.
 
-        One that does not end must do so twice, for other processes may have stood in its way.
+        One that seems to hang does so only if it passes without the defect meanwhile.
         """
         began = time.monotonic()
         tests = {n: s for n, s in defect["tests"].items() if n in self._items}
-        status, detail = "survived", ""
-        while True:
+        num_tests, status, detail = len(tests), "survived", ""
+        while tests:
             end = yield ForkOrder(tests, defect["file"], defect["source"])
-            if end.is_hung and end.failed:
-                end = yield from self._hangs_again(end.failed, tests[end.failed], defect)
             if end.is_impossible:
                 status, detail = "apart", end.why
             if end.is_impossible or not end.failed:
-                detail = detail or f"{len(tests)} tests pass"
                 break
-            if not end.is_unsure and (yield from self._passes(end.failed, tests[end.failed])):
-                status, detail = "caught", f"{end.failed}: {end.why}"
+            alone = ForkOrder({end.failed: tests[end.failed]}, defect["file"], defect["source"])
+            end = self._beside(alone) if end.is_hung else (yield alone)
+            if end.is_hung or (end.failed and (yield from self._passes(end.failed, tests))):
+                status = "hung" if end.is_hung else "caught"
+                detail = f"{end.failed}: {end.why}"
                 break
-            del tests[end.failed]
+            del tests[next(iter(alone.tests))]
+        detail = detail or f"{len(tests)} of {num_tests} tests pass"
         seconds = round(time.monotonic() - began, 1)
         return {"index": defect["index"], "status": status, "detail": detail, "seconds": seconds}
 
-    def _hangs_again(
-        self, name: str, seconds: float, defect: dict[str, Any]
-    ) -> Generator[ForkOrder, ForkEnd, ForkEnd]:
-        """The end of a test that seemed to hang, run once more, alone.
+    def _beside(self, order: ForkOrder) -> ForkEnd:
+        """The end of a test that seemed to hang, run alone beside itself without the defect.
 
-        It gets eight times as long as the same test takes without the defect, at this hour and on
-        this machine; others may be at work on it.
+        Others may be at work on this machine, so no number of seconds says that it hangs: it does
+        if the other has passed several times meanwhile. Neither hangs nor fails if that fails.
         """
-        began = time.monotonic()
-        sound = yield ForkOrder({name: seconds})
-        took = time.monotonic() - began
-        self._is_sound[name] = not sound.failed and not sound.is_impossible
-        end = yield ForkOrder({name: max(seconds, took)}, defect["file"], defect["source"])
-        if not end.failed:
-            end.failed, end.is_unsure = name, True
-        return end
+        began, passes = time.monotonic(), 0
+        pair = [self._start(order, math.inf), self._start(ForkOrder(order.tests), 10 * PATIENCE)]
+        while True:
+            ended = self._ended(pair)
+            if ended is pair[0]:
+                self._finish(pair[1])
+                return ended.end
+            passes += not ended.end.failed
+            is_long = time.monotonic() - began >= SECONDS_BESIDE
+            if ended.end.failed or (passes >= PASSES_BESIDE and is_long):
+                self._finish(pair[0])
+                why = f"no end while it passed {passes} times without the defect"
+                return ForkEnd() if ended.end.failed else ForkEnd(pair[0].test, why, is_hung=True)
+            pair[1] = self._start(ForkOrder(order.tests), 10 * PATIENCE)
 
-    def _passes(self, name: str, seconds: float) -> Generator[ForkOrder, ForkEnd, bool]:
+    def _passes(
+        self, name: str, seconds: Mapping[str, float]
+    ) -> Generator[ForkOrder, ForkEnd, bool]:
         """Whether a test passes in a fork without any defect."""
         if name not in self._is_sound:
-            end = yield ForkOrder({name: seconds})
+            end = yield ForkOrder({name: seconds[name]})
             self._is_sound[name] = not end.failed and not end.is_impossible
         return self._is_sound[name]
 
-    def _start(self, order: ForkOrder, examination: Examination) -> None:
+    def _start(self, order: ForkOrder, patience: float = PATIENCE) -> Fork:
         folder = tempfile.mkdtemp(prefix="fm-")
         reading, writing = os.pipe()
         parent = os.getpid()
@@ -144,8 +154,10 @@ class ForkQueue:
             os.close(reading)
             self._run_in_fork(order, Path(folder), writing, parent)
         os.close(writing)
-        limit = time.monotonic() + 2 * PATIENCE
-        self._running.append(Fork(pid, reading, folder, order, examination, limit=limit))
+        limit = time.monotonic() + 4 * PATIENCE
+        fork = Fork(pid, reading, folder, order, limit=limit, patience=patience)
+        self._running.append(fork)
+        return fork
 
     def _run_in_fork(self, order: ForkOrder, folder: Path, writing: int, parent: int) -> None:
         try:
@@ -170,17 +182,16 @@ class ForkQueue:
             os.write(writing, b'{"bye": ""}\n')
             os._exit(0)
 
-    def _ended(self) -> Fork:
-        """Waits for the end of a fork; those whose test takes too long are ended."""
+    def _ended(self, forks: Sequence[Fork]) -> Fork:
+        """Waits for the end of one of the forks; those whose test takes too long are ended."""
         while True:
-            pipes = [fork.pipe for fork in self._running]
-            ready, _, _ = select.select(pipes, [], [], 0.5)
-            for fork in self._running:
+            ready, _, _ = select.select([fork.pipe for fork in forks], [], [], 0.5)
+            for fork in forks:
                 if fork.pipe in ready and not self._heard(fork):
-                    return self._finished(fork)
+                    return self._finish(fork)
                 if time.monotonic() > fork.limit:
                     fork.end.is_hung = True
-                    return self._finished(fork)
+                    return self._finish(fork)
 
     def _heard(self, fork: Fork) -> bool:
         """Reads what a fork says; False at its end."""
@@ -194,7 +205,7 @@ class ForkQueue:
     def _hear(self, fork: Fork, words: dict[str, str]) -> None:
         if name := words.get("begins"):
             fork.test = name
-            fork.limit = time.monotonic() + PATIENCE + TIMES * fork.order.tests[name]
+            fork.limit = time.monotonic() + fork.patience + TIMES * fork.order.tests[name]
         if name := words.get("failed"):
             fork.end.failed, fork.end.why = name, words["why"]
         if why := words.get("impossible"):
@@ -202,7 +213,7 @@ class ForkQueue:
         if "tests end" in words:
             fork.is_over, fork.limit = True, time.monotonic() + PATIENCE
 
-    def _finished(self, fork: Fork) -> Fork:
+    def _finish(self, fork: Fork) -> Fork:
         """Ends what is left of the fork. One that fell silent has failed where it was."""
         if not fork.is_over and not fork.end.is_impossible:
             fork.end.failed = fork.test
@@ -213,59 +224,6 @@ class ForkQueue:
             os.killpg(fork.pid, signal.SIGKILL)
         os.waitpid(fork.pid, 0)
         os.close(fork.pipe)
-        _end_strays(fork.folder)
+        end_strays(fork.folder)
         shutil.rmtree(fork.folder, ignore_errors=True)
         return fork
-
-
-def _end_strays(folder: str) -> None:
-    """Ends the servers that a fork's tests started in sessions of their own: all have its TMPDIR.
-
-    A fork that is ended in the middle of a test leaves its broker behind.
-    """
-    mark = f"TMPDIR={folder}".encode()
-    for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if mark in (entry / "environ").read_bytes().split(b"\0"):
-                os.kill(int(entry.name), signal.SIGKILL)
-
-
-class ForkedRun:
-    """The tests of one fork, until one fails; the pipe hears when each begins."""
-
-    def __init__(self, session: pytest.Session, writing: int) -> None:
-        self._session, self._writing = session, writing
-        self._has_failed = False
-
-    def say(self, **words: str) -> None:
-        os.write(self._writing, json.dumps(words).encode() + b"\n")
-
-    def settle(self, folder: Path) -> None:
-        """Files of this run go to `folder`, and examples that failed for others are not known."""
-        from hypothesis.configuration import set_hypothesis_home_dir
-
-        set_hypothesis_home_dir(folder / "hypothesis")
-        os.environ["TMPDIR"] = str(folder)
-        tempfile.tempdir = None
-        temporary = folder / "t"
-        temporary.mkdir()
-        self._session.config._tmp_path_factory._basetemp = temporary  # type: ignore[attr-defined]
-        self._session.config.pluginmanager.register(self)
-
-    def run(self, items: Sequence[pytest.Item]) -> None:
-        for item, following in zip(items, [*items[1:], None], strict=True):
-            self.say(begins=item.nodeid)
-            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-            if self._has_failed:
-                break
-        self.say(**{"tests end": "yes"})
-        with suppress(BaseException):
-            self._session._setupstate.teardown_exact(None)
-        sys.stdout.flush()
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.failed and not self._has_failed:
-            self._has_failed = True
-            crash = getattr(report.longrepr, "reprcrash", None)
-            why = crash.message if crash else str(report.longrepr)
-            self.say(failed=report.nodeid, why=why.strip()[:WORDS_SHOWN])
