@@ -64,6 +64,13 @@ def test_drafts_are_in_the_inequality() -> None:
     assert "4 running × (1 + 1 tracking + 3 scratch) + 2 preallocated = 22" in plan.warnings[0]
 
 
+def test_drafts_are_in_the_windows() -> None:
+    """A step of 1 + 13 tokens writes three pages more than one of 1 + 1, in each of four rows."""
+    windowed = small_manifest(Kind.FULL, Kind.WINDOW, window_len=8)
+    few, many = (bytes_for(windowed, Concurrency(4, 0, 1, drafts), 4) for drafts in (1, 13))
+    assert many - few == 4 * 3 * bytes_of(windowed, Kind.WINDOW)
+
+
 def test_an_explicit_size_that_suffices_is_kept() -> None:
     plan = plan_capacity(MANIFEST, MEGABYTE, Concurrency(1, 0, 2), 8, recurrent_slots=7)
     assert plan.slots[Kind.RECURRENT] == 7

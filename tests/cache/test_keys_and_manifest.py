@@ -90,6 +90,23 @@ def test_sections_are_aligned_and_slots_hold_whole_sections() -> None:
     assert layout.slot_bytes == 192
 
 
+def test_parts_of_a_section_follow_each_other_without_padding() -> None:
+    one = SectionSpec("in", 3, (5, 6), "bfloat16", 0)
+    parts = replace(one, parts=(("gate", 1), ("up", 4)))
+    first, (gate, up) = *one.placed(64), tuple(parts.placed(64))
+    assert (first.offset, first.dtype, first.shape) == (64, "bfloat16", (5, 6))
+    assert (gate.name, gate.layer, gate.shape, gate.offset) == ("in.gate", 3, (1, 6), 64)
+    assert (up.name, up.layer, up.shape, up.offset) == ("in.up", 3, (4, 6), 64 + 12)
+    assert {gate.dtype, up.dtype} == {"bfloat16"}
+    assert one.num_bytes == gate.num_bytes + up.num_bytes
+
+
+@pytest.mark.parametrize("page_size", [-4, 0, 3, 6])
+def test_a_page_is_a_power_of_two(page_size: int) -> None:
+    with pytest.raises(ValueError, match="power of two"):
+        replace(small_manifest(Kind.RECURRENT), page_size=page_size, scan_chunk=1)
+
+
 def test_a_scan_grid_that_does_not_divide_the_page_is_refused() -> None:
     with pytest.raises(ValueError, match="does not divide"):
         replace(small_manifest(Kind.RECURRENT), scan_chunk=3)

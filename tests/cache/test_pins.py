@@ -102,6 +102,7 @@ def test_an_owner_has_so_many_pins_and_all_owners_twice_as_many() -> None:
         pin(tree, [number] * 3, DAY, 0.0, owner)
     last = snapshots_in_order(tree, slots)[-4:]
     assert set(last) == {(3,) * 3, (4,) * 3, (5,) * 3, (6,) * 3}, "the oldest of all ended"
+    assert len(tree._pins) == 4, "two for an owner, four for all"
 
 
 def test_pages_of_a_model_without_states_are_pinned_alike() -> None:

@@ -231,6 +231,7 @@ def test_a_request_is_detached_once_no_step_may_write_its_slots() -> None:
     decode.run_oldest()
     assert decode.seen(SequenceDetached) == [SequenceDetached("r1")]
     check_detached(decode, "r1")
+    assert decode.scheduler.statistics().decoding == 0, "it takes part in no more steps"
     decode.scheduler.cancel("r1", decode.now)
     decode.drain()
     assert roles(decode) <= {"tree"}

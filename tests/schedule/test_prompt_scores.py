@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.doubles.fake_engine import fake_scores
+from tests.harness.schedule import HYBRID, WatchedWorker, request
 
 from ferryman.errors import CorruptState, InvalidRequest
+from ferryman.schedule.batch import PrefillStep
 from ferryman.schedule.prompt_scores import (
     MAX_ENTRIES,
     PIECE_ENTRIES,
@@ -83,6 +86,20 @@ def test_a_piece_that_does_not_follow_is_corrupt(wrong: PromptScores) -> None:
         book.add(wrong)
     with pytest.raises(CorruptState):
         ScoreBook(20).add(scores(1, 40))
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_chunks_of_a_schedule_score_each_token_of_a_prompt_once(overlap: bool) -> None:
+    worker = WatchedWorker(HYBRID, overlap=overlap, chunk_tokens=8)
+    asked = request(HYBRID, "r0", range(1, 24))
+    worker.submit(replace(asked, sampling=replace(asked.sampling, prompt_logprobs=2)))
+    scored: list[int] = []
+    while worker.plan():
+        plan = worker.queued[-1]
+        chunks = plan.chunks if isinstance(plan, PrefillStep) else ()
+        scored += [t for c in chunks for s in c.scores for t in s.token_ids.tolist()]
+        worker.run_oldest()
+    assert scored == list(range(2, 24))
 
 
 def test_a_prompt_of_one_token_is_scored_at_once() -> None:

@@ -1,6 +1,7 @@
 """A worker that is checked: after every step its claims must be true.
 
 budget        the prompts of a step have no more tokens together than its limit
+chunks        a chunk has the tokens of its span, and scores those after each if that is asked for
 books         the ledger has exactly the holders that claim a slot
 tree          every cached unit holds the state of the prefix that its key names
 initialisers  a working slot gets its first state once in each generation, or was written before
@@ -72,6 +73,7 @@ class WatchedWorker(ScheduledWorker):
         planned = super().plan()
         for plan in list(self.queued)[before:]:
             self._check_budget(plan, num_decoding)
+            self._check_chunks(plan)
             self._check_initialisers(plan)
         return planned
 
@@ -86,6 +88,16 @@ class WatchedWorker(ScheduledWorker):
         # A piece of the grid is computed whole, however small the budget is.
         most = max(left, self.manifest.scan_chunk)
         assert num_tokens <= most, f"step {plan.step_id} has {num_tokens} tokens of {most}"
+
+    def _check_chunks(self, plan: StepPlan) -> None:
+        for chunk in () if isinstance(plan, DecodeStep | AuditStep) else plan.chunks:
+            asked = self.scheduler.sequences.running(chunk.request_id).request
+            tokens = asked.token_ids.tolist()
+            assert chunk.token_ids.tolist() == tokens[chunk.start : chunk.end]
+            after = tokens[chunk.start + 1 : chunk.end + 1]
+            is_scored = asked.sampling.prompt_logprobs is not None and after
+            scored = [(score.first, score.token_ids.tolist()) for score in chunk.scores]
+            assert scored == ([(chunk.start + 1, after)] if is_scored else [])
 
     def collect(self) -> None:
         super().collect()
