@@ -81,6 +81,17 @@ async def test_the_model_sees_functions_alone(calling: RouterCluster) -> None:
     assert patch["parameters"]["required"] == ["input"]
 
 
+@pytest.mark.parametrize("form", [{}, {"format": {"type": "text"}}], ids=["none", "text"])
+async def test_a_custom_tool_of_free_text_is_told_as_it_is(
+    calling: RouterCluster, form: dict[str, Any]
+) -> None:
+    tool = {"type": "custom", "name": "say", "description": "Says it.", **form}
+    await _respond(calling, tools=[tool])
+    head = prompt_text(calling).partition("with one of ")[2].partition("</s>")[0]
+    (say,) = (told["function"] for told in json.loads(head))
+    assert say["description"] == "Says it."
+
+
 async def test_a_custom_tool_gets_free_text(calling: RouterCluster) -> None:
     says(calling, FREE)
     (call,) = (await _respond(calling)).json()["output"]

@@ -20,7 +20,7 @@ from ferryman_router.routing.fleet import (
     WorkerName,
     WorkerUnproven,
 )
-from ferryman_router.routing.prefix_sources import WorkerCacheIndex
+from ferryman_router.routing.prefix_sources import MAX_WAITING, WorkerCacheIndex
 
 STATE = ServedState("f", 4, "d", (Kind.FULL, Kind.RECURRENT))
 KEYS = tuple(bytes([i]) * 16 for i in range(8))
@@ -231,6 +231,16 @@ def test_events_in_any_order_and_a_snapshot_end_in_the_truth(
     for sequence in order:
         cache_index.apply(_change(sequence, KEYS[sequence - 1]))
     assert cache_index.depth(KEYS) == 6
+
+
+def test_so_many_events_wait_for_one_that_is_missing_and_no_more() -> None:
+    cache_index = WorkerCacheIndex(ResumeShape(4, 0, frozenset({Kind.FULL})))
+    cache_index.replace(_snapshot(0, {Kind.FULL: ()}))
+    for sequence in range(2, MAX_WAITING + 4):
+        cache_index.apply(_change(sequence, KEYS[0]))
+    assert len(cache_index._waiting) == MAX_WAITING
+    cache_index.apply(_change(1, KEYS[1]))
+    assert cache_index._sequence == 0, "the snapshot that is asked for tells of it"
 
 
 def loaded(fleet: Fleet) -> tuple[int, int]:

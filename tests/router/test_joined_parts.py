@@ -3,19 +3,23 @@ planted defects, and no test noticed."""
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 from tests.harness.router import (
+    QUICK,
     SENTENCE,
     FaultStage,
     Pause,
     Refuse,
     RouterCluster,
+    cluster,
     collect,
 )
 from tests.router.tool_folders import WEATHER_TOOL, prompt_text, tool_cluster
+from tests.waiting import until
 
 from ferryman.errors import Unavailable
 from ferryman.handoff.request import RequestState
@@ -26,6 +30,7 @@ from ferryman.wire.v1 import inference_pb2 as pb
 from ferryman.wire.v1 import types_pb2
 from ferryman_router.answers.openai_responses import ChatFormat
 from ferryman_router.request.request_history import shown_route
+from ferryman_router.request.request_table import Evacuation
 from ferryman_router.routing.fleet import WorkerName
 from ferryman_router.routing.prefix_sources import PrefixFetch
 from ferryman_router.routing.routing_policy import Explanation, RouteChoice
@@ -107,6 +112,42 @@ async def test_a_request_whose_tokens_come_is_at_decode(one_pair: RouterCluster)
         gate.release()
         async for _ in parts:
             pass
+
+
+async def test_an_answer_that_was_cut_tells_the_forecast_how_long_its_first_token_took(
+    one_pair: RouterCluster,
+) -> None:
+    gate = one_pair.decodes[0].suffers(Pause(FaultStage.NEXT_TOKEN))
+    body = {"prompt": LONG, "max_tokens": 4, "stream": True}
+    components = one_pair.router.components
+    async with one_pair.http.stream(
+        "POST", "/v1/completions", json=body, headers={"x-request-id": "cut"}
+    ) as response:
+        await anext(response.aiter_bytes())
+        await gate.reached(1)
+        components.frontend.cancel(one_pair.request("cut"), "the test ends it")
+        await until(lambda: one_pair.request("cut").output_log.end is not None)
+        assert components.dispatcher.forecast._first_seconds, "one answer has begun"
+        assert not components.dispatcher.forecast._output_tokens, "none is whole"
+    gate.release()
+
+
+async def test_a_request_that_leaves_is_asked_no_second_time(nats_url: str, folder: Path) -> None:
+    async with cluster(nats_url, folder, num_decodes=2, limits=QUICK) as made:
+        gates = [decode.suffers(Pause(FaultStage.DETACH)) for decode in made.decodes]
+        tokens = [decode.suffers(Pause(FaultStage.NEXT_TOKEN)) for decode in made.decodes]
+        answer = asyncio.create_task(made.complete(LONG, max_tokens=4))
+        await until(lambda: any(gate.happened for gate in tokens))
+        number = 0 if tokens[0].happened else 1
+        made.decodes[number].is_ready = False
+        await gates[number].reached(1)
+        frontend = made.router.components.frontend
+        evacuation, asked = Evacuation(frontend.ctx), list(frontend._background._tasks)
+        evacuation.look(frontend.requests, frontend.ctx.clock())
+        assert list(frontend._background._tasks) == asked
+        for gate in (*gates, *tokens):
+            gate.release()
+        assert (await answer).status_code == 200
 
 
 async def test_streamed_answers_are_said_to_be(one_pair: RouterCluster) -> None:

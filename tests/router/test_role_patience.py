@@ -198,6 +198,14 @@ def test_a_start_that_was_only_silent_has_not_failed(served: Room) -> None:
     assert served.fleet.starts.is_advancing("decode", served.now)
 
 
+def test_a_start_is_over_when_its_worker_serves(served: Room) -> None:
+    served.loses("decode")
+    served.starts(epoch=2)
+    assert served.fleet.starts.is_advancing("decode", served.now)
+    served.joins("decode", epoch=2)
+    assert not served.fleet.starts.is_advancing("decode", served.now)
+
+
 def test_one_good_start_makes_up_for_those_that_failed(served: Room) -> None:
     served.loses("decode")
     for epoch in range(2, 2 + MAX_FAILED_STARTS):

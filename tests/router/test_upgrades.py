@@ -115,6 +115,18 @@ async def test_a_client_that_waits_for_a_word_gets_one(one_pair: RouterCluster) 
         assert (refused.status, refused.headers["connection"]) == (415, "close")
 
 
+async def test_a_client_that_waits_for_a_word_and_errs_has_its_connection_closed(
+    one_pair: RouterCluster,
+) -> None:
+    expects = "expect: 100-continue"
+    async with raw_client(one_pair.router.http_port) as client:
+        await client.send(head("/v1/completions", JSON, expects, num_bytes=1))
+        assert (await client.answer()).status == 100
+        await client.send(b"{")
+        refused = await client.answer()
+        assert (refused.status, refused.headers["connection"]) == (400, "close")
+
+
 async def test_a_refusal_before_the_body_leaves_the_connection_to_the_next_call(
     one_pair: RouterCluster,
 ) -> None:
