@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ferryman.errors import Stale
 from ferryman.handoff import attempt_window
-from ferryman.handoff.attempt_window import AttemptWindows, RouterWindow
+from ferryman.handoff.attempt_window import MAX_ROUTERS, AttemptWindows, RouterWindow
 
 LIFE = 10.0
 
@@ -82,6 +82,15 @@ def test_beyond_its_bounds_it_forgets_nothing_that_could_come_again(
         with pytest.raises(Stale):
             window.check(serial, 1e6, 40.0)
     window.check(20, 1e6, 40.0)
+
+
+def test_the_windows_of_the_routers_that_spoke_last_are_kept() -> None:
+    windows, routers = AttemptWindows(), [f"router-{n}" for n in range(MAX_ROUTERS + 2)]
+    for router in routers[:-1]:
+        windows.begin(router, 1, LIFE, 0.0)
+    windows.begin(routers[1], 2, LIFE, 0.0)
+    windows.begin(routers[-1], 1, LIFE, 0.0)
+    assert list(windows._windows) == [*routers[3:-1], routers[1], routers[-1]]
 
 
 def test_each_router_counts_for_itself_and_without_signatures_nothing_counts() -> None:

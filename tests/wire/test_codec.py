@@ -304,6 +304,11 @@ def test_malformed_bytes_are_refused() -> None:
         scalars.token_ids_from_bytes(b"12345")
     with pytest.raises(InvalidRequest, match="page keys have 16 bytes"):
         scalars.keys_from_bytes(b"short")
+    for num_bytes in (0, 15, 17, 32):
+        with pytest.raises(InvalidRequest, match="a page key has 16 bytes"):
+            scalars.key_from_bytes(bytes(num_bytes))
+        with pytest.raises(InvalidRequest, match="digest has 16 bytes"):
+            scalars.digest_from_bytes(bytes(num_bytes))
     with pytest.raises(InvalidRequest, match="no state kind 0"):
         scalars.kind_from_wire(0)
     with pytest.raises(InvalidRequest, match="no CacheEvent"):

@@ -285,6 +285,18 @@ async def test_a_flushed_redis_has_forgotten_who_lives(redis_url: str) -> None:
         assert not await index.announce(A, TTL)
 
 
+async def test_lives_and_claims_end_by_themselves(redis_url: str) -> None:
+    """Whoever is killed takes nothing back."""
+    async with redis_index(redis_url, KEY, lookup_seconds=PATIENT) as index:
+        await index._client.flushall()
+        await index.announce(A, TTL)
+        await index.claim(B, TTL)
+        keys = [key for key in await index._client.keys("*") if str(key) != redis_module.NODES]
+        ends = [await index._client.pttl(key) for key in keys]
+        assert len(ends) == 2
+        assert all(0 < end <= TTL * 1000 for end in ends)
+
+
 async def test_what_somebody_else_left_in_redis_is_no_node(redis_url: str) -> None:
     async with redis_index(redis_url, KEY, lookup_seconds=PATIENT) as index:
         chain = chain_of(2)

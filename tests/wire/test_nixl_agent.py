@@ -202,6 +202,31 @@ async def test_an_agent_whose_thread_fails_is_closed_and_says_so(
     assert "unheard of" in caplog.text
 
 
+@pytest.mark.parametrize("state", ["DONE", "ERR", "PROC"])
+def test_a_write_gives_its_handle_back_once_however_it_ends(state: str) -> None:
+    class Handle:
+        num_released = 0
+
+        def release(self) -> None:
+            self.num_released += 1
+
+    handle, ended = Handle(), Future[None]()
+    write = _Write(handle, state, ended)
+    if state == "PROC":
+        write.give_up()
+    else:
+        assert write.has_ended(None)
+    assert handle.num_released == 1
+    assert (ended.exception(timeout=0) is None) == (state == "DONE")
+
+
+@needs_nixl
+def test_an_agent_is_closed_with_its_block() -> None:
+    with nixl_agent("short", []) as agent:
+        assert agent._thread.is_alive()
+    assert not agent._thread.is_alive()
+
+
 def test_a_write_that_landed_has_landed_though_it_cannot_be_released() -> None:
     class Handle:
         def release(self) -> None:
