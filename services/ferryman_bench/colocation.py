@@ -27,8 +27,9 @@ from rich.console import Console
 
 from ferryman.client import Client, SamplingParams, TokenChunk
 from ferryman_bench.bench_cluster import BenchCluster, bench_cluster, bench_options
+from ferryman_bench.engine_process import MAX_RUNNING, MEMORY_BYTES
 from ferryman_bench.hardware import machine_now
-from ferryman_bench.offline_engine import MAX_RUNNING, MEMORY_BYTES, engine_fields
+from ferryman_bench.offline_engine import engine_fields
 from ferryman_bench.random_model import make_random_model, write_tokenizer
 from ferryman_bench.report import figure, print_json, titled_table
 from ferryman_bench.request_load import (

@@ -16,30 +16,36 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
 
 from ferryman.errors import ConfigError, Unavailable
 
 DEADLINE_SECONDS = 1800.0
+MEMORY_BYTES = 2 << 30
+MAX_RUNNING = 16
 STOP_SECONDS = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class BenchModel:
-    """The model of all engines of a run, and how each of them computes it."""
+    """The model of all engines of a run, how each of them computes it, and the room that each has
+    for state."""
 
     folder: Path
     dtype: str
     threads: int
+    device: str = "cpu"
+    memory_bytes: int = MEMORY_BYTES
+    max_running: int = MAX_RUNNING
 
     def to_json(self) -> dict[str, Any]:
-        return {"folder": str(self.folder), "dtype": self.dtype, "threads": self.threads}
+        return {**asdict(self), "folder": str(self.folder)}
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        return cls(Path(fields["folder"]), fields["dtype"], fields["threads"])
+        return cls(**{**fields, "folder": Path(fields["folder"])})
 
 
 class BenchSite(Protocol):

@@ -18,21 +18,13 @@ from ferryman_bench.engine_process import (
 )
 
 OFFLINE = "offline"
-MEMORY_BYTES = 2 << 30
-MAX_RUNNING = 16
 
 
 class OfflineRequestSite:
     """`LLM` in this process. It gives all tokens of a request at once, so it has no times."""
 
     def __init__(self, model: BenchModel) -> None:
-        self._llm = LLM(
-            model.folder,
-            num_threads=model.threads,
-            memory_bytes=MEMORY_BYTES,
-            max_running=MAX_RUNNING,
-            **engine_fields(model.dtype),
-        )
+        self._llm = LLM(model.folder, **model_fields(model))
 
     def obey(self, order: Mapping[str, Any]) -> dict[str, Any]:
         sampling = SamplingParams(max_tokens=order["max_tokens"], temperature=0.0, ignore_eos=True)
@@ -46,6 +38,17 @@ def engine_fields(dtype: str) -> dict[str, Any]:
     if dtype == "int8":
         return {"dtype": "bfloat16", "quantize": "int8"}
     return {"dtype": dtype}
+
+
+def model_fields(model: BenchModel) -> dict[str, Any]:
+    """The engine options of a run, but for the model: of `LLM`, and of a cluster's workers."""
+    return {
+        "device": model.device,
+        "num_threads": model.threads,
+        "memory_bytes": model.memory_bytes,
+        "max_running": model.max_running,
+        **engine_fields(model.dtype),
+    }
 
 
 @contextmanager

@@ -1,56 +1,68 @@
 """`ferryman bench requests`: whole requests, by the offline engine and through a cluster.
 
 A round sends all requests at once to one engine after the other. Prompts are new in each round, so
-nothing is reused. The cluster is one prefill and one decode worker with a router, and its client is
-this repository's own. Developers set other engines beside the two (tools/bench).
+nothing is reused. A cluster is a router with one prefill and one decode worker, or with one worker
+that does both; its client is this repository's own. Developers set other engines beside them
+(tools/bench).
 """
 
 from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, AsyncExitStack
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from time import perf_counter
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 
 from ferryman.client import Client, SamplingParams, TokenChunk
-from ferryman_bench.bench_cluster import BenchCluster, bench_cluster, bench_options
-from ferryman_bench.engine_process import BenchModel, EngineProcess
+from ferryman.errors import ConfigError
+from ferryman_bench.bench_cluster import bench_cluster, bench_options
+from ferryman_bench.engine_process import MAX_RUNNING, MEMORY_BYTES, BenchModel, EngineProcess
 from ferryman_bench.hardware import machine_now
-from ferryman_bench.offline_engine import (
-    MAX_RUNNING,
-    MEMORY_BYTES,
-    engine_fields,
-    offline_engine,
-)
-from ferryman_bench.random_model import make_random_model, write_tokenizer
+from ferryman_bench.offline_engine import model_fields, offline_engine
 from ferryman_bench.report import figure, print_json, titled_table
-from ferryman_bench.shape import VOCAB_SIZE, shape_named
+from ferryman_bench.shape import VOCAB_SIZE
+from ferryman_bench.subject import ModelFolder, RandomModel
 
-CLUSTER = "cluster 1+1"
+# The names of clusters in the table, by the choice of `ferryman up --worker`.
+CLUSTERS: Mapping[str, str] = MappingProxyType({"apart": "cluster 1+1", "both": "one for both"})
 DEADLINE_SECONDS = 600.0
 OpenEngines = Callable[[BenchModel], AbstractContextManager[Sequence[EngineProcess]]]
 
 
 @dataclass(frozen=True, slots=True)
 class RequestBenchOptions:
-    """`concurrent`: how many requests are sent at once, one figure after the other."""
+    """`concurrent`: how many requests are sent at once, one figure after the other. `clusters` are
+    among CLUSTERS. Each engine, and each worker, has `memory_bytes` for state."""
 
-    shape: str = "granite-100m"
+    model: RandomModel | ModelFolder
     dtype: str = "bfloat16"
     threads: int = 2
     rounds: int = 3
     concurrent: tuple[int, ...] = (1, 8)
     prompt_len: int = 512
     max_tokens: int = 64
+    clusters: tuple[str, ...] = ("apart",)
+    device: str = "cpu"
+    memory_bytes: int = MEMORY_BYTES
+    max_running: int = MAX_RUNNING
+
+
+def cluster_names(text: str) -> tuple[str, ...]:
+    """The clusters between commas. Raises ConfigError for others than those of CLUSTERS."""
+    names = tuple(text.split(","))
+    if not set(names) <= CLUSTERS.keys():
+        raise ConfigError(f"--worker {text}: give {' or '.join(CLUSTERS)}, or both with a comma")
+    return names
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,17 +132,19 @@ class ServedLoad:
 def run_bench_requests(
     choice: RequestBenchOptions, *, as_json: bool, engines: OpenEngines = offline_engine
 ) -> int:
-    """Measures the `engines` and the cluster. Ratios are against the last of the engines."""
+    """Measures the `engines` and the clusters. Ratios are against the last of the engines."""
     with tempfile.TemporaryDirectory(prefix="ferryman-bench-") as name:
-        model = BenchModel(Path(name), choice.dtype, choice.threads)
-        parameters = make_random_model(shape_named(choice.shape), choice.dtype, model.folder)
-        write_tokenizer(model.folder)
+        scratch = Path(name)
+        prepared = choice.model.prepared(choice.dtype, scratch)
+        room = choice.device, choice.memory_bytes, choice.max_running
+        model = BenchModel(prepared.folder, choice.dtype, choice.threads, *room)
         with engines(model) as processes:
             peer = processes[-1].name
-            loads = asyncio.run(_loads(choice, model, processes))
+            bench = RequestBench(choice, model, prepared.vocab_size, processes)
+            loads = asyncio.run(bench.loads(scratch))
     title = (
-        f"{choice.shape}, {parameters / 1e6:.1f} M parameters, {choice.dtype}, {choice.threads} "
-        f"threads; {choice.prompt_len} tokens in, {choice.max_tokens} out"
+        f"{prepared.title}, {choice.dtype} on {choice.device}, {choice.threads} threads; "
+        f"{choice.prompt_len} tokens in, {choice.max_tokens} out"
     )
     if as_json:
         print_json(title, (load.to_json() for load in loads))
@@ -154,39 +168,56 @@ def show_loads(title: str, loads: Sequence[ServedLoad], peer: str, console: Cons
     console.print(str(machine_now()))
 
 
-async def _loads(
-    choice: RequestBenchOptions, model: BenchModel, engines: Sequence[EngineProcess]
-) -> list[ServedLoad]:
-    loads: list[ServedLoad] = []
-    async with _cluster(model) as cluster:
-        for concurrent in choice.concurrent:
-            loads += await _rounds(choice, concurrent, engines, cluster.client)
-    return loads
+@dataclass(frozen=True, slots=True)
+class RequestBench:
+    """The offline engines, which run all the time, and the measurement of clusters beside them."""
 
+    choice: RequestBenchOptions
+    model: BenchModel
+    vocab_size: int
+    engines: Sequence[EngineProcess]
 
-async def _rounds(
-    choice: RequestBenchOptions,
-    concurrent: int,
-    engines: Sequence[EngineProcess],
-    client: Client,
-) -> list[ServedLoad]:
-    """The loads of all engines; the first round warms up and does not count."""
-    rounds: dict[str, list[ServedRound]] = {
-        name: [] for name in (*(one.name for one in engines), CLUSTER)
-    }
-    for number in range(choice.rounds + 1):
-        prompts = random_prompts(concurrent, choice.prompt_len, seed=1_000 * concurrent + number)
-        for engine in engines:
-            said = await asyncio.to_thread(
-                engine.ask, prompts=prompts, max_tokens=choice.max_tokens
+    async def loads(self, scratch: Path) -> list[ServedLoad]:
+        """All clusters stand at once; state and logs of each are in `scratch`."""
+        loads: list[ServedLoad] = []
+        async with AsyncExitStack() as stack:
+            clients = {
+                CLUSTERS[worker]: await self._client(stack, worker, scratch)
+                for worker in self.choice.clusters
+            }
+            for concurrent in self.choice.concurrent:
+                loads += await self._rounds(concurrent, clients)
+        return loads
+
+    async def _client(self, stack: AsyncExitStack, worker: str, scratch: Path) -> Client:
+        fields = {"model": self.model.folder, **model_fields(self.model)}
+        options = bench_options(fields, cluster=f"bench-{worker}", worker=worker)
+        cluster = await stack.enter_async_context(bench_cluster(options, scratch / worker))
+        return cluster.client
+
+    async def _rounds(self, concurrent: int, clients: Mapping[str, Client]) -> list[ServedLoad]:
+        """The loads of all engines; the first round warms up and does not count."""
+        choice, names = self.choice, (*(one.name for one in self.engines), *clients)
+        rounds: dict[str, list[ServedRound]] = {name: [] for name in names}
+        for number in range(choice.rounds + 1):
+            prompts = random_prompts(
+                concurrent,
+                choice.prompt_len,
+                seed=1_000 * concurrent + number,
+                vocab_size=self.vocab_size,
             )
-            arrivals = tuple(tuple(tokens) for tokens in said["arrivals"])
-            rounds[engine.name].append(ServedRound(said["seconds"], arrivals))
-        rounds[CLUSTER].append(await served(client, prompts, choice.max_tokens))
-    return [
-        ServedLoad(name, concurrent, choice.max_tokens, tuple(each[1:]))
-        for name, each in rounds.items()
-    ]
+            for engine in self.engines:
+                reply = await asyncio.to_thread(
+                    engine.ask, prompts=prompts, max_tokens=choice.max_tokens
+                )
+                arrivals = tuple(tuple(tokens) for tokens in reply["arrivals"])
+                rounds[engine.name].append(ServedRound(reply["seconds"], arrivals))
+            for name, client in clients.items():
+                rounds[name].append(await served(client, prompts, choice.max_tokens))
+        return [
+            ServedLoad(name, concurrent, choice.max_tokens, tuple(each[1:]))
+            for name, each in rounds.items()
+        ]
 
 
 async def served(client: Client, prompts: Sequence[Sequence[int]], max_tokens: int) -> ServedRound:
@@ -207,21 +238,11 @@ async def served(client: Client, prompts: Sequence[Sequence[int]], max_tokens: i
     return ServedRound(perf_counter() - began, tuple(task.result() for task in tasks))
 
 
-def _cluster(model: BenchModel) -> AbstractAsyncContextManager[BenchCluster]:
-    """One prefill and one decode worker, for the length of a block."""
-    fields = {
-        "model": model.folder,
-        "num_threads": model.threads,
-        "memory_bytes": MEMORY_BYTES,
-        "max_running": MAX_RUNNING,
-        **engine_fields(model.dtype),
-    }
-    return bench_cluster(bench_options(fields), model.folder / "state")
-
-
-def random_prompts(count: int, length: int, *, seed: int) -> list[list[int]]:
+def random_prompts(
+    count: int, length: int, *, seed: int, vocab_size: int = VOCAB_SIZE
+) -> list[list[int]]:
     random = np.random.default_rng(seed)
-    found: list[list[int]] = random.integers(VOCAB_SIZE, size=(count, length)).tolist()
+    found: list[list[int]] = random.integers(vocab_size, size=(count, length)).tolist()
     return found
 
 

@@ -4,13 +4,28 @@ from __future__ import annotations
 
 import io
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import cast
 
 import pytest
 from rich.console import Console
+from tests.harness.cluster import save_served_model
 
 from ferryman.client import Client, GenerateEvent, SamplingParams, TokenChunk
-from ferryman_bench.request_load import ServedLoad, ServedRound, served, show_loads
+from ferryman.errors import ConfigError
+from ferryman.model.config import load_config
+from ferryman_bench.engine_process import BenchModel
+from ferryman_bench.request_load import (
+    RequestBench,
+    RequestBenchOptions,
+    ServedLoad,
+    ServedRound,
+    cluster_names,
+    random_prompts,
+    served,
+    show_loads,
+)
+from ferryman_bench.subject import ModelFolder
 
 PEER = "another engine"
 
@@ -31,6 +46,45 @@ async def test_each_token_of_a_chunk_arrives_with_it() -> None:
     assert [len(tokens) for tokens in found.arrivals] == [3, 3]
     assert all(tokens[1] == tokens[2] for tokens in found.arrivals)
     assert len(found.gaps) == 4
+
+
+def test_clusters_are_named_as_by_up_and_others_are_refused() -> None:
+    assert cluster_names("apart,both") == ("apart", "both")
+    with pytest.raises(ConfigError, match="--worker here: give apart or both"):
+        cluster_names("here")
+
+
+def test_a_model_of_one_s_own_is_measured_with_ids_that_it_has(tmp_path: Path) -> None:
+    model = save_served_model(tmp_path, "granite_nope")
+    prepared = ModelFolder(model).prepared("float32", tmp_path)
+    assert (prepared.folder, prepared.title) == (model, model.name)
+    prompts = random_prompts(3, 200, seed=1, vocab_size=prepared.vocab_size)
+    assert max(map(max, prompts)) < prepared.vocab_size == load_config(model).trunk.vocab_size
+
+
+async def test_a_bench_measures_the_engine_and_each_cluster_that_was_chosen(
+    tmp_path: Path,
+) -> None:
+    """Real processes of a tiny model, a round each."""
+    folder = save_served_model(tmp_path, "granite_nope")
+    choice = RequestBenchOptions(
+        ModelFolder(folder),
+        dtype="float32",
+        threads=1,
+        rounds=1,
+        concurrent=(2,),
+        prompt_len=20,
+        max_tokens=4,
+        clusters=("apart", "both"),
+        memory_bytes=32 << 20,
+        max_running=4,
+    )
+    room = choice.device, choice.memory_bytes, choice.max_running
+    model = BenchModel(folder, choice.dtype, choice.threads, *room)
+    assert BenchModel.from_json(model.to_json()) == model
+    loads = await RequestBench(choice, model, 100, ()).loads(tmp_path / "scratch")
+    assert [load.engine for load in loads] == ["cluster 1+1", "one for both"]
+    assert all([len(one) for one in load.rounds[0].arrivals] == [4, 4] for load in loads)
 
 
 def test_first_tokens_and_gaps_are_those_of_each_request() -> None:

@@ -23,14 +23,18 @@ from tools.bench.llama_contender import (
     check_llama_cpp,
 )
 
+from ferryman.errors import ConfigError
 from ferryman_bench.engine_process import BenchModel, EngineProcess
 from ferryman_bench.offline_engine import offline_engine
 from ferryman_bench.request_load import RequestBenchOptions, run_bench_requests
+from ferryman_bench.subject import RandomModel
 
 
 def run_bench_with_llama(choice: RequestBenchOptions, *, as_json: bool) -> int:
-    """Measures the offline engine, llama.cpp and the cluster. Raises ConfigError without
-    llama.cpp."""
+    """Measures the offline engine, llama.cpp and the clusters. Raises ConfigError without
+    llama.cpp, and for a model of somebody's: a file for llama.cpp is written beside it."""
+    if not isinstance(choice.model, RandomModel):
+        raise ConfigError("--model: llama.cpp is measured with shapes; leave it out")
     check_llama_cpp()
     return run_bench_requests(choice, as_json=as_json, engines=offline_and_llama)
 

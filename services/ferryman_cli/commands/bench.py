@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ferryman.errors import ConfigError
+from ferryman.settings.declaration import size_of
 from ferryman_cli.endpoints import AsJson
 
 if TYPE_CHECKING:
@@ -69,19 +70,42 @@ def requests_command(
 
     def requests(
         model_shape: ModelShape = "granite-100m",
+        model: Annotated[
+            str, typer.Option(help="Folder of a model, in place of a shape.", metavar="PATH")
+        ] = "",
         dtype: Annotated[str, typer.Option(help="float32, bfloat16 or int8.")] = "bfloat16",
+        device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
         threads: Annotated[int, typer.Option(min=1, help="Threads of each engine and worker.")] = 2,
         rounds: Annotated[int, typer.Option(min=1, help="Rounds of new prompts.")] = 3,
         concurrent: Annotated[str, typer.Option(help="Requests that are sent at once.")] = "1,8",
         prompt_len: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = 512,
         max_tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer.")] = 64,
+        worker: Annotated[
+            str, typer.Option(help="Clusters: apart (1+1), both, or apart,both.")
+        ] = "apart",
+        memory_bytes: Annotated[
+            str, typer.Option(help="Memory for state, of each engine and worker.", metavar="SIZE")
+        ] = "2G",
+        max_running: Annotated[
+            int, typer.Option(min=1, help="Requests that run at once in each.")
+        ] = 16,
         json: AsJson = False,
     ) -> int:
-        from ferryman_bench.request_load import RequestBenchOptions
+        from ferryman_bench.request_load import RequestBenchOptions, cluster_names
+        from ferryman_bench.subject import ModelFolder, RandomModel
 
-        numbers = whole_numbers(concurrent, "--concurrent")
         choice = RequestBenchOptions(
-            model_shape, dtype, threads, rounds, numbers, prompt_len, max_tokens
+            ModelFolder(Path(model)) if model else RandomModel(model_shape),
+            dtype,
+            threads,
+            rounds,
+            whole_numbers(concurrent, "--concurrent"),
+            prompt_len,
+            max_tokens,
+            cluster_names(worker),
+            device,
+            size_of("--memory-bytes", memory_bytes),
+            max_running,
         )
         return run(choice, json)
 
@@ -97,7 +121,7 @@ def _run_requests(choice: RequestBenchOptions, as_json: bool) -> int:
 
 bench_app.command()(
     requests_command(
-        _run_requests, "Measure whole requests, by the offline engine and through a cluster of 1+1."
+        _run_requests, "Measure whole requests, by the offline engine and through clusters."
     )
 )
 
