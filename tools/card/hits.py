@@ -1,0 +1,132 @@
+"""The first token of one long prompt through a cluster: cold, from the device, from the host tier.
+
+    python -m tools.card.hits MODEL --device cuda --prompt-len 8192
+
+Usage must name the tier, and each answer must be the cold one's. Prints JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+from ferryman.client import Client, SamplingParams, TokenChunk
+from ferryman.model.config import load_config
+from ferryman.settings.cluster import TierOptions
+from ferryman.settings.declaration import size_of
+from ferryman.wire.nats.connection import NatsOptions
+from ferryman.wire.nats.nats_bus import NatsBus, nats_bus
+from ferryman.wire.nats.subjects import Subjects
+from ferryman.wire.public import GenerateFinished
+from ferryman_bench.bench_cluster import bench_options, running_jobs
+from ferryman_bench.request_load import random_prompts
+
+MAX_TOKENS = 16
+STORE_SECONDS = 30.0
+FLUSH_SECONDS = 10.0
+HOST_BYTES = 4 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class LongAnswer:
+    """Milliseconds to the first token, the answer, and its prompt's cached tokens by tier."""
+
+    first_ms: float
+    token_ids: tuple[int, ...]
+    cached: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class FlushableCluster:
+    """A cluster of 1 + 1 whose workers can be told to forget what they have cached."""
+
+    client: Client
+    bus: NatsBus
+    worker_ids: Sequence[str]
+
+    async def answer(self, prompt: Sequence[int]) -> LongAnswer:
+        began, first, token_ids = perf_counter(), 0.0, list[int]()
+        sampling = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0, ignore_eos=True)
+        async for event in self.client.generate(list(prompt), sampling):
+            if isinstance(event, TokenChunk):
+                first = first or perf_counter() - began
+                token_ids += event.token_ids
+            elif isinstance(event, GenerateFinished):
+                cached = event.usage.cached.by_tier
+        return LongAnswer(round(first * 1e3, 1), tuple(token_ids), cached)
+
+    async def flush(self) -> None:
+        for worker_id in self.worker_ids:
+            subject = Subjects().control(worker_id, "flush")
+            await self.bus.request(subject, b"", timeout_seconds=FLUSH_SECONDS)
+
+    async def host_hit(self, prompt: Sequence[int]) -> LongAnswer:
+        """The first answer whose prompt comes from the host tier, to which it is stored meanwhile.
+        Raises TimeoutError."""
+        async with asyncio.timeout(STORE_SECONDS):
+            while True:
+                await self.flush()
+                answer = await self.answer(prompt)
+                if answer.cached.get("host"):
+                    return answer
+
+
+@asynccontextmanager
+async def flushable_cluster(
+    model: Path, device: str, memory: int
+) -> AsyncIterator[FlushableCluster]:
+    """Ready, with a host tier; it ends with the block."""
+    tiers = TierOptions(host_bytes=min(memory, HOST_BYTES))
+    engine = {"model": model, "device": device, "memory_bytes": memory, "max_running": 4}
+    with tempfile.TemporaryDirectory(prefix="ferryman-hits-") as folder:
+        async with (
+            running_jobs(bench_options(engine, tiers=tiers), Path(folder)) as jobs,
+            nats_bus(NatsOptions(jobs.nats_url, "hits")) as bus,
+            Client(jobs.said["router"]["grpc"]) as client,
+        ):
+            await bus.connected()
+            workers = [jobs.said[role]["worker_id"] for role in ("prefill", "decode")]
+            yield FlushableCluster(client, bus, workers)
+
+
+async def measured(model: Path, device: str, prompt_len: int, memory: int) -> dict[str, object]:
+    """Milliseconds by tier, and whether all answers were the cold one's."""
+    vocab_size = load_config(model).trunk.vocab_size
+    warm, prompt = random_prompts(2, prompt_len, seed=8, vocab_size=vocab_size)
+    async with flushable_cluster(model, device, memory) as cluster:
+        await cluster.answer(warm)
+        cold = await cluster.answer(prompt)
+        device_hit = await cluster.answer(prompt)
+        host_hit = await cluster.host_hit(prompt)
+    hits = {"device": device_hit, "host": host_hit}
+    return {
+        "cold_ms": cold.first_ms,
+        **{f"{tier}_ms": hit.first_ms for tier, hit in hits.items()},
+        **{f"{tier}_tokens": hit.cached.get(tier, 0) for tier, hit in hits.items()},
+        "same_answers": all(hit.token_ids == cold.token_ids for hit in hits.values()),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--prompt-len", type=int, default=8192)
+    parser.add_argument("--memory-bytes", default="16G")
+    given = parser.parse_args()
+    memory = size_of("--memory-bytes", given.memory_bytes)
+    figures = asyncio.run(measured(given.model, given.device, given.prompt_len, memory))
+    print(json.dumps(figures))
+    return 0 if figures["same_answers"] and figures["device_tokens"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
