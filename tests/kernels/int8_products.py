@@ -1,11 +1,17 @@
-"""Arguments of the int8 products over panels and over quads, and a check that both pass."""
+"""Arguments of the int8 products over panels and over quads, a check that both pass, and tiles."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 
+import pytest
 import torch
+from tests.kernels.tile_processor import TileProcessor, on_tiles
 from torch import Tensor
+
+from ferryman_kernels.cpu._tiles import has_tiles
+from ferryman_kernels.products import _int8_ends, _int8_panels_compiled, int8_product
 
 Product = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Of x, codes and scales."""
@@ -38,3 +44,20 @@ def check_that_infinity_stays_in_its_token(product: Product, others: int, in_dim
     assert found[1].isnan().all()
     expected = [in_dim - 1.0, in_dim - 4.0, float(in_dim)]
     assert (found[2:] == torch.tensor(expected)).all()
+
+
+@contextmanager
+def on_numpy_tiles() -> Iterator[TileProcessor]:
+    """The product over panels runs, launcher and loop, as on a processor that has tiles. Other
+    products of int8 must not: what they have not compiled yet they share with it."""
+    modules = _int8_panels_compiled, _int8_ends
+    with on_tiles(*modules) as processor, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(int8_product, "has_tiles", lambda: True)
+        yield processor
+
+
+@contextmanager
+def by_tiles() -> Iterator[None]:
+    """The product over panels runs on the processor's tiles, or else on numpy's."""
+    with nullcontext() if has_tiles() else on_numpy_tiles():
+        yield

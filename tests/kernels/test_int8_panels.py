@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from tests.kernels.int8_products import (
+    by_tiles,
     check_that_infinity_stays_in_its_token,
     drawn_beside_nan,
 )
@@ -29,7 +30,8 @@ needs_tiles = pytest.mark.skipif(not has_tiles(), reason="this processor multipl
 
 
 def product(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
-    return int8_panel_product(x, panels_of_codes(codes, CPU), scales)
+    with by_tiles():
+        return int8_panel_product(x, panels_of_codes(codes, CPU), scales)
 
 
 def test_a_panel_has_the_codes_of_32_outputs_and_zeros_behind_them() -> None:
@@ -42,7 +44,6 @@ def test_a_panel_has_the_codes_of_32_outputs_and_zeros_behind_them() -> None:
             assert panels[output // 32, i, output % 32] == expected
 
 
-@needs_tiles
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("tokens", [1, 2, 16, 17, 32, 33, 75])
 def test_it_is_the_product_with_the_numbers_that_the_codes_stand_for(
@@ -55,7 +56,6 @@ def test_it_is_the_product_with_the_numbers_that_the_codes_stand_for(
     assert (found.double() - exact).abs().max() <= ROUNDED_ONCE * exact.abs().max()
 
 
-@needs_tiles
 def test_a_token_is_summed_in_float32_and_rounded_once() -> None:
     """A sum in bfloat16 loses the 1 beside 130,048."""
     x = torch.tensor([[1024.0, 1.0, -1024.0]], dtype=torch.bfloat16)
@@ -63,7 +63,6 @@ def test_a_token_is_summed_in_float32_and_rounded_once() -> None:
     assert product(x, codes, torch.ones(1, dtype=torch.bfloat16)).item() == 1.0
 
 
-@needs_tiles
 def test_a_token_has_the_same_bits_in_every_batch() -> None:
     x, codes, scales = drawn_beside_nan(70, (100, 96))
     alone = torch.cat([product(token[None], codes, scales) for token in x])
@@ -72,7 +71,6 @@ def test_a_token_has_the_same_bits_in_every_batch() -> None:
         assert torch.equal(found, alone[first : first + count])
 
 
-@needs_tiles
 def test_a_token_alone_is_summed_in_the_order_of_tiles() -> None:
     """Each product is taken away elsewhere, so that rounding alone is left, with all of its bits;
     some numbers are too small for tiles."""
@@ -101,7 +99,6 @@ def test_threads_do_not_change_a_bit(tokens: int, monkeypatch: pytest.MonkeyPatc
     assert torch.equal(one, two)
 
 
-@needs_tiles
 @pytest.mark.parametrize("others", [1, 33])
 @pytest.mark.parametrize("in_dim", [16, 32])
 def test_infinity_and_not_a_number_stay_in_their_token(others: int, in_dim: int) -> None:

@@ -6,35 +6,21 @@ multiplied by its scale and rounded once. One token alone has them by vectors.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from tests.kernels.int8_products import on_numpy_tiles
 from tests.kernels.test_order_of_tiles import bits, needs_tiles
-from tests.kernels.tile_processor import TileProcessor, on_tiles, tiled_sums
+from tests.kernels.tile_processor import tiled_sums
 from tests.kernels.vector_parts import rounded, widened
 from torch import Tensor
 
-from ferryman_kernels.products import _int8_ends, _int8_panels_compiled, int8_product
 from ferryman_kernels.products.int8_product import int8_panel_product, panels_of_codes
 
 CPU = torch.device("cpu")
 SHAPES = [(32, 32), (70, 96), (100, 70)]
 """Outputs and inputs; the last ones end within a panel, and within a block of 32 inputs."""
-
-
-@contextmanager
-def on_numpy_tiles() -> Iterator[TileProcessor]:
-    """The whole product, launcher and loop, as on a processor that has tiles."""
-    with (
-        on_tiles(_int8_panels_compiled, _int8_ends) as processor,
-        pytest.MonkeyPatch.context() as patch,
-    ):
-        patch.setattr(int8_product, "has_tiles", lambda: True)
-        yield processor
 
 
 def drawn(tokens: int, shape: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:

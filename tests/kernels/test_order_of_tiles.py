@@ -159,6 +159,14 @@ def test_whole_products_have_that_order(
     assert np.array_equal(bits(found), expected(x, weight, bias))
 
 
+@needs_tiles
+@pytest.mark.parametrize("tokens", [16, 33, 207])
+def test_the_processors_tiles_have_it_over_two_runs_of_a_panel(tokens: int) -> None:
+    x, weight, bias = drawn(tokens, 300, 700)
+    found = packed_product(x, pack_panels(weight), bias)
+    assert np.array_equal(bits(found), expected(x, weight, bias))
+
+
 @on_each_processor
 def test_products_with_chosen_experts_have_it(processor: Processor) -> None:
     tokens, experts, out_dim = 21, 3, 100
