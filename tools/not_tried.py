@@ -33,7 +33,7 @@ def lines(machine: MachineFeatures) -> Iterator[str]:
     if not machine.has_vectors:
         yield "compiled loops over panels; this processor has no AVX-512"
     if not machine.has_tiles:
-        held = "their order is held in numpy alone (tests/kernels/test_order_of_tiles.py)"
+        held = "their loops run on tiles in numpy alone (tests/kernels/test_order_of_*.py)"
         yield f"products and attention by tiles; this processor has no AMX, and {held}"
     if not machine.has_card:
         yield "kernels, graphs and streams on a card; there is no CUDA device (pytest -m gpu)"
