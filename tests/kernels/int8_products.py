@@ -7,7 +7,7 @@ from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
-from tests.kernels.tile_processor import TileProcessor, on_tiles
+from tests.kernels.tile_processor import lent, on_tiles
 from torch import Tensor
 
 from ferryman_kernels.cpu._tiles import has_tiles
@@ -47,13 +47,13 @@ def check_that_infinity_stays_in_its_token(product: Product, others: int, in_dim
 
 
 @contextmanager
-def on_numpy_tiles() -> Iterator[TileProcessor]:
+def on_numpy_tiles() -> Iterator[None]:
     """The product over panels runs, launcher and loop, as on a processor that has tiles. Other
     products of int8 must not: what they have not compiled yet they share with it."""
     modules = _int8_panels_compiled, _int8_ends
-    with on_tiles(*modules) as processor, pytest.MonkeyPatch.context() as patch:
+    with on_tiles(*modules) as processor, lent(processor), pytest.MonkeyPatch.context() as patch:
         patch.setattr(int8_product, "has_tiles", lambda: True)
-        yield processor
+        yield
 
 
 @contextmanager

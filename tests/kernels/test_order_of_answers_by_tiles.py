@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tests.kernels.test_one_order_of_attention import HeadSizes, Prompt
 from tests.kernels.test_order_of_tiles import bits, needs_tiles
 from tests.kernels.tile_attention import SPLIT, Softening, attention
-from tests.kernels.tile_processor import on_tiles
+from tests.kernels.tile_processor import lent, on_tiles
 from torch import Tensor
 
 from ferryman_kernels.attention import (
@@ -50,7 +50,7 @@ MODULES = (
 def on_numpy_tiles() -> Iterator[None]:
     """As on a processor that has tiles."""
     laid = SimpleNamespace(dtype=numba.types.uint16)
-    with on_tiles(*MODULES), pytest.MonkeyPatch.context() as patch:
+    with on_tiles(*MODULES) as processor, lent(processor), pytest.MonkeyPatch.context() as patch:
         patch.setattr(_tile_split_compiled, "has_tiles", lambda: True)
         for name in ("attend_split", "split_room"):
             chosen = getattr(_block_attention_compiled, f"_{name}")

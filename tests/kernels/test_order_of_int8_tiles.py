@@ -71,12 +71,3 @@ def test_a_sum_below_the_normal_numbers_is_zero_by_tiles_and_for_a_token_alone(
     codes, ones = torch.full((32, 32), 3, dtype=torch.int8), torch.ones(32).bfloat16()
     with on_numpy_tiles():
         assert not found(x, codes, ones).any()
-
-
-def test_the_tiles_of_others_are_configured_as_before() -> None:
-    theirs = np.zeros(64, np.uint8)
-    theirs[0], theirs[16:32:2], theirs[48:56] = 1, 64, 3
-    with on_numpy_tiles() as processor:
-        processor.configure(theirs)
-        found(*drawn(33, (64, 64)))
-        assert processor.config.tolist() == theirs.tolist()

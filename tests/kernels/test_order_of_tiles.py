@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from tests.kernels.tile_processor import narrowed, on_tiles, sums_of_block, tiled_product
+from tests.kernels.tile_processor import lent, narrowed, on_tiles, sums_of_block, tiled_product
 from torch import Tensor
 
 from ferryman_kernels.cpu._tiles import aligned_words, has_tiles, tile_configuration
@@ -127,7 +127,7 @@ def test_the_loop_of_few_tokens_has_the_order_of_tiles(tokens: int, in_dim: int)
 def on_numpy_tiles() -> Iterator[None]:
     """As on a processor that has tiles, with its loops' choices, which types make."""
     modules = _packed_product_compiled, _panel_sums, _tiled_product_compiled
-    with on_tiles(*modules), pytest.MonkeyPatch.context() as patch:
+    with on_tiles(*modules) as processor, lent(processor), pytest.MonkeyPatch.context() as patch:
         patch.setattr(_packed_product_compiled, "has_tiles", lambda: True)
         for name in ("keep_configuration", "put_back", "sums_of"):
             chosen = getattr(_panel_sums, f"_{name}")(*[numba.types.none] * 2)
@@ -146,12 +146,23 @@ Processor = Callable[[], AbstractContextManager[None]]
 
 
 @on_each_processor
-@pytest.mark.parametrize("shape", [(64, 32), (100, 70), (256, 160)], ids=str)
-@pytest.mark.parametrize("tokens", [1, 17, 130, 192, 207])
+@pytest.mark.parametrize(
+    ("tokens", "shape"),
+    [
+        (1, (100, 70)),
+        (17, (100, 70)),
+        (130, (100, 70)),
+        (207, (100, 70)),
+        (192, (256, 160)),
+        (207, (256, 160)),
+        (290, (64, 32)),
+    ],
+    ids=str,
+)
 def test_whole_products_have_that_order(
     tokens: int, shape: tuple[int, int], processor: Processor
 ) -> None:
-    """Few tokens and many of them, of which a second slice is asked from 129 on."""
+    """Few tokens, many from 192 and 256 outputs on, and a second slice of few from 257 on."""
     x, weight, bias = drawn(tokens, *shape)
     panels = pack_panels(weight)
     with processor():
