@@ -121,6 +121,11 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.param(
             f"up {ANY} --draft nowhere", "should be ngram, mtp, or a folder", id="a draft"
         ),
+        pytest.param(
+            f"up {ANY} --audit-share 0.5 --exactness values",
+            "leave out the audit",
+            id="an audit that would raise false alarms",
+        ),
         pytest.param(f"up {ANY} --nodes 2", "--prefill is 1", id="a node without a worker"),
         pytest.param("nonsense", "No such command", id="unknown command"),
         pytest.param("trace", "Missing argument", id="no id"),

@@ -125,6 +125,11 @@ def test_every_service_understands_its_settings(
         assert settings.worker.tp_size == (2 if role == "prefill" else 1)
 
 
+def test_the_plan_s_credentials_are_those_of_its_locks(choices: UpOptions, tmp_path: Path) -> None:
+    plan = made(choices, tmp_path)
+    assert plan.credentials is plan.locks.credentials
+
+
 def test_every_process_is_given_the_credentials_of_its_role_alone(
     choices: UpOptions, tmp_path: Path
 ) -> None:

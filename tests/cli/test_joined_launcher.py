@@ -1,0 +1,165 @@
+"""Checks, calls and arguments where the launcher's and the command line's parts meet: each was once
+left out by a draw of planted defects, and no test noticed."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from rich.console import Console
+from tests.cli.test_child import EndedProcess, job, started, thing_log
+from tests.cli.test_fork_server import toys
+from tests.waiting import until
+
+from ferryman.client import SamplingParams
+from ferryman.errors import ConfigError, DeadlineExceeded, Unavailable
+from ferryman.schedule.request import FinishReason
+from ferryman.wire.public import NOT_PARTED, GenerateFinished, GenerateStarted
+from ferryman.wire.values import Usage
+from ferryman_cli import chat, roll
+from ferryman_cli.app import run
+from ferryman_cli.commands.requests import _piped
+from ferryman_launcher.checks.option_checks import _check_answers
+from ferryman_launcher.child import LINE_BYTES, Child, ignored
+from ferryman_launcher.fork_server import can_fork
+
+
+def states_of_children(pid: int) -> list[str]:
+    """The state of each child of a process; Z for one that nobody waited for."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    stats = [Path(f"/proc/{child}/stat").read_text() for child in children]
+    return [stat.rpartition(")")[2].split()[0] for stat in stats]
+
+
+async def test_starting_services_leaves_no_descriptor_and_no_process(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    with toys(tmp_path) as toy:
+        children = [(await toy.start())[0] for _ in range(3)]
+        assert states_of_children(toy.forks.pid) == []
+        for child in children:
+            assert await child.stop(120)
+        toy.forks.refuse("the test is over")
+        await asyncio.sleep(0)
+        assert len(os.listdir("/proc/self/fd")) == before
+        assert can_fork()
+        assert len(os.listdir("/proc/self/fd")) == before
+
+
+async def test_a_forked_service_whose_transport_is_closed_is_killed(tmp_path: Path) -> None:
+    with toys(tmp_path) as toy:
+        child, _ = await toy.start()
+        assert child._transport is not None
+        child._transport.close()
+        await asyncio.wait_for(child._exited.wait(), 120)
+        assert child._process.get_returncode() == -9
+
+
+async def test_a_deaf_service_has_ended_when_it_was_stopped(tmp_path: Path) -> None:
+    program = (
+        "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True);"
+    )
+    child = await started(f"{program} signal.pause()", tmp_path)
+    await until(lambda: "deaf" in (tmp_path / "thing.log").read_text())
+    assert not await child.stop(0.05)
+    assert not child.is_running
+    assert child._process.get_returncode() is not None
+
+
+async def test_the_last_words_may_come_after_the_exit(tmp_path: Path) -> None:
+    child = Child(job(""), thing_log(tmp_path), ignored)
+    child.connection_made(EndedProcess())
+    waiting = asyncio.create_task(child.ready(30))
+    child.process_exited()
+    await asyncio.sleep(0)
+    child.pipe_data_received(1, b"error: less\n")
+    child.connection_lost(None)
+    with pytest.raises(ConfigError, match=r"^thing: less$"):
+        await waiting
+
+
+@pytest.mark.parametrize(("more", "is_heard"), [(0, True), (1, False)])
+async def test_a_line_is_heard_whole_up_to_its_bound(
+    tmp_path: Path, more: int, is_heard: bool
+) -> None:
+    child = Child(job(""), thing_log(tmp_path), ignored)
+    child.connection_made(EndedProcess())
+    head = b'{"event": "ready", "address": "'
+    child.pipe_data_received(1, head + b"x" * (LINE_BYTES + more - len(head)))
+    child.pipe_data_received(1, b'"}\n')
+    child.connection_lost(None)
+    assert (child._ready_event is not None) == is_heard
+
+
+def test_a_prompt_is_not_awaited_from_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    for source, words in ((Terminal("hi"), "give a --prompt"), (io.StringIO("\n"), "is empty")):
+        monkeypatch.setattr(sys, "stdin", source)
+        with pytest.raises(ConfigError, match=words):
+            _piped()
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hi\n"))
+    assert _piped() == "hi"
+
+
+def test_a_server_of_one_s_own_has_to_be_there() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as there:
+        port = there.getsockname()[1]
+        _check_answers("--nats-url", f"nats://127.0.0.1:{port}")
+        _check_answers("--nats-url", f"nats://127.0.0.1:1,nats://127.0.0.1:{port}")
+    with pytest.raises(ConfigError, match="nobody answers there"):
+        _check_answers("--nats-url", f"nats://127.0.0.1:{port}")
+
+
+def test_a_chat_is_drawn_as_its_flags_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[SamplingParams] = []
+    monkeypatch.setattr(chat, "run_chat", lambda place, sampling: drawn.append(sampling) or 0)
+    flags = "--seed 7 --max-tokens 3 --temperature 0.5"
+    assert run(f"chat --grpc 127.0.0.1:1 {flags}".split()) == 0
+    assert drawn == [SamplingParams(max_tokens=3, temperature=0.5, seed=7)]
+
+
+@pytest.mark.parametrize(("missed", "is_shown"), [(63, False), (64, True)])
+async def test_so_many_tokens_that_could_have_been_cached_are_news(
+    missed: int, is_shown: bool
+) -> None:
+    parting = replace(NOT_PARTED, missed_tokens=missed)
+
+    async def events(turns: object, sampling: object) -> AsyncIterator[Any]:
+        yield GenerateStarted("req-1", "model", 70, 0, parting)
+        yield GenerateFinished(FinishReason.STOP, Usage(70, 1))
+
+    shown = io.StringIO()
+    client = cast(Any, SimpleNamespace(generate=events))
+    talk = chat.Chat(client, Console(file=shown, width=200), SamplingParams())
+    await talk._answer()
+    assert ("parts at token" in shown.getvalue()) == is_shown
+
+
+async def test_an_order_is_given_until_its_process_has_it_or_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(roll, "AGAIN_SECONDS", 0.0)
+    bus = SimpleNamespace(is_connected=False)
+    given: list[str] = []
+
+    class Order:
+        async def give(self, _bus: object) -> None:
+            given.append("again")
+            if len(given) == 1:
+                raise DeadlineExceeded("its answer is late")
+            bus.is_connected = len(given) == 3
+            raise Unavailable("nobody answers")
+
+    await asyncio.wait_for(roll._order(cast(Any, bus), cast(Any, Order())), 60)
+    assert len(given) == 3
