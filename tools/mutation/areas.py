@@ -22,7 +22,7 @@ AREAS: Mapping[str, Area] = {
     ),
     "prefill": Area(
         ("services/ferryman_prefill", "shared/ferryman/worker"),
-        ("prefill", "both", "decode", "worker"),
+        ("prefill", "both", "decode", "worker", "hostcache"),
     ),
     "hostcache": Area(
         ("services/ferryman_hostcache", "shared/ferryman/tiers", "shared/ferryman/wire/hostcache"),

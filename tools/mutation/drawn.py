@@ -19,7 +19,14 @@ from tools.mutation.areas import AREAS, sources_of
 from tools.mutation.edits import Edit
 from tools.mutation.generator import drawn, optional_words
 from tools.mutation.judgements import DrawnStatus, Judgement
-from tools.mutation.reach import SELECTED, SOURCES, RoomReach, chosen_tests
+from tools.mutation.reach import (
+    SELECTED,
+    SOURCES,
+    UNNOTED_SECONDS,
+    RoomReach,
+    chosen_tests,
+    unnoted_tests,
+)
 from tools.mutation.tree_copy import TreeCopy
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,14 +62,17 @@ def draw(
     every = [path.read_bytes() for shelf in SOURCES for path in (root / shelf).rglob("*.py")]
     optional = optional_words(every)
     words, defects = TestWords(root), []
+    unnoted = unnoted_tests(notes, root)
     for i, name in enumerate(areas):
         sources = sources_of(AREAS[name], root)
         share = number // len(areas) + (i < number % len(areas))
         rooms = [notes[room] for room in AREAS[name].rooms]
+        others = {test for room in AREAS[name].rooms for test in unnoted[room]}
+        extra = dict.fromkeys(sorted(others), UNNOTED_SECONDS)
         edits = drawn(sources, share, seed, optional)
         defects += [
             _with_tests(
-                DrawnDefect(name, label, edit, AREAS[name].rooms, {}, False),
+                DrawnDefect(name, label, edit, AREAS[name].rooms, extra, False),
                 rooms,
                 sources[edit.file],
                 words,
@@ -87,9 +97,10 @@ def _labelled(edits: Sequence[Edit]) -> list[tuple[str, Edit]]:
 def _with_tests(
     defect: DrawnDefect, rooms: Sequence[RoomReach], source: bytes, words: TestWords, budget: float
 ) -> DrawnDefect:
+    """The defect with those of its tests that are chosen: it comes with the unnoted ones."""
     edit = defect.edit
     lines = range(edit.first, edit.last + 1)
-    reached: dict[str, float] = {}
+    reached = dict(defect.tests)
     first: dict[str, float] = {}
     for room in rooms:
         reached |= room.reaching(edit.file, lines, source)

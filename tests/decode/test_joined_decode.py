@@ -1,0 +1,66 @@
+"""Calls, checks and bounds where the parts of a decode worker meet: each was once left out by a
+draw of planted defects, and no test noticed."""
+
+from __future__ import annotations
+
+import pytest
+from tests.decode.test_held_tokens import PREFILL_ORDER
+from tests.decode.test_token_streams import TOKENS
+from tests.harness.pair import pair_of_workers, request
+from tests.waiting import until
+
+from ferryman.errors import QueueFull
+from ferryman.handoff.usage import NONE_CACHED
+from ferryman.schedule.batch import Sampled
+from ferryman_decode.decode_request import DecodeRequest
+from ferryman_decode.requests import LINGER_SECONDS
+from ferryman_decode.token_streams import RouterStreams
+
+PROMPT = [3] * 21
+
+
+def test_tokens_are_sent_again_with_their_own_log_probabilities() -> None:
+    decoding = DecodeRequest(PREFILL_ORDER, held=NONE_CACHED)
+    logprobs = [{token: -float(token)} for token in (5, 6, 7)]
+    for token, own in zip((5, 6, 7), logprobs, strict=True):
+        decoding.drawn(Sampled(token, own))
+    for offset in range(4):
+        sent = decoding.tokens_from(decoding.base + offset)
+        assert sent.frame.token_ids == (5, 6, 7)[offset:]
+        assert list(sent.logprobs) == logprobs[offset:]
+
+
+async def test_frames_are_numbered_and_the_reason_for_the_end_comes_behind_them() -> None:
+    streams = RouterStreams(7)
+    stream = streams.open("router-1")
+    for _ in range(3):
+        streams.gather("router-1", TOKENS)
+        streams.flush()
+    stream.close(QueueFull("too far behind"))
+    assert [(await stream.next_frame()).sequence for _ in range(3)] == [1, 2, 3]
+    with pytest.raises(QueueFull, match="too far behind"):
+        await stream.next_frame()
+
+
+async def test_a_request_is_forgotten_whole_a_while_after_its_end() -> None:
+    async with pair_of_workers() as pair:
+        requests = pair.decode.service.requests
+        await pair.run_prefill(pair.order(request("r1", PROMPT, max_tokens=4)))
+        await pair.read_tokens("r1")
+        await until(lambda: bool(requests._ended))
+        now = pair.decode.parts.clock()
+        requests.expire(now)
+        assert requests._by_name
+        requests.expire(now + LINGER_SECONDS + 1)
+        kept = (requests._by_name, requests._attempts, requests._deadlines, requests._ended)
+        assert not any(kept)
+
+
+async def test_a_worker_is_busy_from_a_reservation_to_the_end_of_its_request() -> None:
+    async with pair_of_workers() as pair:
+        requests = pair.decode.service.requests
+        assert not await requests.becomes_busy(0.001)
+        await pair.reserve(pair.wish(request("r1", PROMPT, max_tokens=4)))
+        assert await requests.becomes_busy(0.001)
+        requests.expire(pair.decode.parts.clock() + 1e6)
+        assert not await requests.becomes_busy(0.001)

@@ -1,0 +1,123 @@
+"""Bounds, calls and arguments where the parts of the host-cache and its tiers meet: each was once
+left out by a draw of planted defects, and no test noticed."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from hypothesis import given, settings
+from tests.cluster_keys import KEY, STORED
+from tests.doubles.memory_blob_store import BlobMedium, MemoryBlob, MemoryBlobStore
+from tests.hostcache.stored import Place, opened, prompt_with
+from tests.hostcache.test_extent_format import SEALS, plans
+from tests.tiers.state_shapes import chain, manifest_of
+from tests.tiers.test_storage import found, make, named, planned
+from tests.tiers.test_store import store_with
+
+from ferryman.cache.manifest import Kind
+from ferryman.settings.hostcache import StorageSettings
+from ferryman.tiers.extents import RemoveExtent
+from ferryman.tiers.prefetch import RoomLimits
+from ferryman.tiers.storage_values import ExtentPlan
+from ferryman.wire.grpc.rpc import NO_TAGS
+from ferryman.wire.hostcache.attachment import (
+    MAX_DROPPED_CHAINS,
+    HostAttachment,
+    HostCacheOptions,
+)
+from ferryman_hostcache import shared_folders
+from ferryman_hostcache.prefetch_io import PrefetchIO
+from ferryman_hostcache.storage.blob_storage import MAX_STORES_WAITING
+from ferryman_hostcache.storage.blob_store import AlignedBuffer
+from ferryman_hostcache.storage.extent import BadExtent, extent_name, header_to_bytes
+from ferryman_hostcache.storage.scan import read_header
+
+HYBRID = manifest_of(Kind.FULL, Kind.WINDOW, Kind.RECURRENT)
+
+
+def test_pages_that_a_model_has_not_take_no_room() -> None:
+    limits = RoomLimits(0, 1, store_with(recurrent=2).layout)
+    assert limits.may_fit(cast(Any, None), 1000)
+
+
+def test_memory_of_the_same_size_is_used_again() -> None:
+    buffer = AlignedBuffer()
+    buffer._first(8192)
+    memory = buffer._map
+    for num_bytes in (8192, 4096, 1):
+        assert len(buffer._first(num_bytes)) == num_bytes
+        assert buffer._map is memory
+    buffer._first(8193)
+    assert len(buffer._map) >= 8193
+
+
+def test_an_extent_none_of_whose_units_has_a_place_is_removed_at_start() -> None:
+    plan = planned(make(num_blocks=9), chain(1, 2), named(2, snapshots=[1]))
+    snapshot = [unit for unit in plan.units if unit.kind is Kind.RECURRENT]
+    again = make(num_blocks=9)
+    again.restore([found(plan, snapshot)], 0.0)
+    assert again.lookup(plan.keys).usable_pages == 0
+    assert RemoveExtent(plan.generation) in again.drain_work()
+
+
+async def test_so_many_stores_wait_and_no_more(place: Place) -> None:
+    prompt = prompt_with(HYBRID, chain(1, 2, 3, 4), snapshots=[3])
+    async with opened(place) as storage:
+        storage.attach(HYBRID)
+        storage._waiting = MAX_STORES_WAITING
+        assert (await storage.store(prompt.keys, prompt.offers())).num_stored == 0
+        storage._waiting = MAX_STORES_WAITING - 1
+        assert (await storage.store(prompt.keys, prompt.offers())).num_stored > 0
+        storage._waiting = 0
+
+
+@given(plans())
+@settings(max_examples=10, deadline=None)
+def test_a_header_is_read_up_to_its_bound(plan: ExtentPlan) -> None:
+    header = bytes(header_to_bytes(plan, SEALS))
+    medium = BlobMedium()
+    medium.blobs[extent_name(plan.generation)] = MemoryBlob(bytearray(header))
+    blobs = MemoryBlobStore(medium)
+    assert read_header(blobs, plan.generation, STORED, len(header)).keys == plan.keys
+    with pytest.raises(BadExtent, match=f"a header of {len(header)} bytes"):
+        read_header(blobs, plan.generation, STORED, len(header) - 1)
+
+
+async def test_so_many_dropped_chains_are_reported_and_no_more() -> None:
+    attachment = HostAttachment(HostCacheOptions("127.0.0.1:1", "w", 1), HYBRID, cast(Any, None))
+    for number in range(MAX_DROPPED_CHAINS + 2):
+        attachment.drop_chain(number.to_bytes(16))
+    assert len(attachment._dropped_chains) == MAX_DROPPED_CHAINS
+    await attachment._channel.close()
+
+
+async def test_the_folders_of_others_are_closed_with_the_block(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[shared_folders.SharedFolders] = []
+    make_one = shared_folders.SharedFolders.__init__
+
+    def note(self: shared_folders.SharedFolders, *args: Any) -> None:
+        make_one(self, *args)
+        made.append(self)
+
+    monkeypatch.setattr(shared_folders.SharedFolders, "__init__", note)
+    monkeypatch.setattr(shared_folders, "_own_folder", lambda url, key: "folder")
+    monkeypatch.setattr(shared_folders, "readers_beside", lambda url: None)
+    index = cast(Any, None)
+    async with shared_folders.open_shared_folders(StorageSettings(), KEY, index) as folders:
+        assert [folders] == made
+        await made[0]._threads.submit(lambda: None)
+    with pytest.raises(RuntimeError, match="shutdown"):
+        await made[0]._threads.submit(lambda: None)
+
+
+def test_folders_are_asked_for_more_than_there_is() -> None:
+    asked: list[tuple[Any, int]] = []
+    folders = SimpleNamespace(better=lambda prefixes, have: asked.append((prefixes, have)) or [])
+    tiers = cast(Any, SimpleNamespace(folders=folders))
+    io = PrefetchIO(cast(Any, None), tiers, NO_TAGS, "lease", clock=lambda: 0.0)
+    assert io._folders([], 3) == []
+    assert asked == [([], 3)]
