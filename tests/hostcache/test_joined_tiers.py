@@ -3,6 +3,7 @@ left out by a draw of planted defects, and no test noticed."""
 
 from __future__ import annotations
 
+import inspect
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -17,6 +18,7 @@ from tests.tiers.test_storage import found, make, named, planned
 from tests.tiers.test_store import store_with
 
 from ferryman.cache.manifest import Kind
+from ferryman.errors import WrongEpoch
 from ferryman.settings.hostcache import StorageSettings
 from ferryman.tiers.extents import RemoveExtent
 from ferryman.tiers.prefetch import RoomLimits
@@ -27,8 +29,10 @@ from ferryman.wire.hostcache.attachment import (
     HostAttachment,
     HostCacheOptions,
 )
+from ferryman.wire.v1 import hostcache_pb2 as pb
 from ferryman_hostcache import shared_folders
 from ferryman_hostcache.prefetch_io import PrefetchIO
+from ferryman_hostcache.server import HostCacheServicer
 from ferryman_hostcache.storage.blob_storage import MAX_STORES_WAITING
 from ferryman_hostcache.storage.blob_store import AlignedBuffer
 from ferryman_hostcache.storage.extent import BadExtent, extent_name, header_to_bytes
@@ -121,3 +125,34 @@ def test_folders_are_asked_for_more_than_there_is() -> None:
     io = PrefetchIO(cast(Any, None), tiers, NO_TAGS, "lease", clock=lambda: 0.0)
     assert io._folders([], 3) == []
     assert asked == [([], 3)]
+
+
+def _calls_with_an_epoch() -> list[str]:
+    """The rpcs whose requests name the life of the host-cache that they are for."""
+    requests = pb.DESCRIPTOR.services_by_name["HostCacheService"].methods
+    return [
+        m.name for m in requests if m.name != "Attach" and "epoch" in m.input_type.fields_by_name
+    ]
+
+
+@pytest.mark.parametrize("name", _calls_with_an_epoch())
+async def test_each_call_to_an_earlier_life_is_refused_before_anything_is_done(name: str) -> None:
+    """Nothing but the epoch is there, so that whatever is looked at before it fails otherwise."""
+
+    def check_epoch(epoch: int) -> None:
+        raise WrongEpoch(f"not {epoch}")
+
+    method = pb.DESCRIPTOR.services_by_name["HostCacheService"].methods_by_name[name]
+    request = getattr(pb, method.input_type.name)(epoch=6)
+    servicer = SimpleNamespace(_host=SimpleNamespace(check_epoch=check_epoch))
+    call = getattr(HostCacheServicer, name)(servicer, request, None)
+    with pytest.raises(WrongEpoch, match="not 6"):
+        await (call if inspect.isawaitable(call) else anext(call))
+
+
+async def test_a_renewal_says_how_long_it_lasts() -> None:
+    host = SimpleNamespace(check_epoch=lambda epoch: None, renew=lambda ids: [ids[0]])
+    servicer = SimpleNamespace(_host=host, _check_maps=lambda context: None, _lease_ms=5000)
+    request = pb.HostCacheServiceRenewRequest(lease_ids=["gone", "there"])
+    answer = await HostCacheServicer.Renew(cast(Any, servicer), request, cast(Any, None))
+    assert (answer.lease_ms, list(answer.lost)) == (5000, ["gone"])
