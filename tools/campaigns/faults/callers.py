@@ -1,7 +1,8 @@
 """Callers of a cluster that know the right answers, and judge each that they get.
 
 Every way to call is used: streams and whole answers over HTTP, and the SDK. A judgement says what a
-client without this knowledge would have taken the answer for.
+client without this knowledge would have taken the answer for. Callers over HTTP go to the other
+router when one refuses the connection, as a load balancer would; the SDK has both addresses.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from enum import StrEnum
 from typing import Any
 
 import httpx
-from tools.campaigns.outages import Interval
+from tools.campaigns.faults.conditions import Interval
 
 from ferryman.client import Client, SamplingParams, TokenChunk
 from ferryman.errors import FerrymanError
 from ferryman.ids import make_request_id
 from ferryman.wire.public import GenerateFinished
 
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 120.0  # the machine is shared, and a stop takes up to 20 s
 HUNG_SECONDS = DEADLINE_SECONDS + 15.0
 WHOLE_REASONS = ("length", "stop")
 
@@ -53,10 +54,12 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CallOutcome:
-    """One call: its time, its way and its result."""
+    """One call: its time, its way and its result. `router` is the number of the one that had it; 0
+    for the SDK, which may have gone to several."""
 
     request_id: str
     way: str
+    router: int
     during: Interval
     verdict: Verdict
     detail: str = ""
@@ -64,13 +67,14 @@ class CallOutcome:
 
 @dataclass(slots=True)
 class CampaignCallers:
-    """`num_callers` of them, until `stop` is set. `http` and `grpc` are the router's doors."""
+    """`num_callers` of them, until `stop` is set. `http` and `grpc` are the routers' doors."""
 
-    http: str
+    http: Sequence[str]
     grpc: str
     jobs: Sequence[CallerJob]
     rng: random.Random
     outcomes: list[CallOutcome] = field(default_factory=list)
+    num_refused: int = 0
     _stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     def stop(self) -> None:
@@ -81,7 +85,7 @@ class CampaignCallers:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         async with (
             Client(self.grpc) as sdk,
-            httpx.AsyncClient(base_url=self.http, timeout=HUNG_SECONDS, limits=limits) as http,
+            httpx.AsyncClient(timeout=HUNG_SECONDS, limits=limits) as http,
             asyncio.TaskGroup() as group,
         ):
             for number in range(num_callers):
@@ -92,27 +96,42 @@ class CampaignCallers:
         way = ways[number % len(ways)]
         while not self._stopping.is_set():
             job, request_id, start = self.rng.choice(self.jobs), make_request_id(), time.monotonic()
+            router = 0
             try:
                 async with asyncio.timeout(HUNG_SECONDS):
-                    client: Any = sdk if way == self._by_sdk else http
-                    verdict, detail = await way(client, job, request_id)
+                    if way == self._by_sdk:
+                        verdict, detail = await self._by_sdk(sdk, job, request_id)
+                    else:
+                        router, verdict, detail = await self._at_some(way, http, job, request_id)
             except TimeoutError:
                 verdict, detail = Verdict.HUNG, f"no end after {HUNG_SECONDS} s"
             during = Interval(start, time.monotonic())
             name = way.__name__.removeprefix("_by_")
-            self.outcomes.append(CallOutcome(request_id, name, during, verdict, detail))
+            self.outcomes.append(CallOutcome(request_id, name, router, during, verdict, detail))
             if verdict is not Verdict.WHOLE:
                 await asyncio.sleep(1.0)  # a client that was refused comes back a little later
+
+    async def _at_some(
+        self, way: Any, http: httpx.AsyncClient, job: CallerJob, request_id: str
+    ) -> tuple[int, Verdict, str]:
+        """The number of the router that took the connection, and the verdict on its answer."""
+        order = self.rng.sample(range(1, len(self.http) + 1), len(self.http))
+        for router in order:
+            try:
+                return router, *await way(http, self.http[router - 1], job, request_id)
+            except httpx.ConnectError:
+                self.num_refused += 1
+        return order[-1], Verdict.CONNECTION, "all routers refuse connections"
 
     # The ways to call.
 
     async def _by_stream(
-        self, http: httpx.AsyncClient, job: CallerJob, request_id: str
+        self, http: httpx.AsyncClient, door: str, job: CallerJob, request_id: str
     ) -> tuple[Verdict, str]:
         text, reason, body = "", None, _body(job) | {"stream": True}
         try:
             async with http.stream(
-                "POST", "/v1/completions", json=body, headers=_headers(request_id)
+                "POST", f"{door}/v1/completions", json=body, headers=_headers(request_id)
             ) as answer:
                 if answer.status_code != 200:
                     return _refused(answer.status_code, await answer.aread())
@@ -126,17 +145,21 @@ class CampaignCallers:
                         return _broken(job, text, frame["error"])
                     for choice in frame["choices"]:
                         text, reason = text + choice["text"], choice["finish_reason"] or reason
+        except httpx.ConnectError:
+            raise
         except httpx.HTTPError as error:
             return _connection(job, text, error)
         return Verdict.CUT, f"no [DONE] after {len(text)} characters"
 
     async def _by_body(
-        self, http: httpx.AsyncClient, job: CallerJob, request_id: str
+        self, http: httpx.AsyncClient, door: str, job: CallerJob, request_id: str
     ) -> tuple[Verdict, str]:
         try:
             answer = await http.post(
-                "/v1/completions", json=_body(job), headers=_headers(request_id)
+                f"{door}/v1/completions", json=_body(job), headers=_headers(request_id)
             )
+        except httpx.ConnectError:
+            raise
         except httpx.HTTPError as error:
             return _connection(job, "", error)
         if answer.status_code != 200:

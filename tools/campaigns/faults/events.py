@@ -1,0 +1,80 @@
+"""The lifecycle events and heartbeats of a cluster as they come, from a broker that returns too."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from tools.campaigns.faults.processes import Target
+
+from ferryman.errors import InvalidRequest
+from ferryman.handoff.lifecycle import LifecycleEntry
+from ferryman.runtime.lifecycle import decode_event
+from ferryman.wire.nats.bus import Bus
+from ferryman.wire.nats.heartbeat import beat_from_bytes
+from ferryman.wire.nats.subjects import Subjects
+
+
+class EventWatch:
+    """Calls `strike` with each event, and knows which process has published it.
+
+    Events are kept, because a full disk or a killed broker may lose those of its log.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._names: dict[str, str] = {}
+        self._listeners: list[Callable[[LifecycleEntry, str], bool]] = []
+        self.logs: dict[tuple[str, int], list[LifecycleEntry]] = {}
+
+    async def run(self, bus: Bus) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._beats(bus))
+            group.create_task(self._events(bus))
+
+    async def next(self, is_it: Callable[[LifecycleEntry, str], bool], seconds: float) -> bool:
+        """Calls `is_it` with each event and its process until one is; it acts within the call, not
+        a moment later. False: none came in time."""
+        done = asyncio.Event()
+
+        def listener(event: LifecycleEntry, name: str) -> bool:
+            if done.is_set() or not is_it(event, name):
+                return False
+            done.set()
+            return True
+
+        self._listeners.append(listener)
+        try:
+            async with asyncio.timeout(seconds):
+                await done.wait()
+        except TimeoutError:
+            return done.is_set()
+        finally:
+            self._listeners.remove(listener)
+        return True
+
+    async def _beats(self, bus: Bus) -> None:
+        async with bus.subscribed(Subjects().all_beats) as messages:
+            async for message in messages:
+                try:
+                    beat = beat_from_bytes(message.payload)
+                except InvalidRequest:
+                    continue
+                address = getattr(beat, "address", "")
+                if address and beat.worker_id not in self._names:
+                    name = self._target.name_at(int(address.rpartition(":")[2]))
+                    if name is not None:
+                        self._names[beat.worker_id] = name
+
+    async def _events(self, bus: Bus) -> None:
+        async with bus.subscribed(Subjects().all_life) as messages:
+            async for message in messages:
+                try:
+                    event = decode_event(message.payload)
+                except ValueError:
+                    continue
+                self.logs.setdefault((event.request_id, event.attempt), []).append(event)
+                name = self._names.get(event.worker_id)
+                if name is not None:
+                    # An event is for one fault.
+                    any(listener(event, name) for listener in tuple(self._listeners))
