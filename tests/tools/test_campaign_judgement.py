@@ -10,11 +10,12 @@ import pytest
 from tools.campaigns.faults.callers import CallerJob, CallOutcome, Verdict, judge
 from tools.campaigns.faults.conditions import Conditions, Interval
 from tools.campaigns.faults.draws import FaultKind, draw, partners
+from tools.campaigns.faults.endurance import Endurance
 from tools.campaigns.faults.excuses import ITS_ROUTER_DIED, NO_REPLICA, excuse
 from tools.campaigns.faults.ledgers import held_by_cache, held_by_router, held_in
 from tools.campaigns.faults.processes import NAMES, LauncherLog, parsed_socket
 from tools.campaigns.faults.stages import STAGES, stage_at
-from tools.campaigns.faults.traces import Traces, judged
+from tools.campaigns.faults.traces import Traces, judged, united
 
 from ferryman.client import SamplingParams
 from ferryman.handoff.lifecycle import FOLLOWS, LifecycleEntry
@@ -109,6 +110,7 @@ def test_a_connection_may_break_when_its_own_router_was_killed() -> None:
     deaths = {"router-1": [Interval(3.0, 5.0)]}
     assert excuse(failed(Verdict.CONNECTION, 3.1), {}, deaths) == ITS_ROUTER_DIED
     assert excuse(failed(Verdict.CONNECTION, 2.9), {}, deaths) is None
+    assert excuse(failed(Verdict.CONNECTION, 2.9), {"router-1": [Interval(2, 3)]}, {}) is None
     assert excuse(failed(Verdict.CONNECTION, 3.1, router=2), {}, deaths) is None
     assert excuse(failed(Verdict.TYPED, 3.1), {}, deaths) is None
 
@@ -177,12 +179,11 @@ def test_a_socket_is_read_from_the_kernel_s_table() -> None:
 
 
 def test_only_cached_prefixes_may_stay_at_the_end() -> None:
-    def pool(role: str, leased: int = 0, *, balances: bool = True) -> dict[str, object]:
-        return {"by_role": {role: 3}, "leased": leased, "balances": balances}
+    def pool(role: str, *, balances: bool = True) -> dict[str, object]:
+        return {"by_role": {role: 3}, "leased": 3, "balances": balances}
 
     assert held_in({"full": pool("tree")}) == {}
     assert set(held_in({"full": pool("running"), "recurrent": pool("tree")})) == {"full"}
-    assert held_in({"full": pool("tree", 1)})
     assert held_in({"full": pool("tree", balances=False)})
     quiet = {"reserved": 0, "leased": 0, "leaving": 0}
     assert held_by_cache({"balances": True, "pools": {"full": quiet}}) == {}
@@ -206,3 +207,28 @@ def test_each_life_of_a_call_is_judged_by_itself() -> None:
     assert judged([*first, *again, *other], {"call"}) == Traces(1, 1, [])
     (violation,) = judged([*first, *again, *other], {"call", "other"}).violations
     assert (violation.request_id, violation.rule) == ("other", "illegal_order")
+
+
+def test_an_event_that_the_log_has_lost_counts_as_it_was_heard() -> None:
+    first, second = event("reserved", 1, 100), event("verified", 2, 200)
+    assert united([second], [first, first, second]) == [second, first]
+    assert united([first, first], [first]) == [first, first]
+
+
+def test_a_request_is_spared_until_it_has_had_tokens_and_after_two_strikes() -> None:
+    endurance = Endurance()
+    routed = LifecycleEntry("router", "R", 1, "r", 1, 1, "routed", {"prefill": "P", "decode": "D"})
+    names = {"R": "router-1", "P": "prefill-1", "D": "decode-2"}
+    endurance.saw(routed, names)
+    endurance.struck("decode-1")
+    assert endurance.may_strike("decode-2")
+    endurance.struck("decode-2")
+    assert not endurance.may_strike("prefill-1")
+    assert endurance.may_strike("prefill-2")
+    endurance.saw(event("progress", 2, 300), names)
+    assert endurance.may_strike("prefill-1")
+    endurance.struck("prefill-1")
+    endurance.saw(event("progress", 3, 400), names)
+    assert not endurance.may_strike("prefill-1")
+    endurance.saw(event("finished", 9, 500, "router"), names)
+    assert endurance.may_strike("prefill-1")

@@ -109,7 +109,17 @@ def running_up(
     command = [sys.executable, "-m", "ferryman_cli", "up", "--json", "--model", str(model)]
     with log_path.open("w") as log:
         process = subprocess.Popen(
-            [*command, "--state-dir", str(state_dir), "--planes", planes, *settings],
+            [
+                "nice",
+                "-n",
+                "10",
+                *command,
+                "--state-dir",
+                str(state_dir),
+                "--planes",
+                planes,
+                *settings,
+            ],
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
@@ -176,8 +186,6 @@ def parsed() -> argparse.Namespace:
 def main() -> int:
     chosen = parsed()
     enter()
-    with suppress(PermissionError):
-        os.nice(-10)  # an observer that is late strikes after the stage
     folder = chosen.folder or Path(tempfile.mkdtemp(prefix="ferryman-faults-"))
     (folder / "model").mkdir(parents=True, exist_ok=True)
     mount_small_disk(folder / "state", DISK_BYTES)
@@ -188,6 +196,8 @@ def main() -> int:
         target = Target(folder / "state", folder / "up.log")
         for name in NAMES:
             groups.join(name, target.pids[name])
+        with suppress(PermissionError):
+            os.nice(-10)  # an observer that is late strikes after the stage
         watch, conditions = EventWatch(target), Conditions(ROLES)
         injector = Injector(target, watch, conditions, groups, rng)
         callers = CampaignCallers(said["http"].split(","), said["grpc"], jobs, rng)
@@ -196,14 +206,14 @@ def main() -> int:
         try:
             holding, over = asyncio.run(campaign(target, injector, watch, callers, pace))
             is_up = process.poll() is None
-            lost = [one for name in ("nats", "disk") for one in conditions.of(name)]
+            lost = conditions.of("nats")
             names = {
                 one.request_id
                 for one in callers.outcomes
                 if not any(one.during.overlaps(interval) for interval in lost)
             }
             observed = (target.state_dir / NATS_URL).read_text().strip()
-            traces = asyncio.run(traces_of(observed, names))
+            traces = asyncio.run(traces_of(observed, watch.events, names))
         finally:
             # The state folder ends with its mount.
             subprocess.run(["cp", "-a", str(folder / "state"), str(folder / "kept")], check=False)

@@ -55,7 +55,7 @@ class Verdict(StrEnum):
 @dataclass(frozen=True, slots=True)
 class CallOutcome:
     """One call: its time, its way and its result. `router` is the number of the one that had it; 0
-    for the SDK, which may have gone to several."""
+    for the SDK, which may have gone to several, and if none took the connection."""
 
     request_id: str
     way: str
@@ -121,7 +121,7 @@ class CampaignCallers:
                 return router, *await way(http, self.http[router - 1], job, request_id)
             except httpx.ConnectError:
                 self.num_refused += 1
-        return order[-1], Verdict.CONNECTION, "all routers refuse connections"
+        return 0, Verdict.CONNECTION, "all routers refuse connections"
 
     # The ways to call.
 

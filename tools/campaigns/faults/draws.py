@@ -58,10 +58,10 @@ _STAGED = (
 _AT_ONCE = (
     (2.0, FaultKind.KILL, ("nats",)),
     (3.0, FaultKind.STOP, ("nats",)),
-    (2.0, FaultKind.KILL, ("redis",)),
-    (2.0, FaultKind.STOP, ("redis",)),
-    (4.0, FaultKind.FULL, ("disk",)),
-    (2.0, FaultKind.CUT, ()),
+    (1.5, FaultKind.KILL, ("redis",)),
+    (1.5, FaultKind.STOP, ("redis",)),
+    (2.5, FaultKind.FULL, ("disk",)),
+    (1.0, FaultKind.CUT, ()),
 )
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 
+from tools.campaigns.faults.endurance import Endurance
 from tools.campaigns.faults.processes import Target
 
 from ferryman.errors import InvalidRequest
@@ -14,6 +16,9 @@ from ferryman.wire.nats.bus import Bus
 from ferryman.wire.nats.heartbeat import beat_from_bytes
 from ferryman.wire.nats.subjects import Subjects
 
+# An older one says nothing of the stage that lasts now.
+FRESH_MS = 60
+
 
 class EventWatch:
     """Calls `strike` with each event, and knows which process has published it.
@@ -21,11 +26,17 @@ class EventWatch:
     Events are kept, because a full disk or a killed broker may lose those of its log.
     """
 
+    @property
+    def events(self) -> list[LifecycleEntry]:
+        """All so far."""
+        return [event for log in self.logs.values() for event in log]
+
     def __init__(self, target: Target) -> None:
         self._target = target
         self._names: dict[str, str] = {}
         self._listeners: list[Callable[[LifecycleEntry, str], bool]] = []
         self.logs: dict[tuple[str, int], list[LifecycleEntry]] = {}
+        self.endurance = Endurance()
 
     async def run(self, bus: Bus) -> None:
         async with asyncio.TaskGroup() as group:
@@ -74,7 +85,9 @@ class EventWatch:
                 except ValueError:
                     continue
                 self.logs.setdefault((event.request_id, event.attempt), []).append(event)
+                self.endurance.saw(event, self._names)
                 name = self._names.get(event.worker_id)
-                if name is not None:
+                is_fresh = time.time() * 1000 - event.unix_ms <= FRESH_MS
+                if name is not None and is_fresh:
                     # An event is for one fault.
                     any(listener(event, name) for listener in tuple(self._listeners))

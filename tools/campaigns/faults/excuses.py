@@ -27,9 +27,9 @@ def excuse(
     router = f"router-{outcome.router}" if outcome.router else ""
     its_deaths = deaths.get(router, ())
     if outcome.verdict is Verdict.CONNECTION and router:
-        # A killed router ends each connection at that moment.
-        if any(outcome.during.contains(one.start) for one in its_deaths):
-            return ITS_ROUTER_DIED
+        # A killed router ends each connection at that moment; no other absence ends any.
+        was_dead = any(outcome.during.overlaps(one) for one in its_deaths)
+        return ITS_ROUTER_DIED if was_dead else None
     if any(one.contains(outcome.during.end) for one in unserved_by.get(router, ())):
         return NO_REPLICA
     return None

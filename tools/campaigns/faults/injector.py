@@ -16,13 +16,14 @@ from tools.campaigns.faults.draws import DEEP_SHARE, Draw, FaultKind, draw, part
 from tools.campaigns.faults.effects import LOOK_SECONDS, Partitions
 from tools.campaigns.faults.events import EventWatch
 from tools.campaigns.faults.isolation import ControlGroups
-from tools.campaigns.faults.processes import Target
+from tools.campaigns.faults.processes import ROLES, WORKERS, Target
 from tools.campaigns.faults.stages import stage_of
 
 from ferryman.handoff.lifecycle import LifecycleEntry
 
 STAGE_SECONDS = 6.0
 MOVING = ("moving",)
+PUBLISHERS = (*ROLES["router"], *WORKERS)
 SIGNALS = {
     FaultKind.KILL: signal.SIGKILL,
     FaultKind.STOP: signal.SIGSTOP,
@@ -95,6 +96,8 @@ class Injector:
         that moves its requests is struck while it drains."""
         if stages != MOVING and any(self._busy[name] for name in names):
             return False
+        if names[0] in PUBLISHERS and not self._watch.endurance.may_strike(names[0]):
+            return False
         return is_deep or self.conditions.would_serve(names, effects.now())
 
     async def _strike_at(self, wanted: Draw) -> bool:
@@ -145,6 +148,8 @@ class Injector:
         else:
             os.kill(pid, SIGNALS[kind])
         self._busy.update(names)
+        if kind is not FaultKind.DRAIN and names[0] in PUBLISHERS:
+            self._watch.endurance.struck(names[0])
         strike = Strike(kind, names, effects.now(), time.time() * 1000, event)
         self.strikes.append(strike)
         return self.conditions.begin(names, strike.moment), pid, chain

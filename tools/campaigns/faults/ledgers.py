@@ -48,11 +48,11 @@ async def _held_by(target: Target, name: str) -> Any:
 
 def held_in(ledgers: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """The pools of a worker that do not balance, or of which others than the prefix tree hold
-    slots, or leases are left."""
+    slots."""
     return {
         kind: dict(one)
         for kind, one in ledgers.items()
-        if not one["balances"] or set(one["by_role"]) - {"tree"} or one["leased"]
+        if not one["balances"] or set(one["by_role"]) - {"tree"}
     }
 
 

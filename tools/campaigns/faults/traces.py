@@ -24,11 +24,28 @@ class Traces:
     violations: Sequence[Violation]
 
 
-async def traces_of(nats: str, names: Collection[str]) -> Traces:
-    """Of the calls that were named so; a caller names each call differently."""
+async def traces_of(nats: str, heard: Collection[LifecycleEntry], names: Collection[str]) -> Traces:
+    """Of the calls that were named so; a caller names each call differently.
+
+    A log that met a full disk begins anew, so events that were `heard` as they came count as well.
+    """
     async with connected_bus(BrokerPlace(nats)) as bus:
         history = await bus.history(Subjects().all_life, max_events=MAX_EVENTS)
-    return judged([decode_event(entry.payload) for entry in history], names)
+    return judged(united([decode_event(entry.payload) for entry in history], heard), names)
+
+
+def united(
+    kept: Collection[LifecycleEntry], heard: Collection[LifecycleEntry]
+) -> list[LifecycleEntry]:
+    """The kept events, and those that were only heard. A publisher whose event was not acknowledged
+    sends it again, and the log knows it by its number, but a listener hears it twice."""
+    numbers = {_number(event) for event in kept}
+    lost = {_number(event): event for event in heard if _number(event) not in numbers}
+    return [*kept, *lost.values()]
+
+
+def _number(event: LifecycleEntry) -> tuple[object, ...]:
+    return event.publisher, event.request_id, event.seq
 
 
 def judged(events: Sequence[LifecycleEntry], names: Collection[str]) -> Traces:

@@ -1,0 +1,57 @@
+"""How many strikes each request has had to bear. Pure.
+
+A request whose workers died twice at one place, or three times in all, is suspected of killing
+them, and is refused (0122). So that no request is, chance must not do what only a suspect does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ferryman.handoff.lifecycle import DECODE, ROUTER, LifecycleEntry
+
+MAX_STRIKES = 2
+
+
+@dataclass(slots=True)
+class Burden:
+    """One request: the processes that have it, and what has been done to them."""
+
+    names: frozenset[str]
+    num_strikes: int = 0
+    has_gone_on: bool = True
+
+
+@dataclass(slots=True)
+class Endurance:
+    """All requests under way, as the events say."""
+
+    burdens: dict[str, Burden] = field(default_factory=dict)
+
+    def saw(self, event: LifecycleEntry, names: Mapping[str, str]) -> None:
+        """`names` are the processes by the ids of their present and former lives."""
+        burden = self.burdens.get(event.request_id)
+        if event.role == ROUTER and event.name == "routed":
+            ids = (event.worker_id, str(event.facts["prefill"]), str(event.facts["decode"]))
+            present = frozenset(names[one] for one in ids if one in names)
+            burden = self.burdens.setdefault(event.request_id, Burden(present))
+            burden.names = present
+        elif event.role == ROUTER and event.name not in ("received", "taken_over", "migrated"):
+            self.burdens.pop(event.request_id, None)
+        elif burden and event.role == DECODE and event.name in ("first_token", "progress"):
+            burden.has_gone_on = True
+
+    def may_strike(self, name: str) -> bool:
+        """Whether each request there can bear it: it was spared before, or has had tokens since."""
+        return all(
+            burden.num_strikes < MAX_STRIKES and burden.has_gone_on
+            for burden in self.burdens.values()
+            if name in burden.names
+        )
+
+    def struck(self, name: str) -> None:
+        for burden in self.burdens.values():
+            if name in burden.names:
+                burden.num_strikes += 1
+                burden.has_gone_on = False
