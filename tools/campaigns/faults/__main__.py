@@ -33,7 +33,7 @@ from tests.harness.cluster import one_process, save_served_model
 from tools.campaigns.faults.callers import CallerJob, CampaignCallers, tally
 from tools.campaigns.faults.conditions import GRACE_SECONDS, Conditions
 from tools.campaigns.faults.events import EventWatch
-from tools.campaigns.faults.injector import Injector, Pace
+from tools.campaigns.faults.injector import PUBLISHERS, Injector, Pace
 from tools.campaigns.faults.isolation import ControlGroups, enter, mount_small_disk
 from tools.campaigns.faults.ledgers import held
 from tools.campaigns.faults.processes import NAMES, ROLES, Target
@@ -144,7 +144,10 @@ async def campaign(
     held afterwards, and when the calls were over."""
     broker = (target.state_dir / NATS_URL).read_text().strip()
     async with nats_bus(NatsOptions(broker, client_name="campaign")) as bus:
+        await bus.connected()
         watching = asyncio.create_task(watch.run(bus))
+        async with asyncio.timeout(30):
+            await watch.knows(len(PUBLISHERS))  # so the first event of the first call is heard
         calling = asyncio.create_task(callers.run(NUM_CALLERS))
         telling = asyncio.create_task(_tell_progress(injector, callers))
         try:

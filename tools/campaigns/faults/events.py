@@ -43,6 +43,11 @@ class EventWatch:
             group.create_task(self._beats(bus))
             group.create_task(self._events(bus))
 
+    async def knows(self, number: int) -> None:
+        """Waits until so many processes have sent a heartbeat."""
+        while len(self._names) < number:
+            await asyncio.sleep(0.05)
+
     async def next(self, is_it: Callable[[LifecycleEntry, str], bool], seconds: float) -> bool:
         """Calls `is_it` with each event and its process until one is; it acts within the call, not
         a moment later. False: none came in time."""
