@@ -147,9 +147,28 @@ async def test_the_fleet_shows_in_service_discovery(nats_url: str) -> None:
             await bus.request("$SRV.PING.ferryman-decode", b"", timeout_seconds=60)
 
 
-def test_a_url_that_is_none_is_a_configuration_error() -> None:
-    with pytest.raises(ConfigError, match="no NATS URL"):
-        NatsBus(NatsOptions("localhost:4222"))
+@pytest.mark.parametrize("url", ["localhost:4222", "someone:hidden@localhost:4222"])
+def test_a_url_that_is_none_is_a_configuration_error(url: str) -> None:
+    with pytest.raises(ConfigError, match="'localhost:4222' is no NATS URL"):
+        NatsBus(NatsOptions(url))
+
+
+async def test_no_log_line_has_the_password_of_a_url(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG")
+    with running_nats() as server:
+        at = server.url.partition("://")[2]
+        urls = f"nats://someone:hidden@{at}, nats://token-that-is-hidden@{at}"
+        async with nats_bus(NatsOptions(urls)) as bus:
+            await bus.connected()
+            server.process.kill()
+            async with asyncio.timeout(120):
+                await bus.disconnected()
+    shown = f"url=nats://{at},nats://{at}"
+    assert [r.getMessage() for r in caplog.records if "url=" in r.getMessage()] == [
+        f"bus connected {shown}",
+        f"bus away {shown}",
+    ]
+    assert "hidden" not in caplog.text
 
 
 async def test_every_reader_of_the_log_sees_all_of_it_and_leaves_nothing() -> None:

@@ -77,8 +77,19 @@ class NatsOptions:
         servers = [server.strip() for server in self.url.split(",")]
         for server in servers:
             if not server.startswith(_SCHEMES):
-                raise ConfigError(f"{server!r} is no NATS URL; it begins with nats:// or tls://")
+                shown = _without_login(server)
+                raise ConfigError(f"{shown!r} is no NATS URL; it begins with nats:// or tls://")
         return servers
+
+    @property
+    def shown(self) -> str:
+        """The URLs for logs: a URL may have a password, or a token in its place."""
+        return ",".join(map(_without_login, self.servers))
+
+
+def _without_login(server: str) -> str:
+    scheme, separator, rest = server.rpartition("://")
+    return scheme + separator + rest.rpartition("@")[2]
 
 
 class BrokerConnection:
@@ -157,14 +168,14 @@ class BrokerConnection:
                 await attachment.detach()
 
     async def _on_connected(self) -> None:
-        log.info("bus connected url=%s", self._options.url)
+        log.info("bus connected url=%s", self._options.shown)
         self.up.set()
         self.down.clear()
         self._on_up()
 
     async def _on_disconnected(self) -> None:
         if self.up.is_set():
-            log.warning("bus away url=%s", self._options.url)
+            log.warning("bus away url=%s", self._options.shown)
         self.up.clear()
         self.down.set()
         self._believe_newest()
