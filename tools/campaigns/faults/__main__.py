@@ -20,6 +20,7 @@ import json
 import os
 import pickle
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -30,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.harness.cluster import one_process, save_served_model
-from tools.campaigns.faults.callers import CallerJob, CampaignCallers, tally
+from tools.campaigns.faults.callers import CallerJob, CampaignCallers, Verdict, tally
 from tools.campaigns.faults.conditions import GRACE_SECONDS, Conditions
 from tools.campaigns.faults.events import EventWatch
 from tools.campaigns.faults.injector import PUBLISHERS, Injector, Pace
@@ -150,6 +151,7 @@ async def campaign(
             await watch.knows(len(PUBLISHERS))  # so the first event of the first call is heard
         calling = asyncio.create_task(callers.run(NUM_CALLERS))
         telling = asyncio.create_task(_tell_progress(injector, callers))
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, injector.end)
         try:
             await injector.run(pace)
             await asyncio.sleep(GRACE_SECONDS)
@@ -169,16 +171,21 @@ async def campaign(
 
 
 async def _tell_progress(injector: Injector, callers: CampaignCallers) -> None:
+    num_told = 0
     while True:
         await asyncio.sleep(30)
         counts = {str(verdict): n for verdict, n in tally(callers.outcomes).items()}
         print(f"{len(injector.strikes)} faults", counts, flush=True)
+        for one in callers.outcomes[num_told:]:
+            if one.verdict is not Verdict.WHOLE:
+                print(f"  {one.during.end:.1f} {one.request_id} {one.verdict}: {one.detail}")
+        num_told = len(callers.outcomes)
 
 
 def parsed() -> argparse.Namespace:
     options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     options.add_argument("--faults", type=int, default=300, choices=range(1, 2001), metavar="N")
-    options.add_argument("--seconds-between", type=float, default=2.2)
+    options.add_argument("--seconds-between", type=float, default=2.0)
     options.add_argument("--seed", type=int, default=1)
     options.add_argument("--planes", default="auto", help="the way of hand-offs: auto, grpc")
     options.add_argument("--folder", type=Path, help="kept, with all logs; default: a new one")

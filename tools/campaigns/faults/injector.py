@@ -23,6 +23,8 @@ from ferryman.handoff.lifecycle import LifecycleEntry
 
 STAGE_SECONDS = 6.0
 MOVING = ("moving",)
+ENDS = (FaultKind.KILL, FaultKind.DRAIN)
+CALM_SECONDS = 31.0
 PUBLISHERS = (*ROLES["router"], *WORKERS)
 SIGNALS = {
     FaultKind.KILL: signal.SIGKILL,
@@ -50,6 +52,9 @@ class Pace:
     seconds_between: float
 
 
+_Begun = tuple[Condition, int, str]  # and the process's id, and the chain of a partition
+
+
 class Injector:
     """Injects faults into whatever runs there; `conditions` says what was away or cut when."""
 
@@ -68,11 +73,17 @@ class Injector:
         self.without_effect: Counter[str] = Counter()
         self._busy: Counter[str] = Counter()
         self._num_returns: dict[str, int] = {}
+        self._ready_since: dict[str, float] = {}
+        self._is_over = False
+
+    def end(self) -> None:
+        """Begins no other fault."""
+        self._is_over = True
 
     async def run(self, pace: Pace) -> None:
         """Injects all faults; returns when every process is back and nothing is cut."""
         async with asyncio.TaskGroup() as group:
-            while len(self.strikes) < pace.num_faults:
+            while len(self.strikes) < pace.num_faults and not self._is_over:
                 await asyncio.sleep(self._rng.expovariate(1 / pace.seconds_between))
                 group.create_task(self._inject(draw(self._rng)))
 
@@ -89,49 +100,53 @@ class Injector:
 
     # Who may be struck.
 
-    def _may_strike(
-        self, names: tuple[str, ...], *, is_deep: bool, stages: tuple[str, ...] = ()
-    ) -> bool:
+    def _may_strike(self, wanted: Draw, names: tuple[str, ...], *, is_deep: bool) -> bool:
         """Whether these are free, and, but for deep faults, a replica of each role stays. A worker
         that moves its requests is struck while it drains."""
-        if stages != MOVING and any(self._busy[name] for name in names):
+        name, moment = names[0], effects.now()
+        if wanted.stages != MOVING and any(self._busy[one] for one in names):
             return False
-        if names[0] in PUBLISHERS and not self._watch.endurance.may_strike(names[0]):
+        if name in PUBLISHERS and not self._watch.endurance.may_strike(name):
             return False
-        return is_deep or self.conditions.would_serve(names, effects.now())
+        if is_deep:
+            return True
+        # The launcher waits longer and longer for one that dies again and again.
+        is_calm = moment - self._ready_since.get(name, -CALM_SECONDS) > CALM_SECONDS
+        if wanted.kind in ENDS and wanted.stages != MOVING and not is_calm:
+            return False
+        return self.conditions.would_serve(names, moment)
 
     async def _strike_at(self, wanted: Draw) -> bool:
         """Waits for the stage; returns whether it came, after the fault is over."""
         is_deep = self._rng.random() < DEEP_SHARE
-        begun: list[tuple[tuple[str, ...], Condition, int, str]] = []
+        begun: list[tuple[tuple[str, ...], _Begun]] = []
 
         def is_it(event: LifecycleEntry, name: str) -> bool:
             if stage_of(event) not in wanted.stages:
                 return False
-            names = (name,)
-            if wanted.kind is FaultKind.CUT:
-                names = (name, self._rng.choice(partners(name)))
-            if not self._may_strike(names, is_deep=is_deep, stages=wanted.stages):
+            is_cut = wanted.kind is FaultKind.CUT
+            names = (name, self._rng.choice(partners(name))) if is_cut else (name,)
+            if not self._may_strike(wanted, names, is_deep=is_deep):
                 return False
-            begun.append((names, *self._begin(wanted.kind, names, event)))
+            begun.append((names, self._begin(wanted.kind, names, event)))
             return True
 
         if not await self._watch.next(is_it, STAGE_SECONDS):
             return False
-        names, condition, pid, chain = begun[0]
-        await self._finish(wanted, names, condition, pid, chain)
+        names, struck = begun[0]
+        await self._finish(wanted, names, *struck)
         return True
 
     async def _strike_at_once(self, wanted: Draw) -> None:
         is_deep = self._rng.random() < DEEP_SHARE
-        while not self._may_strike(wanted.names, is_deep=is_deep):
+        while not self._may_strike(wanted, wanted.names, is_deep=is_deep):
             await asyncio.sleep(LOOK_SECONDS)
         await self._finish(wanted, wanted.names, *self._begin(wanted.kind, wanted.names, None))
 
     async def _cut_at_once(self, wanted: Draw) -> None:
         """A partition that no request waits for: of the host-cache from broker, index or worker."""
         names = ("hostcache", self._rng.choice(partners("hostcache")))
-        while not self._may_strike(names, is_deep=False):
+        while not self._may_strike(wanted, names, is_deep=False):
             await asyncio.sleep(LOOK_SECONDS)
         await self._finish(wanted, names, *self._begin(wanted.kind, names, None))
 
@@ -139,7 +154,7 @@ class Injector:
 
     def _begin(
         self, kind: FaultKind, names: tuple[str, ...], event: LifecycleEntry | None
-    ) -> tuple[Condition, int, str]:
+    ) -> _Begun:
         """Strikes at once."""
         pid, chain = self._target.pids[names[0]], ""
         self._num_returns[names[0]] = self._target.num_returns(names[0])
@@ -170,6 +185,7 @@ class Injector:
             else:
                 num_returns = self._num_returns[names[0]]
                 await effects.await_return(self._target, self._groups, names[0], pid, num_returns)
+                self._ready_since[names[0]] = effects.now()
         finally:
             condition.ended = effects.now()
             self._busy.subtract(names)

@@ -12,12 +12,10 @@ from tools.campaigns.faults.conditions import Interval
 from tools.campaigns.faults.draws import FaultKind
 from tools.campaigns.faults.events import EventWatch
 from tools.campaigns.faults.excuses import excuse
-from tools.campaigns.faults.injector import Injector, Strike
+from tools.campaigns.faults.injector import ENDS, Injector, Strike
 from tools.campaigns.faults.processes import ROLES, LauncherLog, role_of
 from tools.campaigns.faults.stages import stage_at, stage_of
 from tools.campaigns.faults.traces import Traces
-
-ENDS = (FaultKind.KILL, FaultKind.DRAIN)
 
 
 @dataclass(frozen=True, slots=True)
