@@ -84,6 +84,16 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.param(
             f"up {ANY} --redis-url redis://127.0.0.1:1/0", "nobody answers", id="no Redis"
         ),
+        pytest.param(
+            f"up {ANY} --redis-url redis://me:hidden@127.0.0.1:1/0",
+            "--redis-url redis://127.0.0.1:1/0: nobody",
+            id="no Redis, and a password",
+        ),
+        pytest.param(
+            f"up {ANY} --nats-url nats://me:hidden@:here",
+            "--nats-url nats://:here: it should",
+            id="no NATS URL, and a password",
+        ),
         pytest.param(f"up {ANY} --host-memory 99T", "/dev/shm", id="too much memory"),
         pytest.param(f"up {ANY} --host-memory lots", "such as 512M", id="memory of no size"),
         pytest.param(f"up {ANY} --host-memory-bytes 5", "No such option", id="the old name"),

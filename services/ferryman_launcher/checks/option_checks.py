@@ -19,6 +19,7 @@ from ferryman.model.shapes.manifest import state_manifest
 from ferryman.model.shapes.model_shapes import ModelConfig
 from ferryman.model.weights.lora import adapter_names
 from ferryman.schedule.drafting import MTP
+from ferryman.security.shown_urls import without_logins
 from ferryman.settings.cluster import (
     PORTS_OF_A_ROUTER,
     SPARE_SHARE,
@@ -138,9 +139,11 @@ def _check_answers(flag: str, url: str) -> None:
     try:
         targets = [(where.hostname or "", where.port or PORTS[where.scheme]) for where in wheres]
     except (KeyError, ValueError):
-        raise ConfigError(f"{flag} {url}: it should be a URL such as {EXAMPLES[flag]}") from None
+        raise ConfigError(
+            f"{flag} {without_logins(url)}: it should be a URL such as {EXAMPLES[flag]}"
+        ) from None
     if not any(_answers(*target) for target in targets):
-        raise ConfigError(f"{flag} {url}: nobody answers there")
+        raise ConfigError(f"{flag} {without_logins(url)}: nobody answers there")
 
 
 def _answers(host: str, port: int) -> bool:

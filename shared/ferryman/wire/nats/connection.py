@@ -26,6 +26,7 @@ from ferryman.cancellation import cancels_kept
 from ferryman.errors import ConfigError
 from ferryman.ids import NO_SECRET
 from ferryman.security.credentials import ClusterRole, Login
+from ferryman.security.shown_urls import without_logins
 from ferryman.wire.nats.bus import MAX_PAYLOAD_BYTES, Discoverable
 from ferryman.wire.nats.lifecycle_log import LogLimits
 from ferryman.wire.nats.permissions import BrokerRefusals, inbox_of
@@ -77,19 +78,10 @@ class NatsOptions:
         servers = [server.strip() for server in self.url.split(",")]
         for server in servers:
             if not server.startswith(_SCHEMES):
-                shown = _without_login(server)
-                raise ConfigError(f"{shown!r} is no NATS URL; it begins with nats:// or tls://")
+                raise ConfigError(
+                    f"{without_logins(server)!r} is no NATS URL; it begins with nats:// or tls://"
+                )
         return servers
-
-    @property
-    def shown(self) -> str:
-        """The URLs for logs: a URL may have a password, or a token in its place."""
-        return ",".join(map(_without_login, self.servers))
-
-
-def _without_login(server: str) -> str:
-    scheme, separator, rest = server.rpartition("://")
-    return scheme + separator + rest.rpartition("@")[2]
 
 
 class BrokerConnection:
@@ -168,14 +160,14 @@ class BrokerConnection:
                 await attachment.detach()
 
     async def _on_connected(self) -> None:
-        log.info("bus connected url=%s", self._options.shown)
+        log.info("bus connected url=%s", without_logins(self._options.url))
         self.up.set()
         self.down.clear()
         self._on_up()
 
     async def _on_disconnected(self) -> None:
         if self.up.is_set():
-            log.warning("bus away url=%s", self._options.shown)
+            log.warning("bus away url=%s", without_logins(self._options.url))
         self.up.clear()
         self.down.set()
         self._believe_newest()

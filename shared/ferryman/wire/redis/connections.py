@@ -20,6 +20,7 @@ from redis.exceptions import ResponseError
 
 from ferryman.errors import ConfigError
 from ferryman.security.credentials import Login
+from ferryman.security.shown_urls import without_logins
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ def check_redis_scheme(url: str) -> None:
     """Raises ConfigError for a URL that a process with certificates does not use."""
     if urlsplit(url).scheme == PLAIN:
         raise ConfigError(
-            f"Redis at {_without_login(url)}: with TLS_DIR it is reached by rediss:// or unix://"
+            f"Redis at {without_logins(url)}: with TLS_DIR it is reached by rediss:// or unix://"
         )
 
 
@@ -72,11 +73,6 @@ def _trust(url: str, authorities: Authorities | None) -> dict[str, Any]:
     if parts.scheme != BY_TLS or any(name.startswith("ssl_") for name in parse_qs(parts.query)):
         return {}
     return {"connection_class": RenewedTlsConnection, "authorities": authorities}
-
-
-def _without_login(url: str) -> str:
-    parts = urlsplit(url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 class RenewedTlsConnection(SSLConnection):
