@@ -147,13 +147,15 @@ async def campaign(
     async with nats_bus(NatsOptions(broker, client_name="campaign")) as bus:
         await bus.connected()
         watching = asyncio.create_task(watch.run(bus))
+        watching.add_done_callback(lambda _: injector.end())
         async with asyncio.timeout(30):
             await watch.knows(len(PUBLISHERS))  # so the first event of the first call is heard
         calling = asyncio.create_task(callers.run(NUM_CALLERS))
-        telling = asyncio.create_task(_tell_progress(injector, callers))
+        telling = asyncio.create_task(_tell_progress(watch, injector, callers))
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, injector.end)
         try:
             await injector.run(pace)
+            assert not watching.done(), watching.exception()
             await asyncio.sleep(GRACE_SECONDS)
             num_before = len(callers.outcomes)
             async with asyncio.timeout(240):
@@ -170,12 +172,19 @@ async def campaign(
                 await watching
 
 
-async def _tell_progress(injector: Injector, callers: CampaignCallers) -> None:
+async def _tell_progress(watch: EventWatch, injector: Injector, callers: CampaignCallers) -> None:
     num_told = 0
     while True:
         await asyncio.sleep(30)
         counts = {str(verdict): n for verdict, n in tally(callers.outcomes).items()}
-        print(f"{len(injector.strikes)} faults", counts, flush=True)
+        print(
+            f"{len(injector.strikes)} faults",
+            counts,
+            dict(injector.spared),
+            len(watch.events),
+            watch.num_stale,
+            flush=True,
+        )
         for one in callers.outcomes[num_told:]:
             if one.verdict is not Verdict.WHOLE:
                 print(f"  {one.during.end:.1f} {one.request_id} {one.verdict}: {one.detail}")

@@ -33,7 +33,16 @@ class Draw:
     stages: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
 
+    @property
+    def is_loss(self) -> bool:
+        """Whether a router may take it for the death of a worker."""
+        return self.kind is FaultKind.KILL or (
+            self.kind in (FaultKind.STOP, FaultKind.CUT) and self.seconds > PATIENCE_SECONDS
+        )
 
+
+# A router asks a silent worker for this long, and somewhat longer, before it takes it for dead.
+PATIENCE_SECONDS = 1.5
 MIN_SECONDS, MAX_SECONDS, MAX_FULL_SECONDS = 0.3, 20.0, 10.0
 # One fault in so many may take the last process of a role away.
 DEEP_SHARE = 0.02
@@ -66,12 +75,12 @@ _AT_ONCE = (
 
 
 def draw(rng: random.Random) -> Draw:
-    """The next fault; seconds are drawn log-uniformly."""
+    """The next fault; of its seconds half are below one, and one in ten above eight."""
     rows = (*_STAGED, *_AT_ONCE)
     number = rng.choices(range(len(rows)), [row[0] for row in rows])[0]
     _, kind, wanted = rows[number]
     most = MAX_FULL_SECONDS if kind is FaultKind.FULL else MAX_SECONDS
-    seconds = MIN_SECONDS * (most / MIN_SECONDS) ** rng.random()
+    seconds = MIN_SECONDS * (most / MIN_SECONDS) ** (rng.random() ** 1.8)
     if number >= len(_STAGED):
         return Draw(kind, seconds, names=wanted)
     # One stage, so that those that last for a moment are hit as often as the long ones.

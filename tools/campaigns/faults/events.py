@@ -37,6 +37,7 @@ class EventWatch:
         self._listeners: list[Callable[[LifecycleEntry, str], bool]] = []
         self.logs: dict[tuple[str, int], list[LifecycleEntry]] = {}
         self.endurance = Endurance()
+        self.num_stale = 0
 
     async def run(self, bus: Bus) -> None:
         async with asyncio.TaskGroup() as group:
@@ -93,6 +94,7 @@ class EventWatch:
                 self.endurance.saw(event, self._names)
                 name = self._names.get(event.worker_id)
                 is_fresh = time.time() * 1000 - event.unix_ms <= FRESH_MS
+                self.num_stale += not is_fresh
                 if name is not None and is_fresh:
                     # An event is for one fault.
                     any(listener(event, name) for listener in tuple(self._listeners))

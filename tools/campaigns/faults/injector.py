@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 import signal
+import subprocess
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from tools.campaigns.faults.stages import stage_of
 
 from ferryman.handoff.lifecycle import LifecycleEntry
 
-STAGE_SECONDS = 6.0
+STAGE_SECONDS = 4.0
 MOVING = ("moving",)
 ENDS = (FaultKind.KILL, FaultKind.DRAIN)
 CALM_SECONDS = 31.0
@@ -75,6 +76,7 @@ class Injector:
         self._num_returns: dict[str, int] = {}
         self._ready_since: dict[str, float] = {}
         self._is_over = False
+        self.spared: Counter[str] = Counter()
 
     def end(self) -> None:
         """Begins no other fault."""
@@ -101,20 +103,28 @@ class Injector:
     # Who may be struck.
 
     def _may_strike(self, wanted: Draw, names: tuple[str, ...], *, is_deep: bool) -> bool:
-        """Whether these are free, and, but for deep faults, a replica of each role stays. A worker
+        """Whether these may be struck now; the reasons against it are counted."""
+        reason = self._reason_against(wanted, names, is_deep=is_deep)
+        self.spared.update([reason] if reason else [])
+        return not reason
+
+    def _reason_against(self, wanted: Draw, names: tuple[str, ...], *, is_deep: bool) -> str:
+        """These must be free, and, but for deep faults, a replica of each role must stay. A worker
         that moves its requests is struck while it drains."""
         name, moment = names[0], effects.now()
         if wanted.stages != MOVING and any(self._busy[one] for one in names):
-            return False
-        if name in PUBLISHERS and not self._watch.endurance.may_strike(name):
-            return False
+            return "it is struck already"
+        bears = wanted.is_loss and name in PUBLISHERS
+        if bears and not self._watch.endurance.may_strike(name):
+            return "its requests have borne enough"
         if is_deep:
-            return True
+            return ""
         # The launcher waits longer and longer for one that dies again and again.
         is_calm = moment - self._ready_since.get(name, -CALM_SECONDS) > CALM_SECONDS
         if wanted.kind in ENDS and wanted.stages != MOVING and not is_calm:
-            return False
-        return self.conditions.would_serve(names, moment)
+            return "it has just died"
+        is_served = self.conditions.would_serve(names, moment)
+        return "" if is_served else "no replica would be left"
 
     async def _strike_at(self, wanted: Draw) -> bool:
         """Waits for the stage; returns whether it came, after the fault is over."""
@@ -124,11 +134,16 @@ class Injector:
         def is_it(event: LifecycleEntry, name: str) -> bool:
             if stage_of(event) not in wanted.stages:
                 return False
-            is_cut = wanted.kind is FaultKind.CUT
-            names = (name, self._rng.choice(partners(name))) if is_cut else (name,)
+            names: tuple[str, ...] = (name,)
+            if wanted.kind is FaultKind.CUT:
+                names = (name, self._rng.choice(partners(name)))
             if not self._may_strike(wanted, names, is_deep=is_deep):
                 return False
-            begun.append((names, self._begin(wanted.kind, names, event)))
+            try:
+                begun.append((names, self._begin(wanted, names, event)))
+            except (ProcessLookupError, subprocess.CalledProcessError) as error:
+                self.without_effect[f"{wanted.kind}: {type(error).__name__}"] += 1
+                return False
             return True
 
         if not await self._watch.next(is_it, STAGE_SECONDS):
@@ -141,21 +156,20 @@ class Injector:
         is_deep = self._rng.random() < DEEP_SHARE
         while not self._may_strike(wanted, wanted.names, is_deep=is_deep):
             await asyncio.sleep(LOOK_SECONDS)
-        await self._finish(wanted, wanted.names, *self._begin(wanted.kind, wanted.names, None))
+        await self._finish(wanted, wanted.names, *self._begin(wanted, wanted.names, None))
 
     async def _cut_at_once(self, wanted: Draw) -> None:
         """A partition that no request waits for: of the host-cache from broker, index or worker."""
         names = ("hostcache", self._rng.choice(partners("hostcache")))
         while not self._may_strike(wanted, names, is_deep=False):
             await asyncio.sleep(LOOK_SECONDS)
-        await self._finish(wanted, names, *self._begin(wanted.kind, names, None))
+        await self._finish(wanted, names, *self._begin(wanted, names, None))
 
     # What is done to them.
 
-    def _begin(
-        self, kind: FaultKind, names: tuple[str, ...], event: LifecycleEntry | None
-    ) -> _Begun:
+    def _begin(self, wanted: Draw, names: tuple[str, ...], event: LifecycleEntry | None) -> _Begun:
         """Strikes at once."""
+        kind = wanted.kind
         pid, chain = self._target.pids[names[0]], ""
         self._num_returns[names[0]] = self._target.num_returns(names[0])
         if kind is FaultKind.CUT:
@@ -163,7 +177,7 @@ class Injector:
         else:
             os.kill(pid, SIGNALS[kind])
         self._busy.update(names)
-        if kind is not FaultKind.DRAIN and names[0] in PUBLISHERS:
+        if wanted.is_loss and names[0] in PUBLISHERS:
             self._watch.endurance.struck(names[0])
         strike = Strike(kind, names, effects.now(), time.time() * 1000, event)
         self.strikes.append(strike)
