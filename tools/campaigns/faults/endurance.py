@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from ferryman.handoff.lifecycle import DECODE, ROUTER, LifecycleEntry
 
 MAX_STRIKES = 2
+# The last words of one that ended may be lost, with its router or with the broker.
+SILENT_MS = 4000
 
 
 @dataclass(slots=True)
@@ -19,6 +21,7 @@ class Burden:
     """One request: the processes that have it, and what has been done to them."""
 
     names: frozenset[str]
+    heard_at: int = 0
     num_strikes: int = 0
     has_gone_on: bool = True
 
@@ -41,13 +44,15 @@ class Endurance:
             self.burdens.pop(event.request_id, None)
         elif burden and event.role == DECODE and event.name in ("first_token", "progress"):
             burden.has_gone_on = True
+        if burden:
+            burden.heard_at = max(burden.heard_at, event.unix_ms)
 
-    def may_strike(self, name: str) -> bool:
+    def may_strike(self, name: str, unix_ms: float) -> bool:
         """Whether each request there can bear it: it was spared before, or has had tokens since."""
         return all(
             burden.num_strikes < MAX_STRIKES and burden.has_gone_on
             for burden in self.burdens.values()
-            if name in burden.names
+            if name in burden.names and burden.heard_at > unix_ms - SILENT_MS
         )
 
     def struck(self, name: str) -> None:

@@ -115,7 +115,7 @@ class Injector:
         if wanted.stages != MOVING and any(self._busy[one] for one in names):
             return "it is struck already"
         bears = wanted.is_loss and name in PUBLISHERS
-        if bears and not self._watch.endurance.may_strike(name):
+        if bears and not self._watch.endurance.may_strike(name, time.time() * 1000):
             return "its requests have borne enough"
         if is_deep:
             return ""
