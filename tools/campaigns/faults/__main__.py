@@ -38,7 +38,7 @@ from tools.campaigns.faults.injector import PUBLISHERS, Injector, Pace
 from tools.campaigns.faults.isolation import ControlGroups, enter, mount_small_disk
 from tools.campaigns.faults.ledgers import held
 from tools.campaigns.faults.processes import NAMES, ROLES, Target
-from tools.campaigns.faults.report import Finished, report
+from tools.campaigns.faults.report import FinishedCampaign, report
 from tools.campaigns.faults.traces import traces_of
 
 from ferryman.client import SamplingParams
@@ -238,7 +238,9 @@ def main() -> int:
             subprocess.run(["cp", "-a", str(folder / "state"), str(folder / "kept")], check=False)
             groups.remove()
         target.log.read()
-        finished = Finished(injector, callers, watch, traces, holding, target.log, over - began)
+        finished = FinishedCampaign(
+            injector, callers, watch, traces, holding, target.log, over - began
+        )
     num_bad = report(finished) + (not is_up)
     return 1 if num_bad else 0
 

@@ -19,7 +19,7 @@ from tools.campaigns.faults.traces import Traces
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class FinishedCampaign:
     """A campaign that is over: what was done, what was seen, what is held."""
 
     injector: Injector
@@ -31,7 +31,7 @@ class Finished:
     seconds: float
 
 
-def report(done: Finished) -> int:
+def report(done: FinishedCampaign) -> int:
     """Prints the figures; returns the number of events that must not happen."""
     conditions, strikes = done.injector.conditions, done.injector.strikes
     unserved_by = {name: conditions.unserved_by(name) for name in ROLES["router"]}
@@ -88,7 +88,7 @@ def _print_beside(strikes: list[Strike], outcome: CallOutcome) -> None:
             print(f"    {one.moment:.2f} {one.kind} {' | '.join(one.names)} {whose}{stage or ''}")
 
 
-def _deaths(done: Finished) -> dict[str, list[Interval]]:
+def _deaths(done: FinishedCampaign) -> dict[str, list[Interval]]:
     """When a router was killed, until it was back."""
     conditions = done.injector.conditions
     killed = {s.moment for s in done.injector.strikes if s.kind is FaultKind.KILL}
@@ -102,7 +102,7 @@ def _name_of(strike: Strike) -> str:
     return f"{strike.kind} {' | '.join(sorted(map(role_of, strike.names)))}"
 
 
-def _stages(done: Finished) -> tuple[dict[str, int], int]:
+def _stages(done: FinishedCampaign) -> tuple[dict[str, int], int]:
     """How many faults struck each stage, as the events say; and how many struck one."""
     stages: Counter[str] = Counter()
     for one in done.injector.strikes:
