@@ -102,6 +102,8 @@ async def test_while_it_waits_its_turn_at_prefill() -> None:
         with pytest.raises(DeadlineExceeded):
             await pair.run_prefill(pair.order(ASKED, deadline=0.2))
         assert not pair.decode.facts("reserved"), "it never came to decode"
+        for _ in range(4):
+            run_limit.release()
         await nothing_is_left(pair)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from tests.harness.pair.fake_engine import fake_engine
+from tests.harness.pair.ledger import WorkerLedger
 
 from ferryman.engine.engine import Engine
 from ferryman.handoff.lifecycle import LifecycleEntry
@@ -62,6 +63,9 @@ class PairClock:
 
     def __call__(self) -> float:
         return time.monotonic() + self.ahead
+
+    def put_forward(self, seconds: float) -> None:
+        self.ahead += seconds
 
 
 class SilentPublisher(LifecyclePublisher):
@@ -153,6 +157,8 @@ async def worker_on(
     ):
         try:
             yield found
+            gate.set()
+            await WorkerLedger(found.service, parts, clock.put_forward).settle()
         finally:
             gate.set()
             monkeypatch.undo()
