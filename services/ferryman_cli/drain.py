@@ -8,6 +8,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from enum import Enum, auto
 from functools import partial
 from pathlib import Path
 
@@ -43,6 +44,9 @@ FIRST_BEAT_SECONDS = 3 * LISTEN_SECONDS
 ORDER_SECONDS = 5.0
 # After an outage of the broker a worker may listen again later than we do.
 MAX_UNANSWERED = 2
+# How long a worker is waited for of which nothing is known: the broker is away, or another one
+# listens in its place and says nothing.
+UNKNOWN_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +221,14 @@ async def _may_go(choice: DrainChoice, messages: Messages) -> None:
         check_drain(choice, heard.values())
 
 
+class Presence(Enum):
+    """What an order shows of a worker."""
+
+    THERE = auto()
+    GONE = auto()
+    UNKNOWN = auto()
+
+
 class DrainOrder:
     """The order to one worker. To give it again changes nothing, so it also asks whether the worker
     is still there."""
@@ -235,17 +247,19 @@ class DrainOrder:
                 ) from None
             raise
 
-    async def is_answered(self, bus: NatsBus) -> bool:
-        """Whether the worker is there, or may be: while the broker is away that is unknown, and
-        one that is late with its answer is there, also where others have answered before."""
+    async def presence(self, bus: NatsBus) -> Presence:
+        """Whether the worker is there. While the broker is away that is unknown, and while somebody
+        listens who gives no answer, or one without the worker's proof: it may be late."""
         num_unproven = bus.statistics().num_unproven
         try:
             await self.give(bus)
         except DeadlineExceeded:
-            return True
+            return Presence.UNKNOWN
         except Unavailable:
-            return not bus.is_connected or bus.statistics().num_unproven > num_unproven
-        return True
+            if bus.is_connected and bus.statistics().num_unproven == num_unproven:
+                return Presence.GONE
+            return Presence.UNKNOWN
+        return Presence.THERE
 
 
 async def until_ended(
@@ -256,15 +270,30 @@ async def until_ended(
     goes_on: Callable[[Heartbeat], None],
 ) -> None:
     """Passes on the worker's heartbeats, until it neither beats nor answers. `hear` waits for the
-    next heartbeat of any process."""
-    unanswered = 0
+    next heartbeat of any process. Raises Unavailable when for UNKNOWN_SECONDS nothing shows whether
+    the worker is there."""
+    clock = asyncio.get_running_loop().time
+    unanswered, heard_at = 0, clock()
     while unanswered < MAX_UNANSWERED:
         try:
             async with asyncio.timeout(HEARTBEAT_SECONDS):
                 while (beat := await hear()).worker_id != worker_id:
                     pass
         except TimeoutError:
-            unanswered = 0 if await order.is_answered(bus) else unanswered + 1
+            presence = await order.presence(bus)
+            unanswered = unanswered + 1 if presence is Presence.GONE else 0
+            if presence is not Presence.UNKNOWN:
+                heard_at = clock()
+            elif clock() - heard_at >= UNKNOWN_SECONDS:
+                raise Unavailable(_unknown_text(bus, worker_id)) from None
         else:
-            unanswered = 0
+            unanswered, heard_at = 0, clock()
             goes_on(beat)
+
+
+def _unknown_text(bus: NatsBus, worker_id: str) -> str:
+    why = "somebody takes its orders and gives no answer of its" if bus.is_connected else ""
+    return (
+        f"{worker_id} was ordered to end, but nothing was heard of it for {UNKNOWN_SECONDS:.0f} s:"
+        f" {why or 'the broker is away'}; `ferryman top` shows whether it is there"
+    )

@@ -30,7 +30,7 @@ from ferryman.wire.nats.nats_bus import NatsBus, nats_bus
 from ferryman.wire.nats.subjects import Subjects
 from ferryman_cli import drain
 from ferryman_cli.app import run
-from ferryman_cli.drain import DrainChoice, check_drain, order_access
+from ferryman_cli.drain import DrainChoice, Presence, check_drain, order_access
 from ferryman_launcher.state_folder import CREDENTIALS, RunningCluster, StateFolder
 
 SUBJECTS = Subjects("local")
@@ -249,7 +249,7 @@ async def test_a_worker_whose_answers_others_drown_may_be_there_still(
         await client.subscribe(SUBJECTS.all_control_of_role("decode"), cb=steal)
         await client.flush()
         await bus.connected()
-        assert await order.is_answered(bus)
+        assert await order.presence(bus) is Presence.UNKNOWN
         assert bus.statistics().num_unproven == 1
 
 
