@@ -287,6 +287,7 @@ async def test_a_device_that_takes_no_arena_is_told_and_fails_nobody(
         await asyncio.wait_for(failed.wait(), 120)
         await until(lambda: "cannot register host memory" in caplog.text)
         assert await client.acquire(prompt.keys, prompt.prompt_len, 0) == MISS
+        assert not host_cache.host.arena.is_alive(1), "it maps nothing of it any more"
 
 
 def test_room_that_was_not_asked_for_or_lies_outside_the_arena_is_refused() -> None:

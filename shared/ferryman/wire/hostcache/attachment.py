@@ -248,7 +248,7 @@ class HostAttachment:
         arena = await asyncio.to_thread(
             MappedArena, answer.arena_path, answer.arena_bytes, answer.liveness_offset
         )
-        await self._on_attach(arena.memory[:])
+        await self._hand_over(arena)
         self._releases = [note for note in self._releases if note.epoch == answer.epoch]
         link = Link(answer.epoch, answer.node_id, answer.lease_ms / 1000, arena)
         self._link = link
@@ -256,6 +256,18 @@ class HostAttachment:
         self.num_times_usable += 1
         log.info("attached node=%s epoch=%d arena=%s", answer.node_id, answer.epoch, arena.path)
         return link
+
+    async def _hand_over(self, arena: MappedArena) -> None:
+        """Gives a device the arena; one that it does not take is unmapped, so that its memory goes
+        back when the host-cache ends."""
+        view = arena.memory[:]
+        try:
+            await self._on_attach(view)
+        except BaseException:
+            with suppress(BufferError):  # some of it is registered: then the last view unmaps it
+                view.release()
+            arena.close()
+            raise
 
     async def _renew(self, link: Link) -> None:
         """Renews all leases. It is also the probe after which a suspect link is used again."""
