@@ -49,7 +49,7 @@ class _Stopped(Exception):
 
 def run_up(choices: UpOptions, places: ModelPlaces, *, as_json: bool) -> int:
     """Runs until it is told to stop; returns the exit status."""
-    for note in places.notes:
+    for note in (*choices.unheeded, *places.notes):
         _say(note)
     # Libraries have one OpenMP thread while they are imported; a worker sets its own number.
     imported = {**waiting(choices), **os.environ, "OMP_NUM_THREADS": "1"}

@@ -16,6 +16,7 @@ from ferryman.settings.declaration import leaves
 from ferryman.settings.engine import AUTO
 from ferryman.settings.names import SERVICES
 from ferryman.settings.sources import GivenValue, Origin, Source, Sources, read_settings
+from ferryman_launcher.unheeded_settings import unheeded
 
 DEMO_NAME = "ferryman-demo"
 # Model and machine are known where a cluster starts, so these are derived from them.
@@ -74,8 +75,14 @@ def up_options(sources: Sources) -> UpOptions:
     settings = {role: _told(service_sources(sources), role) for role in SERVICES}
     folder = options.engine.model
     name = DEMO_NAME if folder == demo_model() else folder.resolve().name
-    named = {"served_name": options.served_name or name, "told": settings}
-    return options.model_copy(update=named)
+    roles = frozenset({"router", "hostcache", *(workers.role for workers in options.roles)})
+    more = {
+        # Routers alone have it: a value for their role is the cluster's.
+        "served_name": settings["router"].get("served_name") or name,
+        "told": settings,
+        "unheeded": tuple(unheeded(sources, roles)),
+    }
+    return options.model_copy(update=more)
 
 
 def services_settings(sources: Sources) -> Mapping[str, BaseModel]:

@@ -102,7 +102,6 @@ OF_THE_LAUNCHER = {
     "parent_pid": "that is the launcher",
     "nats_url": "the cluster has one",
     "redis_url": "the cluster has one",
-    "served_name": "the cluster has one",
     "http_port": "one port would belong to several processes",
     "grpc_port": "one port would belong to several processes",
     "hostcache.host": "workers must find it",
@@ -196,9 +195,36 @@ def test_a_setting_of_a_service_reaches_its_role_and_no_other(role: str, folder:
     for leaf in leaves(SERVICES[role]):
         name = leaf.name
         value = spelled(SETTINGS.get(name) or another(leaf.default), folder)
-        after = told(folder, workers, {f"FERRYMAN_{role}_{name}".upper(): value})
+        variable = f"FERRYMAN_{role}_{name}".upper()
+        after = told(folder, workers, {variable: value})
         is_fixed = name in OF_THE_LAUNCHER or f"{role}.{name}" in OF_THE_LAUNCHER
         assert changed(before, after) == (set() if is_fixed else {role}), name
+        said = up_options(up_sources(workers, {variable: value})).unheeded
+        assert [line.startswith(f"{variable} changes nothing: ") for line in said] == [
+            True
+        ] * is_fixed, name
+
+
+@pytest.mark.parametrize(
+    ("given", "value", "line"),
+    [
+        ("DECODE_DRAFT", "ngram", "give it for the cluster: --draft, or FERRYMAN_DRAFT"),
+        ("PREFILL_MODEL", "MODEL", "give it for the cluster: --model, or FERRYMAN_MODEL"),
+        ("HOSTCACHE_NODE", "node", "the launcher sets it for each process"),
+        ("BOTH_MAX_RUNNING", "7", "no process of this cluster is a both"),
+    ],
+)
+def test_a_value_that_counts_for_nobody_is_named_with_what_counts(
+    given: str, value: str, line: str, folder: Path
+) -> None:
+    sources = up_sources(APART, {f"FERRYMAN_{given}": spelled(value, folder)})
+    assert up_options(sources).unheeded == (f"FERRYMAN_{given} changes nothing: {line}",)
+
+
+def test_the_routers_name_for_the_model_is_the_cluster_s() -> None:
+    given = {"FERRYMAN_ROUTER_SERVED_NAME": "kites", "FERRYMAN_SERVED_NAME": "other"}
+    assert up_options(up_sources(APART, given)).served_name == "kites"
+    assert up_options(up_sources({"served_name": "flag"}, given)).served_name == "flag"
 
 
 SETTINGS = {

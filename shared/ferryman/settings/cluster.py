@@ -150,7 +150,7 @@ class UpOptions(BaseModel):
     """A cluster as asked for. Empty URLs mean servers of our own.
 
     `told` are more settings of services, by role and name: those that a cluster does not have, and
-    values for one role alone.
+    values for one role alone. `unheeded` are lines about values that no process gets.
     """
 
     model_config = GROUP
@@ -214,6 +214,7 @@ class UpOptions(BaseModel):
     state_dir: Path = Path(".ferryman")
     """Folder of the cluster: endpoints, logs, its key."""
     told: Fixed[Mapping[str, Mapping[str, Any]]] = Field(default={}, repr=False)
+    unheeded: Fixed[tuple[str, ...]] = Field(default=(), repr=False)
 
     @property
     def threads(self) -> int:
