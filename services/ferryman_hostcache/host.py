@@ -271,7 +271,7 @@ class HostCache:
         if self._store is None:
             return
         now = self._clock()
-        self.store.expire(now)
+        self._forget(self.store.expire(now))
         self._remove_workers(self.workers.sweep(now))
         self.storage.tick()
         self.flush_effects(CallTags())
@@ -280,7 +280,7 @@ class HostCache:
     def _remove_workers(self, lives: Iterable[WorkerLife]) -> None:
         for life in lives:
             log.info("worker gone %s", Tail(worker=life.worker_id, epoch=life.epoch))
-            self.store.on_worker_gone(life)
+            self._forget(self.store.on_worker_gone(life))
 
     # Reports.
 
@@ -331,6 +331,10 @@ class HostCache:
         self._lifecycle.publish(
             tags.request_id, tags.attempt, name, traceparent=tags.traceparent, **facts
         )
+
+    def _forget(self, lease_ids: Iterable[str]) -> None:
+        for lease_id in lease_ids:
+            self._requests.pop(lease_id, None)
 
     def _remember(self, lease_id: str, tags: CallTags) -> None:
         self._requests[lease_id] = tags

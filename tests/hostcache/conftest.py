@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,6 +13,7 @@ import pytest
 from redis import Redis
 from tests.cluster_keys import key_file_in
 from tests.doubles.memory_blob_store import BlobMedium
+from tests.hostcache import ledger
 from tests.hostcache.object_server import BUCKET, ObjectFaults, S3Server, s3_server
 from tests.hostcache.stored import Bucket, Place
 from tests.servers import nats_server, redis_server
@@ -51,6 +52,20 @@ def empty_index(request: pytest.FixtureRequest) -> None:
             client.flushall()
 
 
+@pytest.fixture(autouse=True)
+def _processes_hold_nothing_at_the_end() -> Iterator[None]:
+    with ledger.held_by_process():
+        yield
+
+
+@asynccontextmanager
+async def _balanced(settings: HostCacheServiceSettings) -> AsyncIterator[RunningHostCache]:
+    """A host-cache that holds nothing at the end for anybody who has left."""
+    async with running_host_cache(settings) as service:
+        yield service
+        await ledger.settle(service)
+
+
 class StartHostCache(Protocol):
     def __call__(
         self,
@@ -80,7 +95,7 @@ def start_host_cache(
         redis_url: str = shared_redis,
         **settings: Any,
     ) -> AbstractAsyncContextManager[RunningHostCache]:
-        return running_host_cache(
+        return _balanced(
             HostCacheServiceSettings(
                 listen=ListenSettings(port=port),
                 memory_bytes=memory_bytes,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import xxhash
 from tests.cluster_keys import STORED
 from tests.doubles.memory_blob_store import BlobMedium, MemoryBlob, MemoryBlobStore
+from tests.hostcache.ledger import settle_storage
 from tests.hostcache.object_server import ObjectFaults
 
 from ferryman.cache.keys import PageKey
@@ -74,12 +75,22 @@ def bytes_of(manifest: StateManifest, kind: Kind, key: PageKey) -> bytes:
     return random.Random(kind.encode() + key).randbytes(manifest.layout(kind).slot_bytes)
 
 
-def opened(
+@asynccontextmanager
+async def opened(
     place: Place,
     *,
     clock: Callable[[], float] = time.monotonic,
     key: MacKey = STORED,
     **settings: float,
+) -> AsyncIterator[StorageTier]:
+    """A storage tier that has nothing under way at the end."""
+    async with _opened(place, clock, key, settings) as storage:
+        yield storage
+        await settle_storage(storage)
+
+
+def _opened(
+    place: Place, clock: Callable[[], float], key: MacKey, settings: Mapping[str, float]
 ) -> AbstractAsyncContextManager[StorageTier]:
     if isinstance(place, BlobMedium):
         chosen = StorageSettings.model_validate(settings)

@@ -74,11 +74,12 @@ class StorageStore(UnitStore):
         )
         by_name = {(unit.kind, unit.page_index): unit for unit in extent.units}
         whole, _ = self.offer(extent.keys, _pages(by_name)).whole()
-        self._extents.give_back(u.handle for name, u in by_name.items() if name not in whole)
-        if whole:
-            self._insert_group(
-                extent.keys[: num_pages(whole)], [by_name[name] for name in whole], now
-            )
+        chosen = [by_name[name] for name in whole]
+        kept = {unit.handle for unit in chosen}
+        # Also one that the file names twice: nobody else would.
+        self._extents.give_back(u.handle for u in extent.units if u.handle not in kept)
+        if chosen:
+            self._insert_group(extent.keys[: num_pages(whole)], chosen, now)
 
     def _insert_group(
         self, keys: Sequence[PageKey], units: Sequence[StoredUnit], now: float

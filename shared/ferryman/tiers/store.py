@@ -283,15 +283,17 @@ class HostStore(UnitStore):
         else:
             self._released.add(lease_id)
 
-    def expire(self, now: float) -> None:
+    def expire(self, now: float) -> tuple[str, ...]:
         """Ends leases whose time is over: readers' slots are freed, writers' slots go into
-        quarantine."""
-        for name in self._readers.over(now):
+        quarantine. Returns the names that nobody will use again."""
+        ended = tuple(self._readers.over(now))
+        for name in ended:
             self.release(name)
         for name in self._writers.over(now):
             reservation = self._writers.get(name)
             assert reservation is not None, "a name just listed is in the table"
             self._quarantine(reservation)
+        return ended
 
     def _quarantine(self, reservation: HostReservation) -> None:
         if not reservation.is_quarantined:
@@ -299,12 +301,14 @@ class HostStore(UnitStore):
             self._slots.pools.release(reservation.anchor.slots, reservation.anchor.holder)
             reservation.anchor.slots = ()
 
-    def on_worker_gone(self, worker: WorkerLife) -> None:
-        """Releases everything of a worker process that has ended."""
+    def on_worker_gone(self, worker: WorkerLife) -> tuple[str, ...]:
+        """Releases everything of a worker process that has ended; returns the names."""
         readers = [name for name, lease in self._readers.items() if lease.worker == worker]
         writers = [name for name, lease in self._writers.items() if lease.worker == worker]
-        for name in (*readers, *writers):
+        ended = (*readers, *writers)
+        for name in ended:
             self.release(name)
+        return ended
 
     # Dropping.
 
