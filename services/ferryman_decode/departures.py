@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ferryman.errors import LeaseLost, Stale, WrongEpoch
+from ferryman.handoff.attempt_window import AttemptWindows
 from ferryman.handoff.effects import WriterId
 from ferryman.handoff.offer import offered_ranges
 from ferryman.wire.plane_values import GrpcOnly
@@ -67,6 +68,7 @@ class Departures:
     ) -> None:
         self._parts = parts
         self._order_check, self._signature_check = order_check, signature_check
+        self._windows = AttemptWindows()
         self._wanted: dict[str, DecodeRequest] = {}
         self._held: dict[str, _DetachedState] = {}
         self._num_detached = self._num_handed_off = self._num_given_up = 0
@@ -160,8 +162,8 @@ class Departures:
 
         Raises WrongEpoch for an order to an earlier life of this worker; PermissionDenied for one
         that no router signed for it; LeaseLost when its state is no longer kept; Stale when it is
-        that of other tokens or of another router's request, or an attempt for it runs; and as
-        prefill for an order that is not for this worker and its model.
+        that of other tokens or of another router's request, an attempt for it runs, or it was here
+        before; and as prefill for an order that is not for this worker and its model.
         """
         # Before the signature: that of an order to an earlier life is for that one.
         if order.worker_epoch != self._parts.epoch:
@@ -180,8 +182,14 @@ class Departures:
         if not is_same or held.request.router_id != order.router_id:
             raise Stale(f"{name} has other tokens here, or another router, than in the order")
         side = self._side_for(order)
+        self._begin_once(order)
         held.departure = Departure(order, held.request, side, self._parts, self._me)
         return held.departure
+
+    def _begin_once(self, order: PrefillOrder) -> None:
+        """Raises Stale for an order that was here before: the state may still be."""
+        serial, lifetime = order.signature.serial, order.signature.lifetime_ms / 1000
+        self._windows.begin_once(order.router_id, serial, lifetime, self._parts.clock())
 
     def _side_for(self, order: PrefillOrder) -> SendingSide:
         planes, manifest = self._parts.planes, self._parts.engine.manifest

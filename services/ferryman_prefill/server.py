@@ -166,9 +166,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
 
     def _begin_once(self, order: PrefillOrder) -> None:
         serial, lifetime = order.signature.serial, order.signature.lifetime_ms / 1000
-        now = self._ctx.clock()
-        self._windows.check(order.router_id, serial, lifetime, now)
-        self._windows.begin(order.router_id, serial, lifetime, now)
+        self._windows.begin_once(order.router_id, serial, lifetime, self._ctx.clock())
 
     def _attempt(self, order: PrefillOrder, grammar: CompiledGrammar | None) -> PromptAttempt:
         manifest = self._ctx.engine.manifest

@@ -9,11 +9,19 @@ from dataclasses import dataclass, field, replace
 import pytest
 from tests.cluster_keys import KEY
 from tests.harness.pair import PairWorker, WorkerPair, pair_of_workers, paired, request, worker
-from tests.harness.pair.fake_engine import fake_engine
+from tests.harness.pair.fake_engine import MANIFEST, PAGE_SIZE, fake_engine
 from tests.harness.pair.worker import open_gate, worker_on
 from tests.waiting import until
 
-from ferryman.errors import FerrymanError, LeaseLost, PermissionDenied, Stale, WrongEpoch
+from ferryman.cache.keys import page_keys, root_key
+from ferryman.errors import (
+    FerrymanError,
+    LeaseLost,
+    PermissionDenied,
+    Stale,
+    Unavailable,
+    WrongEpoch,
+)
 from ferryman.handoff.usage import NONE_CACHED
 from ferryman.schedule.batch import Sampled
 from ferryman.schedule.limits import IN_TURNS
@@ -24,10 +32,12 @@ from ferryman.wire.codec.handoff import commit_order_to_wire, hand_off_order_to_
 from ferryman.wire.grpc.role_tokens import GrpcAccess
 from ferryman.wire.grpc.status import typed_errors
 from ferryman.wire.signed_orders import RouterSignatures
+from ferryman.wire.v1 import decode_pb2
 from ferryman.wire.values import (
     AttemptSignature,
     CommitOrder,
     PrefillOrder,
+    RequestContext,
     ReserveOrder,
     RouterAbort,
     TokenCursor,
@@ -82,6 +92,41 @@ class LockedPair:
         wish = self.workers.wish(asked, attempt, deadline)
         signature = self.order(asked, attempt, deadline).signature
         return replace(wish, writer=address_of(self.workers.prefill), signature=signature)
+
+    def move_to_nobody(self, asked: Request, attempt: int) -> PrefillOrder:
+        """A detached request goes on at a worker that does not answer."""
+        source = self.workers.decode
+        ids = source.engine.scheduler.known_tokens("r1.1")
+        num_generated = len(ids) - asked.prompt_len
+        keys = page_keys(root_key(MANIFEST), ids, PAGE_SIZE)
+        request = replace(asked, token_ids=ids, keys=keys, num_generated=num_generated)
+        order = PrefillOrder(
+            RequestContext("r1", attempt, 60.0),
+            source.parts.epoch,
+            WorkerAddress("decode-00000009", "127.0.0.1:1", 9),
+            "router-1",
+            request,
+            self.workers.digest,
+        )
+        return self.router.attempt(order, address_of(source), is_move=True)
+
+    async def hand_off(self, order: PrefillOrder) -> None:
+        with typed_errors():
+            async for _ in self.workers.decode_stub.HandOff(hand_off_order_to_wire(order)):
+                pass
+
+    async def detach(self, request_id: str, attempt: int) -> None:
+        parts = self.workers.decode.parts
+        life = WorkerLife(parts.worker_id, parts.epoch)
+        message = decode_pb2.DetachRequest(
+            request_id=request_id,
+            attempt=attempt,
+            router_id="router-1",
+            worker_epoch=parts.epoch,
+            signature=self.router.detach(request_id, attempt, "router-1", life),
+        )
+        with typed_errors():
+            await self.workers.decode_stub.Detach(message)
 
     async def refuses(self, wish: ReserveOrder, error: type[FerrymanError]) -> None:
         with pytest.raises(error):
@@ -139,6 +184,27 @@ async def test_a_prompt_is_computed_once_for_each_signature() -> None:
         with pytest.raises(Stale, match="has been here"):
             await pair.workers.run_prefill(order)
         assert pair.workers.prefill.events() == before
+
+
+async def test_an_order_to_hand_off_is_carried_out_once_though_the_state_is_still_there() -> None:
+    """Its first try failed, and its router goes on by an attempt of another number."""
+    asked = request("r1", PROMPT, max_tokens=30)
+    async with locked_pair() as pair:
+        source = pair.workers.decode
+        source.hold()
+        await pair.workers.run_prefill(pair.order(asked))
+        await pair.detach("r1", 1)
+        source.go_on()
+        await until(lambda: bool(source.facts("detached")))
+        second = pair.move_to_nobody(asked, attempt=2)
+        with pytest.raises(Unavailable):
+            await pair.hand_off(second)
+        with pytest.raises(Stale, match="has been here"):
+            await pair.hand_off(second)
+        assert len(source.facts("moving")) == 1
+        with pytest.raises(Unavailable):
+            await pair.hand_off(pair.move_to_nobody(asked, attempt=3))
+        assert len(source.facts("moving")) == 2
 
 
 async def test_asked_twice_a_reservation_is_the_same() -> None:

@@ -85,6 +85,11 @@ class AttemptWindows:
         if serial and (window := self._windows.get(router_id)) is not None:
             window.check(serial, lifetime_seconds, now)
 
+    def begin_once(self, router_id: str, serial: int, lifetime_seconds: float, now: float) -> None:
+        """An attempt of that router begins. Raises Stale as its window does."""
+        self.check(router_id, serial, lifetime_seconds, now)
+        self.begin(router_id, serial, lifetime_seconds, now)
+
     def begin(self, router_id: str, serial: int, lifetime_seconds: float, now: float) -> None:
         """An attempt of that router begins."""
         if not serial:
