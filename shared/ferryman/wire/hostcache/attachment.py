@@ -264,7 +264,7 @@ class HostAttachment:
         try:
             await self._on_attach(view)
         except BaseException:
-            with suppress(BufferError):  # some of it is registered: then the last view unmaps it
+            with suppress(BufferError):  # a part of it is in use: then the last view unmaps it
                 view.release()
             arena.close()
             raise
