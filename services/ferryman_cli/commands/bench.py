@@ -91,6 +91,7 @@ def requests_command(
         ] = 16,
         json: AsJson = False,
     ) -> int:
+        # Here, because the help of other commands needs no numpy and no torch.
         from ferryman_bench.request_load import RequestBenchOptions, cluster_names
         from ferryman_bench.subject import ModelFolder, RandomModel
 
