@@ -25,11 +25,14 @@ from ferryman.cache.keys import as_token_ids
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.engine.memory.slabs import Slabs
 from ferryman.engine.runner import Runner
-from ferryman.engine.warm_up import warm_up
+from ferryman.engine.warm_up import MostTokens, warm_up
 from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_model
 from ferryman.schedule.batch import (
+    Chunk,
     DecodeStep,
+    Ints,
+    PrefillStep,
     RowSeed,
     SampleRequest,
     SlotCopy,
@@ -162,6 +165,56 @@ def test_no_decode_step_launches_what_the_warm_up_has_not(tmp_path: Path) -> Non
     assert {sizes.of(step) for step in steps} != {sizes.of(steps[0])}
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="launches are noted on the processor")
+def test_no_prompts_launch_what_the_warm_up_has_not(tmp_path: Path) -> None:
+    folder = save_native(tmp_path, native_config(max_position_embeddings=MAX_LEN + 1))
+    model = load_model(folder, LoadOptions("float32", page_size=16))
+    slots = {Kind.FULL: 40, Kind.WINDOW: 40, Kind.RECURRENT: 80}
+    slabs = Slabs.allocate(model.manifest, slots, "cpu")
+    runner = Runner(model, slabs, max_rows=9, max_len=MAX_LEN + 1)
+    rng = random.Random("prompts")
+    with noted_launches() as seen:
+        warm_up(runner, model.manifest)
+        first = set(seen)
+        warm_up(runner, model.manifest, most=MostTokens(prefill=512))
+        compiled = set(seen)
+        seen.clear()
+        for number in range(1, 31):
+            runner.run(random_prompts(model.manifest, number, rng))
+        runner.run(prompts_of(model.manifest, 31, [(2048, 2050)]))
+    assert not seen <= first, "one short prompt compiles less"
+    assert seen <= compiled, "a prompt would wait for a compiler"
+
+
+def random_prompts(manifest: StateManifest, step_id: int, rng: random.Random) -> PrefillStep:
+    starts = [rng.choice((0, 0, 16, 64, 512, 2048)) for _ in range(rng.randint(1, 4))]
+    return prompts_of(manifest, step_id, [(start, start + rng.randint(1, 300)) for start in starts])
+
+
+def prompts_of(manifest: StateManifest, step_id: int, spans: list[tuple[int, int]]) -> PrefillStep:
+    chunks = tuple(
+        Chunk(
+            request_id=f"r{row}",
+            row=row,
+            start=start,
+            end=end,
+            token_ids=as_token_ids([1] * (end - start)),
+            working_slot=row,
+            snapshots=(),
+            draws=(SampleRequest(row, end, end, GREEDY),),
+        )
+        for row, (start, end) in enumerate(spans)
+    )
+    pages = max(end for _, end in spans) // manifest.page_size + 1
+    tables: dict[Kind, Ints] = {
+        kind: np.zeros((len(spans), pages), np.int64)
+        for kind in manifest.kinds
+        if kind is not Kind.RECURRENT
+    }
+    clears = tuple(row for row, (start, _) in enumerate(spans) if not start)
+    return PrefillStep(step_id, SlotOps(clears=clears), chunks, tables)
+
+
 def loops() -> set[Loop]:
     """Every loop for the processor in this process."""
     kernels = [
@@ -198,7 +251,7 @@ def test_no_decode_step_compiles_a_loop_for_the_processor(
     slots = {Kind.FULL: 40, Kind.WINDOW: 40, Kind.RECURRENT: 80}
     slabs = Slabs.allocate(model.manifest, slots, "cpu")
     runner = Runner(model, slabs, max_rows=9, max_len=MAX_LEN + 1)
-    warm_up(runner, model.manifest, max_tokens=36)
+    warm_up(runner, model.manifest, most=MostTokens(decode=36))
     warmed, rng = compiled_loops(), random.Random("loops")
     for number in range(1, 7):
         runner.run(random_step(model.manifest, number, rng))

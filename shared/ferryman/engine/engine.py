@@ -30,7 +30,7 @@ from ferryman.engine.runner import Runner
 from ferryman.engine.stream import ForwardStream
 from ferryman.engine.tensor_parallel.group import SlabSizes, TpStartup, start_ranks
 from ferryman.engine.tensor_parallel.rank import RankOrders, load_with_draft
-from ferryman.engine.warm_up import WarmUp, warm_up
+from ferryman.engine.warm_up import MostTokens, WarmUp, warm_up
 from ferryman.grammar.compiler import GrammarCompiler
 from ferryman.grammar.forced_runs import ForcedRunDrafting
 from ferryman.model.layers.decoder import Decoder, Model
@@ -185,7 +185,9 @@ def _engine_of(
         )
         last.callback(runner.host_tier.detach)
         stream = stack.enter_context(ForwardStream(runner, context=device.entered()))
-        most = max(1, options.max_running) * (1 + options.drafting.num_tokens)
+        # The processor has no plans to make, and would compute for seconds.
+        longest = min(scheduler.limits.chunk_tokens, max_len) if options.is_on_card else 0
+        most = MostTokens(max(1, options.max_running) * (1 + options.drafting.num_tokens), longest)
         stream.call(lambda: warm(runner, manifest, steps, most)).result()
         yield Engine(
             manifest=manifest,

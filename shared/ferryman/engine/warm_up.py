@@ -4,6 +4,8 @@ If decode steps have a few sizes, steps of nothing but padding run as well, so t
 waits for a compiler: Triton compiles a kernel anew when an integer becomes 1 or a multiple of 16,
 when a pointer is no longer aligned, and for every constant. Of these only page tables and waves
 change from step to step; requests do not, but their graphs are captured for the narrowest tables.
+A prefill step of as many tokens as there can be runs too, of two prompts: many rows are multiplied
+by other kernels than few, and a library makes its plans when it is first asked.
 
 It runs before the scheduler has given any slot away. Its state in the slots is never read: they are
 cleared, copied to or overwritten before their first real use, as every slot is. But its logits are
@@ -13,7 +15,7 @@ checked: a model whose logits are not finite even here is refused.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -34,9 +36,19 @@ from ferryman.schedule.batch import (
 from ferryman.schedule.request import SamplingParams
 from ferryman.schedule.step_sizes import PADDING, DecodeSize, StepSizes
 
-WarmUp = Callable[[StepEngine, StateManifest, StepSizes | None, int], None]
+
+@dataclass(frozen=True, slots=True)
+class MostTokens:
+    """The tokens of the largest step of each sort; 0 for one that need not run."""
+
+    decode: int = 1
+    prefill: int = 0
+
+
+WarmUp = Callable[[StepEngine, StateManifest, StepSizes | None, MostTokens], None]
 
 GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
+ROUND_PAGES = 16
 # Below every real step.
 PREFILL_ID, DECODE_ID, COPY_ID = -3, -2, -1
 
@@ -45,24 +57,27 @@ def warm_up(
     engine: StepEngine,
     manifest: StateManifest,
     sizes: StepSizes | None = None,
-    max_tokens: int = 1,
+    most: MostTokens = MostTokens(),
 ) -> None:
     """Prefills one page and a token, then decodes one token, on slot 0 of each pool; then a step of
-    padding of each sort of `sizes`, or without sizes a step of `max_tokens` tokens.
+    padding of each sort of `sizes`, or without sizes the largest decode step. Before them runs
+    the largest prefill step.
 
     Raises ConfigError when the logits are not finite.
     """
     prompt_len = manifest.page_size + 1
-    for step in (_prefill(manifest, prompt_len), _decode(manifest, prompt_len)):
+    for step in (_prefill(manifest, (prompt_len,), 2), _decode(manifest, prompt_len)):
         (sampled,) = engine.launch(step).outcome().sampled
         if sampled.token_id == NO_TOKEN:
             raise ConfigError(
                 "the model computes no finite logits: its weights are damaged, its config does not "
                 "belong to them, or its dtype is too narrow for it"
             )
+    if most.prefill:
+        engine.launch(_full(manifest, most.prefill)).outcome()
     if sizes is None:
         # A loop has a version for several threads, which a step of one token may not take.
-        engine.launch(_crowded(manifest, prompt_len, max_tokens)).outcome()
+        engine.launch(_crowded(manifest, prompt_len, most.decode)).outcome()
     else:
         for size in _each_sort(sizes):
             engine.launch(idle_step(size, manifest)).outcome()
@@ -73,7 +88,7 @@ def warm_up_decode_first(
     engine: StepEngine,
     manifest: StateManifest,
     sizes: StepSizes | None = None,
-    max_tokens: int = 1,
+    most: MostTokens = MostTokens(),
 ) -> None:
     """Does as `warm_up` after a decode step on empty slots, whose result is dropped.
 
@@ -81,7 +96,7 @@ def warm_up_decode_first(
     that starts at the same time, and later finds the loops of that one in the cache.
     """
     engine.launch(idle_step(DecodeSize(1, 1, 1), manifest)).outcome()
-    warm_up(engine, manifest, sizes, max_tokens)
+    warm_up(engine, manifest, sizes, most)
 
 
 def _each_sort(sizes: StepSizes) -> Iterator[DecodeSize]:
@@ -123,20 +138,34 @@ def _copying(step: DecodeStep, manifest: StateManifest) -> DecodeStep:
     return replace(step, step_id=COPY_ID, ops=SlotOps(copies=copies))
 
 
-def _prefill(manifest: StateManifest, prompt_len: int) -> PrefillStep:
-    chunk = Chunk(
-        request_id="warm-up",
-        row=0,
-        start=0,
-        end=prompt_len,
-        token_ids=np.zeros(prompt_len, dtype="<u4"),
-        working_slot=_working_slot(manifest),
-        snapshots=(),
-        draws=(SampleRequest(0, prompt_len, prompt_len, GREEDY),),
-    )
+def _prefill(manifest: StateManifest, prompt_lens: tuple[int, ...], num_pages: int) -> PrefillStep:
+    """All prompts in one row and in the same slots."""
     working = _working_slot(manifest)
+    chunks = tuple(
+        Chunk(
+            request_id=f"warm-up-{number}",
+            row=0,
+            start=0,
+            end=prompt_len,
+            token_ids=np.zeros(prompt_len, dtype="<u4"),
+            working_slot=working,
+            snapshots=(),
+            draws=(SampleRequest(0, prompt_len, prompt_len, GREEDY),),
+        )
+        for number, prompt_len in enumerate(prompt_lens)
+    )
     ops = SlotOps(clears=(working,) if working >= 0 else ())
-    return PrefillStep(PREFILL_ID, ops, (chunk,), _page_tables(manifest, 2))
+    tables = _page_tables(manifest, num_pages)
+    repeated = {kind: table.repeat(len(chunks), 0) for kind, table in tables.items()}
+    return PrefillStep(PREFILL_ID, ops, chunks, repeated)
+
+
+def _full(manifest: StateManifest, num_tokens: int) -> PrefillStep:
+    """The largest step: a long prompt, and one of a single token, which a step of one has not."""
+    num_pages = -(-num_tokens // manifest.page_size)
+    # A width that Triton has not compiled for: a multiple of 16.
+    width = -(-num_pages // ROUND_PAGES) * ROUND_PAGES
+    return _prefill(manifest, (max(1, num_tokens - 1), 1), width)
 
 
 def _decode(manifest: StateManifest, position: int) -> DecodeStep:

@@ -17,7 +17,7 @@ from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.node import TreeChange
 from ferryman.engine.engine import Engine
 from ferryman.engine.stream import StepEngine
-from ferryman.engine.warm_up import WarmUp
+from ferryman.engine.warm_up import MostTokens, WarmUp
 from ferryman.errors import QueueFull
 from ferryman.model.weights.load_progress import LoadProgress, LoadStage
 from ferryman.runtime.http_server import Endpoints, HttpAnswer, json_answer
@@ -82,10 +82,10 @@ class WorkerStart:
             engine: StepEngine,
             manifest: StateManifest,
             sizes: StepSizes | None,
-            max_tokens: int,
+            most: MostTokens,
         ) -> None:
             self._progress = (StartPhase.WARMING_UP, 0, 0)
-            warm(engine, manifest, sizes, max_tokens)
+            warm(engine, manifest, sizes, most)
 
         return warm_reported
 
