@@ -37,6 +37,7 @@ from ferryman.wire.codec.handoff import (
 from ferryman.wire.codec.prefill import stop_answer_to_wire, stop_order_from_wire
 from ferryman.wire.codec.tokens import cursor_from_wire, request_tokens_to_wire
 from ferryman.wire.grpc.role_tokens import check_caller
+from ferryman.wire.grpc.status import take_failure
 from ferryman.wire.handoff.grpc_plane import receive_pages
 from ferryman.wire.handoff.lent_memory import socket_name
 from ferryman.wire.handoff.memory_lender import MemoryLender
@@ -347,6 +348,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         running = asyncio.create_task(departure.run(), name="hand-off")
         # A callback, because a second cancellation would skip the `finally` below.
         running.add_done_callback(lambda _: self._departures.ended(departure))
+        running.add_done_callback(take_failure)
         try:
             yield hand_off_progress_to_wire(PrefillQueued())
             yield hand_off_progress_to_wire(PrefillAdmitted(departure.usage))

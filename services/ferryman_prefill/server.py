@@ -23,6 +23,7 @@ from ferryman.wire.codec.prefill import (
     stop_order_from_wire,
 )
 from ferryman.wire.grpc.rpc import NO_TAGS, CallTags, tags_for
+from ferryman.wire.grpc.status import take_failure
 from ferryman.wire.hostcache.client import HostLease
 from ferryman.wire.signed_orders import SignatureCheck
 from ferryman.wire.v1 import prefill_pb2, prefill_pb2_grpc
@@ -145,6 +146,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
         # A callback, because a second cancellation would skip the `finally` below, and drain would
         # wait for ever.
         running.add_done_callback(lambda _: self._end(attempt))
+        running.add_done_callback(take_failure)
         try:
             while (progress := await attempt.progress.get()) is not None:
                 yield progress_to_wire(progress)

@@ -14,8 +14,10 @@ ferryman-retryable       the same: "true" when another try may do better
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -24,6 +26,8 @@ from ferryman import errors
 from ferryman.errors import FerrymanError
 from ferryman.wire.v1 import status_pb2
 from ferryman.wire.values import Failure
+
+log = logging.getLogger(__name__)
 
 REASON = "ferryman-reason"
 PARAM = "ferryman-param"
@@ -76,6 +80,16 @@ def failure_of(error: BaseException) -> Failure:
         return Failure("INTERNAL", "Internal", WITHHELD)
     param = typed.param if isinstance(typed, errors.InvalidRequest) else ""
     return Failure(typed.code, typed.reason, str(typed), param, typed.retry_after_seconds)
+
+
+def take_failure(task: asyncio.Task[Any]) -> None:
+    """Takes the error of a task that has ended, whose caller may have gone and not ask for it.
+
+    asyncio would log it as nobody's. A bug is logged here.
+    """
+    error = None if task.cancelled() else task.exception()
+    if error is not None and _known(error) is None:
+        log.error("a task failed name=%s", task.get_name(), exc_info=error)
 
 
 def error_of(failure: Failure) -> FerrymanError:
