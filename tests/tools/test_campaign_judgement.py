@@ -215,21 +215,40 @@ def test_an_event_that_the_log_has_lost_counts_as_it_was_heard() -> None:
     assert united([first, first], [first]) == [first, first]
 
 
+def routed(request_id: str = "r", prefill: str = "P") -> LifecycleEntry:
+    facts = {"prefill": prefill, "decode": "D"}
+    return LifecycleEntry("router", "R", 1, request_id, 1, 1, "routed", facts, 100)
+
+
 def test_a_request_is_spared_until_it_has_had_tokens_and_after_two_strikes() -> None:
-    endurance = Endurance()
-    routed = LifecycleEntry("router", "R", 1, "r", 1, 1, "routed", {"prefill": "P", "decode": "D"})
-    names = {"R": "router-1", "P": "prefill-1", "D": "decode-2"}
-    endurance.saw(routed, names)
+    endurance = Endurance({"R": "router-1", "P": "prefill-1", "D": "decode-2"})
+    endurance.saw(routed())
     endurance.struck("decode-1")
     assert endurance.may_strike("decode-2", 500)
     endurance.struck("decode-2")
     assert not endurance.may_strike("prefill-1", 500)
     assert endurance.may_strike("prefill-2", 500)
-    endurance.saw(event("progress", 2, 300), names)
+    assert endurance.may_strike("prefill-1", 5000), "it is silent, so it has ended"
+    endurance.saw(event("progress", 2, 300))
     assert endurance.may_strike("prefill-1", 500)
     endurance.struck("prefill-1")
-    endurance.saw(event("progress", 3, 400), names)
+    endurance.saw(event("progress", 3, 400))
     assert not endurance.may_strike("prefill-1", 500)
-    assert endurance.may_strike("prefill-1", 4400)
-    endurance.saw(event("finished", 9, 500, "router"), names)
+    endurance.saw(event("finished", 9, 500, "router"))
     assert endurance.may_strike("prefill-1", 500)
+
+
+def test_a_request_that_is_sent_to_a_struck_worker_bears_that_strike() -> None:
+    names = {"R": "router-1", "D": "decode-2"}
+    endurance = Endurance(names)
+    endurance.struck("prefill-1")
+    endurance.saw(routed())
+    assert endurance.may_strike("decode-2", 500), "its prefill worker is not known yet"
+    names["P"] = "prefill-1"
+    endurance.saw(routed())
+    assert not endurance.may_strike("decode-2", 500)
+    endurance.back("prefill-1")
+    endurance.saw(routed("r2"))
+    assert not endurance.may_strike("decode-2", 500)
+    endurance.saw(event("first_token", 2, 300))
+    assert endurance.may_strike("decode-2", 500)

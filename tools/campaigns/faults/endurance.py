@@ -18,28 +18,35 @@ SILENT_MS = 4000
 
 @dataclass(slots=True)
 class Burden:
-    """One request: the processes that have it, and what has been done to them."""
+    """One request: the ids of the processes that have it, and what has been done to them."""
 
-    names: frozenset[str]
+    ids: frozenset[str]
     heard_at: int = 0
     num_strikes: int = 0
     has_gone_on: bool = True
 
+    def struck(self) -> None:
+        self.num_strikes += 1
+        self.has_gone_on = False
+
 
 @dataclass(slots=True)
 class Endurance:
-    """All requests under way, as the events say."""
+    """All requests under way, as the events say. `names` are the processes by their ids, of which
+    some are heard of later than requests that they have."""
 
+    names: Mapping[str, str]
     burdens: dict[str, Burden] = field(default_factory=dict)
+    _away: set[str] = field(default_factory=set)
 
-    def saw(self, event: LifecycleEntry, names: Mapping[str, str]) -> None:
-        """`names` are the processes by the ids of their present and former lives."""
+    def saw(self, event: LifecycleEntry) -> None:
         burden = self.burdens.get(event.request_id)
         if event.role == ROUTER and event.name == "routed":
             ids = (event.worker_id, str(event.facts["prefill"]), str(event.facts["decode"]))
-            present = frozenset(names[one] for one in ids if one in names)
-            burden = self.burdens.setdefault(event.request_id, Burden(present))
-            burden.names = present
+            burden = self.burdens.setdefault(event.request_id, Burden(frozenset()))
+            burden.ids = frozenset(ids)
+            if not self._away.isdisjoint(self.names.get(one, "") for one in ids):
+                burden.struck()
         elif event.role == ROUTER and event.name not in ("received", "taken_over", "migrated"):
             self.burdens.pop(event.request_id, None)
         elif burden and event.role == DECODE and event.name in ("first_token", "progress"):
@@ -51,12 +58,22 @@ class Endurance:
         """Whether each request there can bear it: it was spared before, or has had tokens since."""
         return all(
             burden.num_strikes < MAX_STRIKES and burden.has_gone_on
-            for burden in self.burdens.values()
-            if name in burden.names and burden.heard_at > unix_ms - SILENT_MS
+            for burden in self._of(name)
+            if burden.heard_at > unix_ms - SILENT_MS
         )
 
     def struck(self, name: str) -> None:
-        for burden in self.burdens.values():
-            if name in burden.names:
-                burden.num_strikes += 1
-                burden.has_gone_on = False
+        """From now on until it is `back`."""
+        self._away.add(name)
+        for burden in self._of(name):
+            burden.struck()
+
+    def back(self, name: str) -> None:
+        self._away.discard(name)
+
+    def _of(self, name: str) -> list[Burden]:
+        return [
+            burden
+            for burden in self.burdens.values()
+            if any(self.names.get(one) == name for one in burden.ids)
+        ]

@@ -36,7 +36,7 @@ class EventWatch:
         self._names: dict[str, str] = {}
         self._listeners: list[Callable[[LifecycleEntry, str], bool]] = []
         self.logs: dict[tuple[str, int], list[LifecycleEntry]] = {}
-        self.endurance = Endurance()
+        self.endurance = Endurance(self._names)
         self.num_stale = 0
 
     async def run(self, bus: Bus) -> None:
@@ -91,7 +91,7 @@ class EventWatch:
                 except ValueError:
                     continue
                 self.logs.setdefault((event.request_id, event.attempt), []).append(event)
-                self.endurance.saw(event, self._names)
+                self.endurance.saw(event)
                 name = self._names.get(event.worker_id)
                 is_fresh = time.time() * 1000 - event.unix_ms <= FRESH_MS
                 self.num_stale += not is_fresh

@@ -202,6 +202,7 @@ class Injector:
                 self._ready_since[names[0]] = effects.now()
         finally:
             condition.ended = effects.now()
+            self._watch.endurance.back(names[0])
             self._busy.subtract(names)
 
     async def _fill(self, seconds: float) -> None:
