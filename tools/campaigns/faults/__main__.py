@@ -225,7 +225,7 @@ def main() -> int:
         try:
             holding, over = asyncio.run(campaign(target, injector, watch, callers, pace))
             is_up = process.poll() is None
-            lost = conditions.of("nats")
+            lost = [*conditions.of("nats"), *watch.deaf]
             names = {
                 one.request_id
                 for one in callers.outcomes

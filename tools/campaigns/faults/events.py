@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
+from tools.campaigns.faults.conditions import Interval
 from tools.campaigns.faults.endurance import Endurance
 from tools.campaigns.faults.processes import Target
 
@@ -14,10 +15,13 @@ from ferryman.handoff.lifecycle import LifecycleEntry
 from ferryman.runtime.lifecycle import decode_event
 from ferryman.wire.nats.bus import Bus
 from ferryman.wire.nats.heartbeat import beat_from_bytes
+from ferryman.wire.nats.nats_bus import NatsBus
 from ferryman.wire.nats.subjects import Subjects
 
 # An older one says nothing of the stage that lasts now.
 FRESH_MS = 60
+# A connection that has broken is noticed by pings: two seconds of them, and the machine is busy.
+UNNOTICED_SECONDS = 4.0
 
 
 class EventWatch:
@@ -38,9 +42,11 @@ class EventWatch:
         self.logs: dict[tuple[str, int], list[LifecycleEntry]] = {}
         self.endurance = Endurance(self._names)
         self.num_stale = 0
+        self.deaf: list[Interval] = []
 
-    async def run(self, bus: Bus) -> None:
+    async def run(self, bus: NatsBus) -> None:
         async with asyncio.TaskGroup() as group:
+            group.create_task(self._note_deafness(bus))
             group.create_task(self._beats(bus))
             group.create_task(self._events(bus))
 
@@ -69,6 +75,15 @@ class EventWatch:
         finally:
             self._listeners.remove(listener)
         return True
+
+    async def _note_deafness(self, bus: NatsBus) -> None:
+        """Events that come while this listener has no connection are in the log alone, and there
+        only until a full disk begins it anew."""
+        while True:
+            await bus.disconnected()
+            start = time.monotonic() - UNNOTICED_SECONDS
+            await bus.connected()
+            self.deaf.append(Interval(start, time.monotonic() + UNNOTICED_SECONDS))
 
     async def _beats(self, bus: Bus) -> None:
         async with bus.subscribed(Subjects().all_beats) as messages:
