@@ -55,7 +55,8 @@ SETTINGS = {
     "--page-size": "16",
     "--chunk-tokens": "64",
     "--max-running": "16",
-    "--memory-bytes": str(16 << 20),
+    # So small that decode pushes requests back when it is alone.
+    "--memory-bytes": str(8 << 20),
     "--host-memory": "32M",
     "--storage-bytes": "64M",
     "--routers": "2",
@@ -65,8 +66,6 @@ SETTINGS = {
     "--http-port": "18000",
     "--grpc-port": "18001",
 }
-# So small that decode has to push requests back at times.
-VARIABLES = {"FERRYMAN_DECODE_MEMORY_BYTES": str(6 << 20)}
 
 
 def jobs_for(model: Path, rng: random.Random) -> list[CallerJob]:
@@ -124,7 +123,6 @@ def running_up(
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
-            env={**os.environ, **VARIABLES},
             start_new_session=True,
         )
     assert process.stdout is not None
