@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from tools.campaigns.faults.callers import CallerJob, CallOutcome, Verdict, judge
@@ -149,7 +150,7 @@ def test_four_faults_of_five_wait_for_a_stage() -> None:
     assert all(set(partners(name)) <= set(NAMES) - {name} for name in NAMES)
 
 
-def test_the_launcher_s_deaths_and_returns_are_each_read_once(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_the_launcher_s_deaths_and_returns_are_each_read_once(tmp_path: Path) -> None:
     path = tmp_path / "up.log"
     path.write_text(
         "ferryman: decode-1 was ended by signal 9; starting it again in 0.1 s\n"
