@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ferryman.errors import ConfigError
 from ferryman_launcher.state_folder import running_cluster
 
 ROLES = {
@@ -76,6 +77,9 @@ class Target:
         others = {pid for other, pid in self.pids.items() if other != name}
         command = _COMMANDS.get(name, f"ferryman-{role_of(name)}")[:15]
         fresh = [pid for pid in _children(self.up_pid, command) if pid not in others | {before}]
+        if len(fresh) > 1:  # two of one role came back at once, so the launcher has to say
+            with suppress(ConfigError):
+                fresh = [pid for pid in fresh if pid == running_cluster(self.state_dir).pids[name]]
         if len(fresh) == 1:
             self.pids[name] = fresh[0]
         return len(fresh) == 1
