@@ -19,7 +19,7 @@ from tools.mutation.generator import drawn, edits_of, optional_words
 from tools.mutation.judgements import Judgement, read_judgements, table
 from tools.mutation.operators import KINDS
 from tools.mutation.planting import function_index, plant
-from tools.mutation.reach import RoomReach, chosen_tests, digest
+from tools.mutation.reach import RoomReach, chosen_tests, digest, unnoted_tests
 
 SOURCE = '''
 import time
@@ -378,6 +378,14 @@ def test_judgements_are_kept_as_they_come_and_the_last_of_each_counts(tmp_path: 
         ("router", "call: a"): "hung",
     }
     assert kept["wire", "call: a"] == Judgement("wire", "call: a", "caught", "why", 3, 1.5)
+
+
+def test_a_test_that_no_notes_know_is_found(sums_tree: Path) -> None:
+    """It was written since, or failed when its room was noted: it may reach any line."""
+    known = "tests/sums/test_sums.py::test_total"
+    names = unnoted_tests({"sums": RoomReach((known,), (0.1,), {}, {})}, sums_tree)["sums"]
+    assert "tests/sums/test_sums.py::test_ended" in names
+    assert known not in names
 
 
 def test_the_share_is_of_those_that_change_something() -> None:

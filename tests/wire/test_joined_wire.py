@@ -14,13 +14,16 @@ import numpy as np
 import pytest
 
 from ferryman.errors import DeadlineExceeded, InvalidRequest, LeaseLost
-from ferryman.handoff.effects import WriteFence
+from ferryman.handoff.effects import WriteFence, WriterId
+from ferryman.handoff.receiver import Tombstones
 from ferryman.handoff.usage import CachedTokens
 from ferryman.wire.codec.pieces import WriteHeader
 from ferryman.wire.codec.request import MAX_SALT_BYTES, _check_salt, _check_tokens
 from ferryman.wire.grpc.rpc import Context, remaining_seconds, tags_for
+from ferryman.wire.handoff import process_liveness
 from ferryman.wire.handoff.grpc_plane import LOST_STATUS, send_units
 from ferryman.wire.handoff.memory_plane import send_units_by_memory
+from ferryman.wire.handoff.process_liveness import LivenessWatch
 from ferryman.wire.nats.permissions import MAX_SHOWN, BrokerRefusals
 from ferryman.wire.values import RequestContext
 
@@ -126,6 +129,33 @@ async def test_a_writer_whose_stream_lost_its_status_asks_for_it(plane: str) -> 
 async def _no_units() -> AsyncIterator[Any]:
     return
     yield
+
+
+async def test_a_connection_that_its_process_closed_proves_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without a look at the address, where somebody else may listen by then."""
+
+    async def look(address: str, who: WriterId) -> LivenessWatch:
+        raise AssertionError("nobody needs to look")
+
+    monkeypatch.setattr(process_liveness, "watch_process", look)
+    monkeypatch.setattr(process_liveness, "AGAIN_SECONDS", 0.0)
+    reader = asyncio.StreamReader()
+    reader.feed_eof()
+    watch = LivenessWatch(WriterId("prefill-1", 7), "host:1", reader, cast(Any, None))
+    await asyncio.wait_for(watch.ended(), 60)
+
+
+def test_what_was_cancelled_first_is_forgotten_first() -> None:
+    tombstones = Tombstones(9, 10.0)
+    for name, now in (("r1", 0.0), ("r2", 5.0)):
+        tombstones.add(name, 1, now)
+    tombstones.expire(10.0)
+    assert len(tombstones) == 1
+    assert tombstones.holds("r2", 1, 10.0)
+    tombstones.expire(15.0)
+    assert len(tombstones) == 0
 
 
 def test_each_refusal_is_counted_and_so_many_kinds_are_shown_once(

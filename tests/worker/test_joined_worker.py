@@ -4,24 +4,35 @@ planted defects, and no test noticed."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from tests.cache.manifests import small_manifest
-from tests.worker.test_reuse import HYBRID, PAGE, plan_of, unit
+from tests.worker.test_reuse import HYBRID, PAGE, metric, plan_of, unit
 
+from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind
+from ferryman.cache.node import TreeChange
 from ferryman.cache.resume import Reason, Uncached
 from ferryman.cache.units import Tier
 from ferryman.errors import LeaseLost
 from ferryman.handoff.holder import Hold
 from ferryman.handoff.usage import CachedTokens
+from ferryman.runtime.metrics import Metrics
 from ferryman.schedule.batch import PrefillStep
+from ferryman.tiers.prefetch_values import Prefetched, PrefetchOptions, PrefetchPolicy
+from ferryman.wire.codec.caches import CacheEvent, cache_event_from_bytes
+from ferryman.wire.hostcache.attachment import HostCacheOptions
+from ferryman.worker import worker_app
+from ferryman.worker.cache_metrics import CacheMetrics
 from ferryman.worker.handoff_transport import HandoffTransport
 from ferryman.worker.loop import StepLoop
 from ferryman.worker.send_leases import SendLeases
 from ferryman.worker.summary import cached_tokens, kept_tokens
+from ferryman.worker.telemetry import CacheEvents
 from ferryman_prefill.server import PrefillServicer
 
 FULL = small_manifest(Kind.FULL, page_size=PAGE)
@@ -101,3 +112,106 @@ def test_an_attempt_that_is_told_to_stop_refuses_its_reservation() -> None:
         order = SimpleNamespace(request_id="r1", attempt=number, reservation_id=f"res-{number}")
         PrefillServicer._refuse(servicer, cast(Any, order))
     assert refused == ["res-2"]
+
+
+class Shell:
+    """Settings, membership and engine of a worker, each value another one than its neighbours."""
+
+    settings = SimpleNamespace(
+        hostcache=SimpleNamespace(
+            address="host:1",
+            prefetch_policy="best_effort",
+            prefetch_threshold=77,
+            write_policy="write_back",
+            call_seconds=0.7,
+        ),
+        planes="grpc",
+        listen=SimpleNamespace(host="0.0.0.0"),
+        advertise="me",
+        nixl="nixl",
+        arena_folder="folder",
+    )
+    engine = SimpleNamespace(manifest=HYBRID, places="places")
+    member = SimpleNamespace(
+        role="prefill", worker_id="prefill-1", epoch=7, lifecycle=lambda: "lifecycle"
+    )
+    access = SimpleNamespace(token="token", security="security")
+
+
+async def test_a_host_cache_is_told_who_asks_with_its_token_and_its_certificates(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[tuple[HostCacheOptions, Any]] = []
+
+    @asynccontextmanager
+    async def client(options: HostCacheOptions, *more: Any) -> AsyncIterator[Any]:
+        told.append((options, more[0]))
+        yield SimpleNamespace(statistics=None)
+
+    @asynccontextmanager
+    async def tier(*parts: Any) -> AsyncIterator[Any]:
+        yield SimpleNamespace(backup=SimpleNamespace(statistics=None), parts=parts)
+
+    monkeypatch.setattr(worker_app, "host_cache_client", client)
+    monkeypatch.setattr(worker_app, "host_tier_of", tier)
+    metrics = cast(Any, SimpleNamespace(watch=lambda name, statistics: None))
+    shell = cast(Any, Shell)
+    asked = (shell.settings, shell.engine, shell.member, asyncio.Event(), metrics, shell.access)
+    async with worker_app._host_tier(*asked):
+        (options, manifest) = told[0]
+    assert (options.address, options.worker_id, options.worker_epoch) == ("host:1", "prefill-1", 7)
+    assert (options.token, options.security, options.call_seconds) == ("token", "security", 0.7)
+    assert options.prefetch == PrefetchOptions(PrefetchPolicy.BEST_EFFORT, 77)
+    assert manifest is HYBRID
+
+
+async def test_a_worker_s_parts_are_those_of_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    sides: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(worker_app, "plane_side", lambda *args: sides.append(args) or "side")
+    monkeypatch.setattr(worker_app, "_host_tier", lambda *args: nullcontext("host"))
+    monkeypatch.setattr(worker_app, "Channels", lambda access: nullcontext(f"by {access.token}"))
+    shell, watch = cast(Any, Shell), cast(Any, "watch")
+    async with AsyncExitStack() as stack:
+        parts = await worker_app._parts(
+            stack, shell.settings, shell.engine, shell.member, watch, shell.access
+        )
+    assert (parts.role, parts.worker_id, parts.epoch) == ("prefill", "prefill-1", 7)
+    assert (parts.host, parts.channels, parts.numeric_watch) == ("host", "by token", "watch")
+    assert (parts.planes, parts.access) == ("side", shell.access)
+    ((choice, places, hosts, nixl, _, folder),) = sides
+    assert (choice, places, hosts) == ("grpc", "places", ("0.0.0.0", "me"))
+    assert (nixl, folder) == ("nixl", "folder")
+
+
+def test_an_event_of_the_cache_says_what_came_and_what_left() -> None:
+    published: list[CacheEvent] = []
+    bus = SimpleNamespace(
+        publish=lambda subject, raw: published.append(cache_event_from_bytes(raw))
+    )
+    subjects = SimpleNamespace(cache=lambda worker_id, epoch: f"cache.{worker_id}.{epoch}")
+    member = SimpleNamespace(worker_id="prefill-1", epoch=7, subjects=subjects, bus=bus)
+    events = CacheEvents(cast(Any, member))
+    here, gone = PageKey(b"h" * 16), PageKey(b"g" * 16)
+    events.publish([])
+    for _ in range(2):
+        events.publish(
+            [TreeChange(Kind.FULL, (here, gone), True), TreeChange(Kind.FULL, (gone,), False)]
+        )
+    assert [event.sequence for event in published] == [1, 2]
+    assert {kind: tuple(keys) for kind, keys in published[0].stored.items()} == {Kind.FULL: (here,)}
+    assert {kind: tuple(keys) for kind, keys in published[0].removed.items()} == {
+        Kind.FULL: (gone,)
+    }
+
+
+@pytest.mark.parametrize(
+    ("before", "asked", "brought", "outcome"),
+    [(3, 8, 8, "brought"), (3, 8, 3, "missed"), (3, 3, 3, "nothing")],
+)
+def test_a_prefetch_counts_by_what_it_brought(
+    before: int, asked: int, brought: int, outcome: str
+) -> None:
+    metrics = Metrics("prefill")
+    pages = Prefetched(before_pages=before, asked_pages=asked, brought_pages=brought)
+    CacheMetrics(HYBRID, metrics).prefetched(pages)
+    assert metric(metrics, f'prefetches_total{{outcome="{outcome}"}}') == 1
