@@ -28,9 +28,12 @@ from ferryman.wire.values import Usage
 from ferryman_cli import chat, roll
 from ferryman_cli.app import run
 from ferryman_cli.commands.requests import _piped
+from ferryman_cli.commands.simulate import SimulateOptions, _with_model
+from ferryman_cli.up import _Up
 from ferryman_launcher.checks.option_checks import _check_answers
 from ferryman_launcher.child import LINE_BYTES, Child, ignored
 from ferryman_launcher.fork_server import can_fork
+from ferryman_launcher.options import demo_model
 
 
 def states_of_children(pid: int) -> list[str]:
@@ -163,3 +166,24 @@ async def test_an_order_is_given_until_its_process_has_it_or_is_gone(
 
     await asyncio.wait_for(roll._order(cast(Any, bus), cast(Any, Order())), 60)
     assert len(given) == 3
+
+
+def test_a_cluster_s_file_names_its_doors_servers_and_processes() -> None:
+    locks = SimpleNamespace(ca="")
+    plan = SimpleNamespace(locks=locks, nats_url="nats://n", redis_url="redis://r")
+    starting = SimpleNamespace(
+        _process_plan=plan,
+        _doors=lambda kind: [f"{kind}:1", f"{kind}:2"],
+        _reached=lambda address: address,
+        _choices=SimpleNamespace(cluster="blue", served_name="model"),
+        _supervisor=SimpleNamespace(pids={"router": 5}, down={"decode": "was ended"}),
+    )
+    told = _Up._cluster(cast(Any, starting))
+    assert (told.http, told.grpc) == ("http://http:1,http://http:2", "grpc:1,grpc:2")
+    assert (told.nats, told.redis, told.name) == ("nats://n", "redis://r", "blue")
+    assert (told.model, told.up_pid, told.ca) == ("model", os.getpid(), "")
+    assert (told.pids, told.down) == ({"router": 5}, {"decode": "was ended"})
+
+
+def test_a_simulation_is_of_the_demo_model_unless_another_is_named() -> None:
+    assert _with_model(SimulateOptions()).state.model == str(demo_model())

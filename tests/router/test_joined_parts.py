@@ -4,6 +4,7 @@ planted defects, and no test noticed."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -29,6 +30,7 @@ from ferryman.wire.public import TokenChunk
 from ferryman.wire.v1 import inference_pb2 as pb
 from ferryman.wire.v1 import types_pb2
 from ferryman_router.answers.openai_responses import ChatFormat
+from ferryman_router.request.placement import RequestPlacement
 from ferryman_router.request.request_history import shown_route
 from ferryman_router.request.request_table import Evacuation
 from ferryman_router.routing.fleet import WorkerName
@@ -193,3 +195,27 @@ def test_a_chunk_without_text_is_no_frame_of_a_chat() -> None:
     heading = SimpleNamespace(is_plain=True, answer_id="a", created=0, model="m")
     frames = ChatFormat(cast(Any, heading))
     assert frames.tokens(0, TokenChunk(0, (1,), "")) == b""
+
+
+async def test_the_index_is_asked_for_the_pages_that_can_be_reused_and_no_more() -> None:
+    """One token is always computed, so the last page of a prompt of whole pages is none of them."""
+
+    class State:
+        page_size = 4
+        resume_shape = "shape"
+
+    asked: list[tuple[Sequence[str], object]] = []
+
+    async def usable_pages(chain: Sequence[str], shape: object) -> dict[str, object]:
+        asked.append((chain, shape))
+        return {}
+
+    worker = SimpleNamespace(beat=SimpleNamespace(state=State(), node="node"))
+    ctx = SimpleNamespace(
+        fleet=SimpleNamespace(usable=lambda role, now: [worker, worker]),
+        clock=lambda: 0.0,
+        index=SimpleNamespace(usable_pages=usable_pages),
+    )
+    chains = SimpleNamespace(token_ids=range(12), of=lambda state: ["a", "b", "c"])
+    await RequestPlacement._cache_index(cast(Any, SimpleNamespace(_ctx=ctx, chains=chains)))
+    assert asked == [(["a", "b"], "shape")]

@@ -180,6 +180,6 @@ def _examine_apart(defect: DrawnDefect, copy: TreeCopy, seconds: float) -> Judge
     took = time.monotonic() - began
     if run.is_success:
         return defect.judged("survived", f"{len(tests)} tests pass", took)
-    is_import = "Error" in run.detail and not run.is_failure
-    status: DrawnStatus = "caught" if run.is_failure or is_import else "broken"
+    # The tests passed without it: a module that cannot be imported any more catches it, too.
+    status: DrawnStatus = "hung" if run.detail.startswith("no end") else "caught"
     return defect.judged(status, run.detail, took)
