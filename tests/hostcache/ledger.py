@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from ferryman.tiers.leases import HostReservation, ReadLease
 from ferryman_hostcache.host import HostCache
 from ferryman_hostcache.lower_tiers import LowerTiers
 from ferryman_hostcache.service import RunningHostCache
@@ -85,7 +86,9 @@ def _of_transfers(tiers: LowerTiers) -> Held:
 
 def _of_host(host: HostCache) -> Held:
     store, living = host.store, {entry.life for entry in host.workers._attached}
-    leases = [*store._readers.items(), *store._writers.items()]
+    leases: list[tuple[str, ReadLease | HostReservation]] = []
+    leases += store._readers.items()
+    leases += store._writers.items()
     ledgers = store._slots.pools.ledgers()
     entries: Held = {
         "leases of nobody": [name for name, lease in leases if lease.worker not in living],

@@ -175,3 +175,43 @@ def test_a_store_that_was_given_up_takes_no_room() -> None:
     store.abort(plan.generation)
     assert store.statistics().used_bytes == 0
     stored(store, keys, named(3))
+
+
+WITH_WINDOWS = manifest_of(Kind.FULL, Kind.WINDOW, Kind.RECURRENT)
+
+
+@pytest.mark.parametrize(
+    ("num_pages", "windows", "snapshots", "gives_way"),
+    [
+        pytest.param(8, (), (1, 3, 5, 7), Kind.RECURRENT, id="snapshots have more than a half"),
+        pytest.param(12, (), (0,), Kind.FULL, id="pages have more than a half"),
+        # 2 KiB of pages are 5 for their four tenths; 1 KiB of windows are 10 for their tenth.
+        pytest.param(8, range(8), (0,), Kind.WINDOW, id="windows have more than their tenth"),
+    ],
+)
+def test_the_kind_that_has_most_of_its_share_gives_way(
+    num_pages: int, windows: Sequence[int], snapshots: Sequence[int], gives_way: Kind
+) -> None:
+    keys = chain(*range(1, num_pages + 1))
+    names = named(num_pages, snapshots) | dict.fromkeys(
+        [(Kind.WINDOW, page) for page in windows], b"d" * 16
+    )
+    room = len(names) + 1  # each unit has a block, and so has the header
+    store = StorageStore(WITH_WINDOWS, StorageLimits(room * PAGE, 5.0, 10), ExtentTable())
+    stored(store, keys, names)
+    before = store.statistics()
+    assert before.used_bytes == room * PAGE, "no room is left"
+    stored(store, chain(99), named(1))
+    after = store.statistics()
+    evicted = {kind: after.kinds[kind].num_evicted for kind in WITH_WINDOWS.kinds}
+    assert {kind for kind, number in evicted.items() if number} == {gives_way}
+    assert 1 <= evicted[gives_way] <= 3
+
+
+def test_a_large_shortage_is_met_by_each_kind_above_its_share_in_turn() -> None:
+    """After each part the kind that has most of its share is looked for anew."""
+    store = make(num_blocks=12 + 6 + 1)
+    stored(store, chain(*range(1, 13)), named(12, snapshots=range(6)))
+    stored(store, chain(*range(101, 109)), named(8))  # nine blocks with its header
+    kinds = store.statistics().kinds
+    assert (kinds[Kind.RECURRENT].num_evicted, kinds[Kind.FULL].num_evicted) == (4, 5)

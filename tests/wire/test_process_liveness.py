@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
@@ -11,10 +12,17 @@ import tracemalloc
 from collections.abc import Iterator
 
 import pytest
+from tests.waiting import until
 
 from ferryman.errors import Unavailable
 from ferryman.handoff.effects import WriterId
-from ferryman.wire.handoff.process_liveness import WrongProcess, liveness_server, watch_process
+from ferryman.wire.handoff import process_liveness
+from ferryman.wire.handoff.process_liveness import (
+    LivenessWatch,
+    WrongProcess,
+    liveness_server,
+    watch_process,
+)
 
 WHO = WriterId("prefill-1", 7)
 ALIVE = """
@@ -69,6 +77,56 @@ async def test_a_process_that_leaves_in_good_order_is_gone_too() -> None:
     async with asyncio.timeout(120):
         await seen.ended()
     await seen.close()
+
+
+NETWORK_FAILED = [errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ECONNABORTED]
+
+
+@pytest.mark.parametrize("number", NETWORK_FAILED)
+async def test_a_network_that_fails_is_no_death_and_the_watch_goes_on(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As often as it fails: the process has to close a connection, or not to be there."""
+    monkeypatch.setattr(process_liveness, "AGAIN_SECONDS", 0.01)
+    watches: list[LivenessWatch] = []
+
+    async def noted(address: str, who: WriterId) -> LivenessWatch:
+        watches.append(await watch_process(address, who))
+        return watches[-1]
+
+    monkeypatch.setattr(process_liveness, "watch_process", noted)
+    async with liveness_server("127.0.0.1", WHO) as port:
+        seen = await noted(f"127.0.0.1:{port}", WHO)
+        ended = asyncio.ensure_future(seen.ended())
+        seen.reader.set_exception(OSError(number, os.strerror(number)))
+        await until(lambda: len(watches) == 2 or ended.done())
+        watches[-1].reader.set_exception(OSError(number, os.strerror(number)))
+        await until(lambda: len(watches) == 3 or ended.done())
+        assert not ended.done(), "it lives"
+    async with asyncio.timeout(120):
+        await ended
+    await seen.close()
+
+
+@pytest.mark.parametrize("then", [ConnectionRefusedError(), WrongProcess("another lives there")])
+async def test_who_cannot_be_reached_may_live_until_nobody_or_another_is_there(
+    then: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_liveness, "AGAIN_SECONDS", 0.0)
+    lost = OSError(errno.EHOSTUNREACH, "no route to host")
+    found = [lost, Unavailable("nobody answers"), lost, then]
+    async with liveness_server("127.0.0.1", WHO) as port:
+        seen = await watch_process(f"127.0.0.1:{port}", WHO)
+        seen.reader.set_exception(lost)
+
+        async def look(_address: str, _who: WriterId) -> LivenessWatch:
+            raise found.pop(0)
+
+        monkeypatch.setattr(process_liveness, "watch_process", look)
+        async with asyncio.timeout(120):
+            await seen.ended()
+        assert found == []
+        await seen.close()
 
 
 @pytest.mark.parametrize("address", ["", "127.0.0.1", "127.0.0.1:x"])
