@@ -22,6 +22,7 @@ from tests.waiting import until
 
 from ferryman.client import SamplingParams
 from ferryman.errors import ConfigError, DeadlineExceeded, Unavailable
+from ferryman.runtime.life import EXIT_MISCONFIGURED
 from ferryman.schedule.request import FinishReason
 from ferryman.wire.public import NOT_PARTED, GenerateFinished, GenerateStarted
 from ferryman.wire.values import Usage
@@ -55,6 +56,16 @@ async def test_starting_services_leaves_no_descriptor_and_no_process(tmp_path: P
         assert len(os.listdir("/proc/self/fd")) == before
         assert can_fork()
         assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_system_without_handles_of_processes_forks_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def open_none(pid: int) -> int:
+        raise OSError(38, "no such call")
+
+    monkeypatch.setattr(os, "pidfd_open", open_none)
+    assert not can_fork()
 
 
 async def test_a_forked_service_whose_transport_is_closed_is_killed(tmp_path: Path) -> None:
@@ -103,11 +114,14 @@ async def test_a_line_is_heard_whole_up_to_its_bound(
 
 
 def test_a_prompt_is_not_awaited_from_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
+    class TypingTerminal(io.StringIO):
         def isatty(self) -> bool:
             return True
 
-    for source, words in ((Terminal("hi"), "give a --prompt"), (io.StringIO("\n"), "is empty")):
+    for source, words in (
+        (TypingTerminal("hi"), "give a --prompt"),
+        (io.StringIO("\n"), "is empty"),
+    ):
         monkeypatch.setattr(sys, "stdin", source)
         with pytest.raises(ConfigError, match=words):
             _piped()
@@ -187,3 +201,38 @@ def test_a_cluster_s_file_names_its_doors_servers_and_processes() -> None:
 
 def test_a_simulation_is_of_the_demo_model_unless_another_is_named() -> None:
     assert _with_model(SimulateOptions()).state.model == str(demo_model())
+
+
+async def test_a_cluster_that_runs_is_watched_until_it_ends() -> None:
+    done: list[str] = []
+
+    async def for_ever(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    async def noted(name: str) -> None:
+        done.append(name)
+
+    async def drain(seconds: float) -> bool:
+        done.append(f"drain {seconds}")
+        return True
+
+    async def watch() -> None:
+        done.append("watch")
+        raise ConfigError("a process cannot go on")
+
+    locks = SimpleNamespace(watch_broker=for_ever)
+    running = SimpleNamespace(
+        _end_on_signals=lambda: done.append("signals"),
+        _process_plan=SimpleNamespace(locks=locks),
+        _renew_broker=None,
+        _raise_when_stopped=for_ever,
+        _file=SimpleNamespace(run=for_ever),
+        _start=lambda: noted("start"),
+        _cluster=lambda: "cluster",
+        _plans=(),
+        _supervisor=SimpleNamespace(watch=watch, drain=drain),
+        _choices=SimpleNamespace(drain_seconds=3.0),
+    )
+    announce = cast(Any, lambda cluster, plans: done.append("announce"))
+    assert await _Up.run(cast(Any, running), announce) == EXIT_MISCONFIGURED
+    assert done == ["signals", "start", "announce", "watch", "drain 3.0"]

@@ -204,13 +204,13 @@ async def test_an_agent_whose_thread_fails_is_closed_and_says_so(
 
 @pytest.mark.parametrize("state", ["DONE", "ERR", "PROC"])
 def test_a_write_gives_its_handle_back_once_however_it_ends(state: str) -> None:
-    class Handle:
+    class CountedHandle:
         num_released = 0
 
         def release(self) -> None:
             self.num_released += 1
 
-    handle, ended = Handle(), Future[None]()
+    handle, ended = CountedHandle(), Future[None]()
     write = _Write(handle, state, ended)
     if state == "PROC":
         write.give_up()

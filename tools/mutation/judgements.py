@@ -19,7 +19,7 @@ from tools.mutation.operators import KINDS
 
 DrawnStatus = Literal["caught", "hung", "survived", "broken", "equivalent"]
 EQUIVALENTS = Path(__file__).with_name("equivalent_draws.toml")
-COLUMNS = ("caught", "hung", "survived", "broken", "equivalent")
+COLUMNS: tuple[DrawnStatus, ...] = ("caught", "hung", "survived", "broken", "equivalent")
 
 
 @dataclass(frozen=True, slots=True)
