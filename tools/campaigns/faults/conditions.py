@@ -1,4 +1,4 @@
-"""What was away or cut off when, and whether a request could have been served. Pure."""
+"""Processes that were away or cut off, and whether a request could have been served. Pure."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Conditions:
 
 def effective_conditions(past: Iterable[Condition]) -> list[Condition]:
     """As others are affected: who comes back is heard of a little later, and, if that was while the
-    broker was away, after the broker's own return. Who is cut off from the broker is silent."""
+    broker was away, after the broker's own return. Without the broker a process is silent."""
     conditions = list(past)
     broker = [one.during for one in conditions if one.names == ("nats",)]
     effective = []

@@ -1,4 +1,4 @@
-"""Which fault comes next, and on whom: drawn, pure."""
+"""The next fault and its victim, drawn at random. Pure."""
 
 from __future__ import annotations
 

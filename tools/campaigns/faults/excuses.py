@@ -1,4 +1,4 @@
-"""Which failure of a call a fault took away itself. Pure."""
+"""The failures of calls that a fault explains. Pure."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ class Injector:
         else:
             await self._strike_at_once(wanted)
 
-    # Who may be struck.
+    # The choice of a victim.
 
     def _may_strike(self, wanted: Draw, names: tuple[str, ...], *, is_deep: bool) -> bool:
         """Whether these may be struck now; the reasons against it are counted."""
@@ -165,7 +165,7 @@ class Injector:
             await asyncio.sleep(LOOK_SECONDS)
         await self._finish(wanted, names, *self._begin(wanted, names, None))
 
-    # What is done to them.
+    # The strike.
 
     def _begin(self, wanted: Draw, names: tuple[str, ...], event: LifecycleEntry | None) -> _Begun:
         """Strikes at once."""

@@ -1,4 +1,4 @@
-"""Whatever workers, host-cache and routers hold once no request is under way."""
+"""The holdings of workers, host-cache and routers once no request is under way."""
 
 from __future__ import annotations
 
