@@ -49,7 +49,7 @@ class PartResult:
 
 
 def run_part(part: CheckPart, seconds: float, out: Path) -> PartResult:
-    """Runs a part; its output is in `out`. What it started ends with it."""
+    """Runs a part, with its output in `out`. Processes that it started end with it."""
     began = time.monotonic()
     path = out / f"{part.name}.txt"
     with path.open("w") as output, (out / f"{part.name}.err").open("w") as errors:
