@@ -12,6 +12,7 @@ from pathlib import Path
 
 import nats
 import pytest
+from nats.aio.client import Client
 from tests.servers import running_nats
 
 from ferryman.errors import ConfigError, Unavailable
@@ -145,6 +146,28 @@ async def test_the_fleet_shows_in_service_discovery(nats_url: str) -> None:
             assert json.loads(pong)["metadata"] == {"worker_id": "decode-7"}
         with pytest.raises(Unavailable, match="nobody answers"):
             await bus.request("$SRV.PING.ferryman-decode", b"", timeout_seconds=60)
+
+
+async def test_a_broker_that_stands_still_as_a_process_enters_discovery_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    flush = Client.flush
+    # The library waits ten seconds, then raises.
+    monkeypatch.setattr(Client, "flush", lambda self, seconds=0.2: flush(self, seconds))
+    with running_nats() as server:
+        async with nats_bus(NatsOptions(server.url)) as bus:
+            await bus.connected()
+            server.process.send_signal(signal.SIGSTOP)
+            try:
+                async with bus.discoverable(Discoverable("decode", "1.0.0", "a worker")):
+                    async with asyncio.timeout(120):
+                        await bus.disconnected()
+                        server.process.send_signal(signal.SIGCONT)
+                        await bus.connected()
+                    found = await bus.request("$SRV.PING.decode", b"", timeout_seconds=60)
+            finally:
+                server.process.send_signal(signal.SIGCONT)
+    assert json.loads(found)["name"] == "decode"
 
 
 @pytest.mark.parametrize("url", ["localhost:4222", "someone:hidden@localhost:4222"])

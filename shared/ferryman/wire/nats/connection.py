@@ -16,11 +16,10 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 import nats.errors
-import nats.micro
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
-from nats.micro.service import Service
+from nats.micro.service import Service, ServiceConfig
 
 from ferryman.cancellation import cancels_kept
 from ferryman.errors import ConfigError
@@ -218,13 +217,16 @@ class Discovery:
 
     async def attach(self) -> None:
         if self._service is None:
-            self._service = await nats.micro.add_service(
-                self._client,
+            config = ServiceConfig(
                 name=self._process.name,
                 version=self._process.version,
                 description=self._process.description,
                 metadata=dict(self._process.metadata),
             )
+            self._service = Service(self._client, config)
+            # It flushes when it has subscribed, and raises where a broker does not answer.
+            with cancels_kept(), suppress(nats.errors.Error, OSError):
+                await self._service.start()
             await _reached_broker(self._client)
 
     async def detach(self) -> None:
