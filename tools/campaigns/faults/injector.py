@@ -72,6 +72,7 @@ class Injector:
         self._partitions = Partitions(groups)
         self.strikes: list[Strike] = []
         self.without_effect: Counter[str] = Counter()
+        self.not_over: list[str] = []
         self._busy: Counter[str] = Counter()
         self._num_returns: dict[str, int] = {}
         self._ready_since: dict[str, float] = {}
@@ -90,6 +91,13 @@ class Injector:
                 group.create_task(self._inject(draw(self._rng)))
 
     async def _inject(self, wanted: Draw) -> None:
+        try:
+            await self._injected(wanted)
+        except effects.NoEffect as error:
+            self.not_over.append(str(error))
+
+    async def _injected(self, wanted: Draw) -> None:
+        """Raises NoEffect."""
         if wanted.kind is FaultKind.FULL:
             await self._fill(wanted.seconds)
         elif wanted.stages:

@@ -43,7 +43,9 @@ def report(done: FinishedCampaign) -> int:
     uncaused = {n: done.log.ends[n] - killed[n] for n in done.log.ends}
     uncaused = {name: number for name, number in uncaused.items() if number > 0}
     stages, num_staged = _stages(done)
+    not_over = done.injector.not_over
     num_bad = len(bad) + len(done.traces.violations) + len(uncaused) + len(done.held)
+    num_bad += len(not_over)
     figures = {
         "faults": dict(sorted(Counter(_name_of(one) for one in strikes).items())),
         "num_faults": len(strikes),
@@ -63,6 +65,8 @@ def report(done: FinishedCampaign) -> int:
         "traces": {"checked": done.traces.num_calls, "sent_again": done.traces.num_sent_again},
         "illegal_traces": dict(Counter(one.rule for one in done.traces.violations)),
         "deaths_that_nobody_caused": uncaused,
+        "did_not_happen_or_end": not_over,
+        "spared": dict(done.injector.spared),
         "held_at_the_end": done.held,
         "must_not_be": num_bad,
         "seconds": round(done.seconds, 1),
