@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
 import pytest
 from hypothesis import Phase, given, settings
@@ -55,6 +56,45 @@ def test_overload_costs_little_of_what_could_be_answered_and_is_over_when_it_end
     recovered = 2 * phase_of(cluster) + cluster.deadline
     after = [one for one in cluster.callers if one.arrived > recovered]
     assert sum(one.kind == "refused" for one in after) <= len(after) / 10, "nothing of it is left"
+
+
+def swings(seed: int, until: float, hold: tuple[float, float]) -> list[tuple[float, float]]:
+    """Full speed and a third of it in turn, each for some seconds."""
+    rng, at, speeds = random.Random(seed), 0.0, list[tuple[float, float]]()
+    while at < until:
+        speeds.append((at, 1.0 if len(speeds) % 2 == 0 else 1 / 3))
+        at += rng.uniform(*hold)
+    return speeds
+
+
+@settings(max_examples=6, deadline=None, phases=[Phase.explicit, Phase.generate])
+@given(
+    rows=st.sampled_from([4, 12]),
+    share=st.sampled_from([0.1, 0.15, 0.2]),
+    hold=st.sampled_from([(0.5, 4.0), (3.0, 10.0)]),
+    factor=st.sampled_from([2.0, 5.0]),
+    seed=st.integers(0, 9),
+)
+def test_a_machine_whose_speed_swings_by_three_does_four_fifths_of_what_it_can(
+    rows: int, share: float, hold: tuple[float, float], factor: float, seed: int
+) -> None:
+    """A service is a share of the deadline at full speed, and three times that at a third."""
+    seconds = 40.0
+    cluster = QueueCluster(rows, service=6.0 * share, deadline=6.0, seed=seed)
+    cluster.swing(swings(seed, seconds, hold))
+    cluster.arrivals(cluster.capacity * factor * 2 / 3, 0.0, seconds)
+
+    async def overloaded() -> float:
+        await cluster.run(6.0)
+        before = cluster.possible
+        await cluster.run(seconds)
+        possible = cluster.possible - before
+        await cluster.drain()
+        return possible
+
+    possible = asyncio.run(overloaded())
+    good = sum(one.is_good and 6.0 <= one.ended < seconds for one in cluster.callers)
+    assert good >= 0.8 * possible, (good, possible)
 
 
 def test_most_refusals_come_at_once_and_few_are_computed_in_vain() -> None:
@@ -117,6 +157,27 @@ def test_an_idle_cluster_refuses_nobody_whatever_it_has_seen() -> None:
         assert [one.kind for one in cluster.callers[-2:]] == ["whole", "whole"]
 
     asyncio.run(idle())
+
+
+def test_one_that_is_too_late_in_any_case_takes_no_part_of_a_machine_that_others_use() -> None:
+    async def busy() -> None:
+        cluster = QueueCluster(4, service=4.0, deadline=60.0)
+        for _ in range(8):
+            cluster.arrive()
+        await cluster.drain()  # it learns its pace
+        cluster.arrive()
+        await cluster.run(cluster.now + 0.5)
+        cluster.deadline = 0.5
+        cluster.arrive()
+        await cluster.run(cluster.now + 0.1)
+        assert cluster.callers[-1].placed_after < 0, "three rows are free"
+        await cluster.drain()
+        assert [one.kind for one in cluster.callers[-2:]] == ["whole", "deadline in the queue"]
+        cluster.arrive()
+        await cluster.drain()
+        assert cluster.callers[-1].placed_after >= 0, "nobody runs: the forecast may be wrong"
+
+    asyncio.run(busy())
 
 
 @pytest.mark.parametrize("rows", [1, 4, 16])

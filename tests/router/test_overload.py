@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from ferryman.settings.router import LimitSettings
 from ferryman.wire.grpc.status import REASON, RETRY_AFTER
 from ferryman.wire.v1 import inference_pb2 as pb
 from ferryman.wire.v1 import types_pb2
+from ferryman_router.request.placement import RequestPlacement
+from ferryman_router.routing.routing_policy import RoutingRequest
 
 CROWD, ROWS = 300, 4
 
@@ -67,8 +69,16 @@ async def test_a_light_tenant_waits_for_one_request_of_a_heavy_one(crowded: Rout
 
 
 async def test_what_would_come_too_late_is_refused_with_a_time_to_come_back(
-    crowded: RouterCluster,
+    crowded: RouterCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    looked_up = list[str]()
+    look_up = RequestPlacement._routing_request
+
+    async def noting(self: RequestPlacement, generated: Sequence[int]) -> RoutingRequest:
+        looked_up.append(self._asked.caller.correlation_id)
+        return await look_up(self, generated)
+
+    monkeypatch.setattr(RequestPlacement, "_routing_request", noting)
     gate = gate_of(crowded)
     gate.release()
     await asyncio.gather(*(collect(_ask(crowded, "heavy", f"w-{i}")) for i in range(20)))
@@ -86,6 +96,7 @@ async def test_what_would_come_too_late_is_refused_with_a_time_to_come_back(
                 status, trailers = error.code(), dict(error.trailing_metadata() or ())
     assert status is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert trailers[REASON] == "Overloaded"
+    assert f"late-{number}" not in looked_up, "nobody was asked what is cached of its prompt"
     assert int(str(trailers[RETRY_AFTER])) >= 1000
     headers = {"authorization": "Bearer light", "x-ferryman-deadline-ms": "200"}
     body = {"prompt": "the ferry", "max_tokens": 2}

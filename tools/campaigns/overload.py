@@ -1,11 +1,21 @@
-"""Open-loop arrivals at once and five times what a cluster can do: by hand, a few minutes.
+"""Open-loop arrivals at several times what a cluster can do: by hand, some minutes.
 
-    python -m tools.campaigns.overload --seconds 20
+    python -m tools.campaigns.overload --busy 2 --runs 5
 
-Real processes with a tiny model. The capacity is measured first, by callers who ask again as soon
-as they have their answer. Then requests arrive by chance (Poisson), whatever became of those
-before: at capacity, at `--factor` times that, and at half of it, when the overload is over. Goodput
-counts answers that were complete within their deadline, by when they arrived.
+Two clusters of real processes with a tiny model, beside `--busy` processes that take all the time
+they get. To one come requests by chance (Poisson), `factor` times what the other one can do just
+then: its callers ask again as soon as they have their answer. A run has a phase for each factor,
+with the two clusters in turn, and ends with 0.5x: the overload is over, and soon nobody is refused.
+
+    ratio = goodput of the one / capacity of the other, in the same seconds
+
+Goodput counts the answers that came within their deadline, capacity all tokens over those of an
+answer, from WARM_SECONDS after a phase's first arrival to its last. The two have the same processes
+and the same neighbours. So a machine whose speed changes from one second to the next, because
+others use it, changes both; of a capacity that was measured a moment before it would make nothing.
+
+The callers stand for those of other machines: they have the processor before the clusters and their
+neighbours, or their own delays would be counted as the clusters'.
 """
 
 from __future__ import annotations
@@ -13,184 +23,229 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
 import tempfile
-import time
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from tests.harness.cluster import (
-    Cluster,
-    ClusterShape,
-    generate,
-    running_cluster,
-    save_served_model,
+from tests.harness.cluster import Cluster, ClusterShape, running_cluster, save_served_model
+from tools.campaigns.busy_machine import BusyProcesses, cpu_seconds
+from tools.campaigns.offered_load import (
+    ClosedLoop,
+    LoadOutcome,
+    LoadPhase,
+    OfferedLoad,
+    open_loop,
+    recovery_seconds,
 )
 
 from ferryman.client import Client
 from ferryman.client.retries import Retries
-from ferryman.errors import DeadlineExceeded, Exhausted, FerrymanError
-from ferryman.schedule.request import SamplingParams
+from ferryman.runtime.life import alongside
 
 VARIANT = "granite_nope"
+LEAST_RATIO = 0.8
 LATE_SECONDS = 0.5
 RECOVERY_SECONDS = 30.0
+WARM_SECONDS = 4.0
+CALLERS_NICENESS = -10
 RESERVED = 8  # rows of a decode worker beyond those that run
+AFTERWARDS = 0.5  # times the capacity
 NO_RETRIES = Retries(max_failures=0)
 
 
 @dataclass(frozen=True)
-class OfferedLoad:
-    """The request that every caller sends."""
+class MeasuredPhase:
+    """A phase at one cluster, and what another one could do meanwhile, in answers a second."""
 
-    prompt_len: int
-    max_tokens: int
-    deadline_seconds: float
+    factor: float
+    phase: LoadPhase
+    capacity: float
 
-    def prompt(self, rng: random.Random) -> list[int]:
-        return [rng.randrange(3, 120) for _ in range(self.prompt_len)]
+
+@dataclass
+class OverloadRun:
+    """The results of one run."""
+
+    measured: list[MeasuredPhase] = field(default_factory=list)
+    recovered: float = 0.0
 
     @property
-    def sampling(self) -> SamplingParams:
-        return SamplingParams(max_tokens=self.max_tokens, temperature=0.0, ignore_eos=True)
+    def factors(self) -> list[float]:
+        return sorted({one.factor for one in self.measured})
+
+    def ratio(self, factor: float) -> float:
+        """Goodput over capacity."""
+        of_factor = [one for one in self.measured if one.factor == factor]
+        return sum(one.phase.goodput for one in of_factor) / sum(one.capacity for one in of_factor)
+
+    def faults(self, load: OfferedLoad) -> list[str]:
+        """The reasons why this run is not good."""
+        phases = [one.phase for one in self.measured]
+        late = max(phase.latest_end for phase in phases) - load.deadline_seconds
+        untyped = sum(phase.untyped_refusals for phase in phases)
+        low = [f for f in self.factors if f > 1 and self.ratio(f) < LEAST_RATIO]
+        return [
+            *(f"goodput at {factor:g}x is {self.ratio(factor):.2f} of capacity" for factor in low),
+            *([f"an end {late:.2f} s after the deadline"] if late > LATE_SECONDS else []),
+            *([f"{untyped} refusals without a time"] if untyped else []),
+            *(["refusals after the overload"] if self.recovered > RECOVERY_SECONDS else []),
+        ]
+
+    def __str__(self) -> str:
+        capacities = [one.capacity for one in self.measured]
+        ratios = ", ".join(f"{factor:g}x {self.ratio(factor):.2f}" for factor in self.factors)
+        return (
+            f"capacity {min(capacities):.1f} to {max(capacities):.1f}/s; goodput of capacity: "
+            f"{ratios}; recovered after {self.recovered:.1f} s"
+        )
 
 
 @dataclass(frozen=True)
-class LoadOutcome:
-    """The end of one request, in seconds since the phase began; `kind` is "whole" or an error."""
+class OverloadedSide:
+    """One of the two clusters, its client, and its processes by name."""
 
-    arrived: float
-    seconds: float
-    kind: str
-    retry_after_seconds: float = 0.0
+    cluster: Cluster
+    client: Client
 
+    @property
+    def pids(self) -> dict[str, int]:
+        return {one.role: one.process.pid for one in self.cluster.services}
 
-@dataclass(frozen=True)
-class LoadPhase:
-    """The results of the requests that arrived in one phase."""
-
-    name: str
-    rate: float
-    seconds: float
-    goodput: float
-    kinds: dict[str, int]
-    latest_end: float
-    worst_refusal: float
-    untyped_refusals: int
+    @property
+    def num_callers(self) -> int:
+        """Twice as many as it has rows."""
+        shape = self.cluster.shape
+        return 2 * (shape.max_running + RESERVED) * shape.num_decode
 
 
-async def ask(client: Client, load: OfferedLoad, rng: random.Random, began: float) -> LoadOutcome:
-    at = time.monotonic()
-    kind, retry_after = "whole", 0.0
-    deadline = load.deadline_seconds
-    try:
-        await generate(client, load.prompt(rng), load.sampling, deadline_seconds=deadline)
-    except Exhausted as error:
-        kind, retry_after = "refused", error.retry_after_seconds
-    except DeadlineExceeded:
-        kind = "deadline"
-    except FerrymanError as error:
-        kind = error.reason
-    return LoadOutcome(at - began, time.monotonic() - at, kind, retry_after)
+class OverloadCampaign:
+    """One run after another; the two sides take turns."""
+
+    def __init__(
+        self,
+        sides: Sequence[OverloadedSide],
+        load: OfferedLoad,
+        factors: Sequence[float],
+        seconds: float,
+        busy: BusyProcesses,
+    ) -> None:
+        self._sides = list(sides)
+        self._load, self._factors, self._seconds, self._busy = load, factors, seconds, busy
+        self._rng = random.Random(7)
+
+    async def run(self) -> OverloadRun:
+        result = OverloadRun()
+        for factor in self._factors:
+            measured, _ = await self._phase(factor)
+            result.measured.append(measured)
+        _, outcomes = await self._phase(AFTERWARDS)
+        result.recovered = recovery_seconds(outcomes)
+        return result
+
+    async def _phase(self, factor: float) -> tuple[MeasuredPhase, list[LoadOutcome]]:
+        self._sides.reverse()
+        (side, other), load = self._sides, self._load
+        pids = side.pids | {"callers": os.getpid(), "other decode": other.pids["decode"]}
+        loop = ClosedLoop(other.client, load, other.num_callers)
+        async with alongside(loop.run()):
+            await asyncio.sleep(WARM_SECONDS)
+            before = cpu_seconds(pids)
+            arrivals = open_loop(
+                side.client,
+                load,
+                lambda: factor * loop.rate(),
+                WARM_SECONDS + self._seconds,
+                self._rng,
+            )
+            arriving = asyncio.ensure_future(arrivals)
+            await asyncio.sleep(WARM_SECONDS)
+            warm = loop.num_answers
+            await asyncio.sleep(self._seconds)
+            capacity = (loop.num_answers - warm) / self._seconds
+            whole = WARM_SECONDS + self._seconds
+            cores = {name: (s - before[name]) / whole for name, s in cpu_seconds(pids).items()}
+        outcomes = await arriving
+        phase = LoadPhase.of(f"{factor:g}x", (WARM_SECONDS, whole), outcomes)
+        measured = MeasuredPhase(factor, phase, round(capacity, 2))
+        shown = {
+            "cores": {name: round(value, 2) for name, value in cores.items()},
+            "busy seconds": round(self._busy.check(), 1),
+            "machine load": round(os.getloadavg()[0], 1),
+        }
+        print(json.dumps(asdict(measured) | shown), flush=True)
+        return measured, outcomes
 
 
-async def closed_loop(client: Client, load: OfferedLoad, callers: int, seconds: float) -> float:
-    """Requests a second with `callers` callers that send the next request at once."""
-    began, ended = time.monotonic(), 0
-
-    async def caller(number: int) -> None:
-        nonlocal ended
-        rng = random.Random(number)
-        while time.monotonic() < began + seconds:
-            outcome = await ask(client, load, rng, began)
-            ended += outcome.kind == "whole" and began + outcome.arrived + outcome.seconds > 0
-
-    async with asyncio.TaskGroup() as group:
-        for number in range(callers):
-            group.create_task(caller(number))
-    return ended / (time.monotonic() - began)
-
-
-async def open_loop(
-    client: Client, load: OfferedLoad, rate: float, seconds: float, rng: random.Random
-) -> list[LoadOutcome]:
-    """Random arrivals, `rate` a second on average, which do not wait for earlier answers."""
-    began = time.monotonic()
-    asked: list[asyncio.Task[LoadOutcome]] = []
-    at = 0.0
-    async with asyncio.TaskGroup() as group:
-        while (at := at + rng.expovariate(rate)) < seconds:
-            await asyncio.sleep(max(0.0, began + at - time.monotonic()))
-            asked.append(group.create_task(ask(client, load, random.Random(rng.random()), began)))
-    return [task.result() for task in asked]
+async def measure(
+    clusters: Sequence[Cluster], load: OfferedLoad, given: argparse.Namespace, busy: BusyProcesses
+) -> bool:
+    """Whether each of the runs was good."""
+    results: list[OverloadRun] = []
+    async with (
+        Client(clusters[0].grpc, retries=NO_RETRIES) as one,
+        Client(clusters[1].grpc, retries=NO_RETRIES) as another,
+    ):
+        sides = [OverloadedSide(clusters[0], one), OverloadedSide(clusters[1], another)]
+        campaign = OverloadCampaign(sides, load, given.factors, given.seconds, busy)
+        for number in range(given.runs):
+            results.append(await campaign.run())
+            print(f"run {number + 1}: {results[-1]}", flush=True)
+            print(*results[-1].faults(load), sep="\n", flush=True)
+    good = [not result.faults(load) for result in results]
+    print(f"{sum(good)} of {given.runs} runs are good: each ratio at least {LEAST_RATIO}")
+    return all(good)
 
 
-def summary(
-    name: str, rate: float, seconds: float, load: OfferedLoad, found: Sequence[LoadOutcome]
-) -> LoadPhase:
-    refused = [one for one in found if one.kind == "refused"]
-    good = [one for one in found if one.kind == "whole" and one.seconds <= load.deadline_seconds]
-    return LoadPhase(
-        name,
-        round(rate, 2),
-        seconds,
-        round(len(good) / seconds, 2),
-        dict(Counter(one.kind for one in found)),
-        round(max((one.seconds for one in found), default=0.0), 2),
-        round(max((one.seconds for one in refused), default=0.0), 2),
-        sum(not one.retry_after_seconds for one in refused),
-    )
+def prefer_callers() -> None:
+    """Only root may; without it the callers compete with all the others."""
+    with suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, 0, CALLERS_NICENESS)
 
 
-def recovery_seconds(found: Sequence[LoadOutcome]) -> float:
-    """When, after the overload, the last request arrived that was not answered in time."""
-    return max((one.arrived for one in found if one.kind != "whole"), default=0.0)
+@contextmanager
+def two_clusters(folder: Path, max_running: int) -> Iterator[tuple[Cluster, Cluster]]:
+    (folder / "model").mkdir()
+    model = save_served_model(folder / "model", VARIANT)
+    shape = ClusterShape(max_running=max_running, dtype="float32")
+    folders = [folder / "one", folder / "another"]
+    for each in folders:
+        each.mkdir()
+    with (
+        running_cluster(model, folders[0], shape) as one,
+        running_cluster(model, folders[1], shape) as another,
+    ):
+        yield one, another
+        one.assert_ledgers_balance()
+        another.assert_ledgers_balance()
 
 
-async def measure(cluster: Cluster, load: OfferedLoad, factor: float, seconds: float) -> bool:
-    rng = random.Random(7)
-    callers = 2 * (cluster.shape.max_running + RESERVED) * cluster.shape.num_decode
-    async with Client(cluster.grpc, retries=NO_RETRIES) as client:
-        await closed_loop(client, load, callers, 3.0)
-        capacity = await closed_loop(client, load, callers, seconds / 2)
-        print(f"capacity {capacity:.2f} requests/s", flush=True)
-        phases = {"1x": 1.0, f"{factor:g}x": factor, "after": 0.5}
-        found, outcomes = {}, {}
-        for name, times in phases.items():
-            rate = capacity * times
-            outcomes[name] = await open_loop(client, load, rate, seconds, rng)
-            found[name] = summary(name, rate, seconds, load, outcomes[name])
-            print(json.dumps(asdict(found[name])), flush=True)
-    ratio = found[f"{factor:g}x"].goodput / found["1x"].goodput
-    recovered = recovery_seconds(outcomes["after"])
-    print(f"goodput at {factor:g}x / at 1x: {ratio:.2f}; recovered after {recovered:.1f} s")
-    late = max(phase.latest_end for phase in found.values()) - load.deadline_seconds
-    untyped = sum(phase.untyped_refusals for phase in found.values())
-    print(f"latest end after the deadline: {late:.2f} s; refusals without a time: {untyped}")
-    return ratio >= 0.85 and recovered <= RECOVERY_SECONDS and late <= LATE_SECONDS and not untyped
-
-
-def main() -> int:
+def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=20.0, help="of each phase")
-    parser.add_argument("--factor", type=float, default=5.0)
+    parser.add_argument("--seconds", type=float, default=16.0, help="of each phase")
+    parser.add_argument("--factors", type=float, nargs="+", default=[1.0, 2.0, 5.0])
+    parser.add_argument("--runs", type=int, default=1)
+    parser.add_argument("--busy", type=int, default=0, help="processes that take all they get")
     parser.add_argument("--prompt-len", type=int, default=64)
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--deadline", type=float, default=6.0)
     parser.add_argument("--max-running", type=int, default=4)
-    given = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> int:
+    given = parsed()
     load = OfferedLoad(given.prompt_len, given.max_tokens, given.deadline)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "model").mkdir()
-        (folder / "cluster").mkdir()
-        model = save_served_model(folder / "model", VARIANT)
-        shape = ClusterShape(max_running=given.max_running, dtype="float32")
-        with running_cluster(model, folder / "cluster", shape) as cluster:
-            is_good = asyncio.run(measure(cluster, load, given.factor, given.seconds))
-            cluster.assert_ledgers_balance()
+    with (
+        tempfile.TemporaryDirectory() as name,
+        two_clusters(Path(name), given.max_running) as clusters,
+        BusyProcesses(given.busy) as busy,
+    ):
+        prefer_callers()
+        is_good = asyncio.run(measure(clusters, load, given, busy))
     return 0 if is_good else 1
 
 

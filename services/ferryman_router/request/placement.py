@@ -70,8 +70,6 @@ class RequestPlacement:
         raises Exhausted when there is no room in time, or NoWorker when a role is empty."""
         asked, ctx = self._asked, self._ctx
         while True:
-            asking = await self._routing_request(generated)
-            await self._on_probation(len(generated))
             ticket = Ticket(
                 asked.request_id,
                 asked.tenant.name,
@@ -79,6 +77,10 @@ class RequestPlacement:
                 priority=asked.request.options.priority,
                 share=ctx.quotas.share(asked.tenant.name),
             )
+            if self._standing is QueuePosition.NEW:
+                ctx.dispatcher.check_in_time(ticket, asked.params.max_tokens)
+            asking = await self._routing_request(generated)
+            await self._on_probation(len(generated))
             # A request that comes here again was accepted by a worker, unless it was turned away.
             self._placed_as, self._standing = self._standing, QueuePosition.UNDER_WAY
             self.is_waiting = True

@@ -54,7 +54,6 @@ from ferryman_router.request.request_history import RequestHistory
 from ferryman_router.request.response import OutputFailed, ResponseStream
 from ferryman_router.request.worker_client import prefill_order
 from ferryman_router.routing.fleet import WorkerName
-from ferryman_router.routing.forecast import ServedRequest
 from ferryman_router.routing.generate_request import TokenizedRequest
 from ferryman_router.routing.routing_policy import Explanation
 
@@ -70,6 +69,7 @@ class RequestRunner:
         self.history = RequestHistory(asked.caller, ctx.lifecycle, asked.past.attempt)
         self._answer = ResponseStream(asked, ctx.model.tokenizer, ctx.metrics, ctx.clock)
         self._placement = RequestPlacement(asked, self.history, ctx)
+        self._row = ctx.dispatcher.forecast.row()
         self._first_usage: Usage | None = None
         # Of every part of the answer; those of another router's part are in its log.
         self._arithmetics = set(asked.past.arithmetics if asked.past.token_ids else ())
@@ -176,6 +176,7 @@ class RequestRunner:
         try:
             return await attempt.verdict
         finally:
+            self._row.leave(ctx.clock())
             call.leave("deadline" if ctx.clock() >= asked.deadline else self._cause)
 
     def _progress(self, attempt: RouterAttempt, progress: PrefillProgress) -> None:
@@ -208,8 +209,8 @@ class RequestRunner:
         if attempt is None or attempt.verdict.done() or self._answer.hold(tokens):
             return
         match self._answer.take(tokens):
-            case Accepted():
-                self._accepted(attempt)
+            case Accepted(_, token_ids):
+                self._accepted(attempt, len(token_ids))
             case Dropped(is_stale=True):
                 return
             case Lacking():
@@ -224,11 +225,15 @@ class RequestRunner:
             case Failure():
                 attempt.settle(classify(error_of(tokens.ending)))
 
-    def _accepted(self, attempt: RouterAttempt) -> None:
+    def _accepted(self, attempt: RouterAttempt, num_tokens: int) -> None:
+        now = self._ctx.clock()
         if self.history.state is not RequestState.DECODING:
             self.history.reach(RequestState.DECODING)
             self._arithmetics.add(attempt.explanation.chosen.arithmetic)
-        attempt.heard(self._ctx.clock())
+            if attempt.number == 1:  # the time of others includes a failure
+                self._ctx.dispatcher.forecast.first_token(now - attempt.begun)
+        self._row.drawn(num_tokens, now)
+        attempt.heard(now)
         self._ctx.probation.leave(self.asked.request_id)
         if self._answer.has_stopped:
             attempt.settle(AttemptStopped())
@@ -254,7 +259,8 @@ class RequestRunner:
         usage = settled_usage(
             self._first_usage or counted, counted, self.asked.prompt_len, num_tokens
         )
-        self._note_service(is_whole=True)
+        if self.history.attempt == 1:
+            self._ctx.dispatcher.forecast.answered(num_tokens)
         exactness = Exactness.over(self._arithmetics)
         reason = self._answer.finish(reason, usage, exactness)
         chains, state = self._placement.chains_with(self._answer.token_ids), self._ctx.fleet.state()
@@ -273,18 +279,7 @@ class RequestRunner:
             self._break(events.RequestCancelled(), DeadlineExceeded("the deadline passed"))
 
     def _break(self, event: RequestEvent, error: FerrymanError) -> None:
-        self._note_service(is_whole=False)
         num_tokens = self.output_log.num_tokens
         self.output_log.close(OutputFailed(error, str(self.history.state), num_tokens))
         self.history.broken(event, error.reason, num_tokens, self._cause)
         self._ctx.metrics.requests.labels(error.reason).inc()
-
-    def _note_service(self, *, is_whole: bool) -> None:
-        """Records requests that were placed once: the time of others includes a failure."""
-        pace = self._answer.pace
-        if self.history.attempt == 1 and pace.first_seconds is not None:
-            first_seconds = self.asked.arrived + pace.first_seconds - self.attempts[0].begun
-            served = ServedRequest(
-                first_seconds, pace.decode_seconds, self.output_log.num_tokens, is_whole
-            )
-            self._ctx.dispatcher.forecast.served(served)

@@ -105,6 +105,12 @@ class Dispatcher:
             self._queue.leave(ticket.request_id, ticket.tenant)
             self._waiting.pop(ticket.request_id, None)
 
+    def check_in_time(self, ticket: Ticket, max_tokens: int) -> None:
+        """Raises Overloaded for a new request that would come too late if its whole prompt were
+        cached: before anybody is asked how much of it is. Under overload most requests end here."""
+        need = Need(0.0, self.forecast.output_tokens(max_tokens))
+        self._check_in_time(ticket, need, self._clock())
+
     def leave(self, request_id: str, explanation: Explanation) -> None:
         """The attempt is over: its workers have room for another one. A second call changes
         nothing."""
@@ -183,6 +189,8 @@ class Dispatcher:
             message = "it waited for too long: it would not be answered in time any more"
             waiting.refuse(Overloaded(message, self.retry_seconds()))
             return True
+        if self._slows_others_down(ticket, waiting.need, explanation, now):
+            return False
         self._take(ticket, now)
         if not waiting.placed.done():
             # Counted before the next one is placed: it may not count on the same room.
@@ -201,7 +209,19 @@ class Dispatcher:
         request that was begun before is never given up here."""
         if len(self._queue) == 1 or self._queue.has_returned(ticket):
             return False
-        return self.forecast.is_hopeless(need, ticket.deadline - now)
+        return self.forecast.is_hopeless(need, ticket.deadline - now, now)
+
+    def _slows_others_down(
+        self, ticket: Ticket, need: Need, explanation: Explanation, now: float
+    ) -> bool:
+        """Whether a request would be too late in any case, and others that run there as well for
+        its sake: rows share a machine, and one that is slow enough answers nobody in time while
+        all its rows are taken. It waits until fewer are, and a worker without any takes it."""
+        if self._queue.has_returned(ticket):
+            return False
+        decode = self._fleet.get(explanation.chosen.decode)
+        is_busy = decode is not None and bool(decode.claims)
+        return is_busy and self.forecast.is_past_hope(need, ticket.deadline - now, now)
 
     def _take(self, ticket: Ticket, now: float) -> None:
         if not self._queue.has_returned(ticket):

@@ -3,6 +3,11 @@
     wait     tokens served before it / tokens a second that leave the queue while requests wait
     service  placed to first token, and then seconds per token x the tokens expected of the answer
 
+Both paces are Little's law, W = L / lambda (Little, "A proof for the queuing formula L = lambda W",
+1961): the time that is spent in a place, by all that are there, over how many leave it. So they are
+seen while requests run, not once these have ended: a machine that others slow down to a third of
+its speed looks as slow within two seconds, and as quick again when it is left alone.
+
 Nothing is guessed: while nothing was measured, the seconds are 0 and every request is let in.
 Nothing is remembered but what was measured, so a judgement lasts no longer than the load it was
 made from: a request that finds the queue empty is always let in.
@@ -13,6 +18,7 @@ once.
 
 from __future__ import annotations
 
+import math
 from array import array
 from dataclasses import dataclass
 
@@ -22,6 +28,8 @@ KEPT = 0.95
 CAUTION = 1.5
 # The share of a caller's time that may be spent in the queue: the rest is for the answer.
 MAX_WAIT_SHARE = 0.5
+# The time after which the pace of decoding rows counts for a third of what it did.
+PACE_SECONDS = 2.0
 MIN_RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 60.0
 # Tokens of an answer, while none has ended.
 FIRST_GUESS_TOKENS = 128
@@ -56,17 +64,6 @@ class Need:
     output_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class ServedRequest:
-    """The course of one placed request that had a first token: seconds from being placed to it,
-    seconds from the first token to the last one there is, and how many those are."""
-
-    first_seconds: float
-    decode_seconds: float
-    num_tokens: int
-    is_whole: bool
-
-
 class ServiceRate:
     """Seconds per token of cost at which a queue shrinks. Only time in which requests wait counts:
     an idle cluster is not a slow one."""
@@ -97,34 +94,98 @@ class ServiceRate:
         return seconds
 
 
+class DecodePace:
+    """Seconds per token of one row, from all rows that decode: the seconds that they spend, over
+    the tokens that come. What counts is the last PACE_SECONDS, or the last twenty or so looks if
+    these took longer: after a standstill one token does not show how slow the next ones are."""
+
+    def __init__(self) -> None:
+        self.num_rows = 0
+        self._row_seconds = self._num_tokens = 0.0
+        self._counted_until = 0.0
+
+    def begin(self, now: float) -> None:
+        """A row has its first token, and decodes."""
+        self._count(0, now)
+        self.num_rows += 1
+
+    def end(self, now: float) -> None:
+        """A row decodes no more."""
+        self._count(0, now)
+        self.num_rows -= 1
+
+    def drawn(self, num_tokens: int, now: float) -> None:
+        """Tokens of some row came, behind its first."""
+        self._count(num_tokens, now)
+
+    def seconds_per_token(self, now: float) -> float:
+        """0 while nothing was measured; longer and longer while rows decode and no token comes."""
+        row_seconds = self._row_seconds + self.num_rows * (now - self._counted_until)
+        return row_seconds / self._num_tokens if self._num_tokens else 0.0
+
+    def _count(self, num_tokens: int, now: float) -> None:
+        elapsed, self._counted_until = now - self._counted_until, now
+        if self.num_rows:
+            kept = max(KEPT, math.exp(-elapsed / PACE_SECONDS))
+            self._row_seconds = kept * self._row_seconds + self.num_rows * elapsed
+            self._num_tokens = kept * self._num_tokens + num_tokens
+
+
+class DecodingRow:
+    """The row of one request, as the forecast sees it: from an attempt's first token until it has
+    to `leave`, and again for the next attempt."""
+
+    __slots__ = ("_has_begun", "_pace")
+
+    def __init__(self, pace: DecodePace) -> None:
+        self._pace, self._has_begun = pace, False
+
+    def drawn(self, num_tokens: int, now: float) -> None:
+        """Tokens came. The time of the first ones is not decode's alone."""
+        if self._has_begun:
+            self._pace.drawn(num_tokens, now)
+        else:
+            self._has_begun = True
+            self._pace.begin(now)
+
+    def leave(self, now: float) -> None:
+        """The attempt is over; a second call changes nothing."""
+        if self._has_begun:
+            self._has_begun = False
+            self._pace.end(now)
+
+
 class Forecast:
     """The router's experience with its cluster."""
 
     def __init__(self) -> None:
-        self.rate = ServiceRate()
+        self.rate, self.pace = ServiceRate(), DecodePace()
         self._first_seconds = RunningMean()
-        self._seconds_per_token = RunningMean()
         self._output_tokens = RunningMean()
 
-    def served(self, served: ServedRequest) -> None:
-        """Records one request. An answer that was cut does not show how long answers are."""
-        self._first_seconds.add(served.first_seconds)
-        if served.num_tokens > 1:
-            self._seconds_per_token.add(served.decode_seconds, served.num_tokens - 1)
-        if served.is_whole:
-            self._output_tokens.add(served.num_tokens)
+    def row(self) -> DecodingRow:
+        """The row of a new request."""
+        return DecodingRow(self.pace)
+
+    def first_token(self, seconds: float) -> None:
+        """A placed request has its first token, so many seconds after it was placed."""
+        self._first_seconds.add(seconds)
+
+    def answered(self, num_tokens: int) -> None:
+        """An answer is whole. One that was cut does not show how long answers are."""
+        self._output_tokens.add(num_tokens)
 
     def output_tokens(self, max_tokens: int) -> int:
         """The expected tokens: as many as recent answers had, and no more than were asked for."""
         mean = self._output_tokens.value if self._output_tokens else FIRST_GUESS_TOKENS
         return max(1, min(max_tokens, round(mean)))
 
-    def service_seconds(self, need: Need) -> float:
+    def service_seconds(self, need: Need, now: float) -> float:
         """The time from being placed to the last token; 0 while nothing was served."""
         if not self._first_seconds:
             return 0.0
         first = max(self._first_seconds.value, need.prefill_seconds)
-        return first + need.output_tokens * self._seconds_per_token.value
+        return first + need.output_tokens * self.pace.seconds_per_token(now)
 
     def seconds_too_late(
         self, need: Need, cost_before: float, seconds_left: float, now: float
@@ -132,12 +193,16 @@ class Forecast:
         """The time by which a request that joins now would miss its deadline, or exceed the share
         of it for waiting; at most 0 when it is in time."""
         wait = self.rate.seconds_for(cost_before, now)
-        ends = wait + CAUTION * self.service_seconds(need)
+        ends = wait + CAUTION * self.service_seconds(need, now)
         return max(ends - seconds_left, wait - MAX_WAIT_SHARE * seconds_left)
 
-    def is_hopeless(self, need: Need, seconds_left: float) -> bool:
+    def is_hopeless(self, need: Need, seconds_left: float, now: float) -> bool:
         """Whether a request could not be answered in time if it were placed now."""
-        return CAUTION * self.service_seconds(need) > seconds_left
+        return CAUTION * self.service_seconds(need, now) > seconds_left
+
+    def is_past_hope(self, need: Need, seconds_left: float, now: float) -> bool:
+        """Whether it could not be in time on a machine that is CAUTION times as quick either."""
+        return self.service_seconds(need, now) > CAUTION * seconds_left
 
 
 def retry_seconds(seconds: float) -> float:
@@ -148,10 +213,10 @@ def retry_seconds(seconds: float) -> float:
 class LatencyTracker:
     """Times are monotonic seconds; a gap is counted once for every token that ended it."""
 
-    __slots__ = ("_arrived", "_gaps", "_last", "first_seconds")
+    __slots__ = ("_gaps", "_last", "first_seconds")
 
     def __init__(self, arrived: float) -> None:
-        self._arrived = self._last = arrived
+        self._last = arrived
         self._gaps = array("f")
         self.first_seconds: float | None = None
 
@@ -165,11 +230,6 @@ class LatencyTracker:
         for _ in range(num_tokens):
             self._gaps.append(share)
         return share
-
-    @property
-    def decode_seconds(self) -> float:
-        """The time from the first token to the latest one."""
-        return self._last - self._arrived - (self.first_seconds or 0.0)
 
     def gap_quantile(self, quantile: float) -> float:
         if not self._gaps:

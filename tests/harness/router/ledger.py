@@ -98,6 +98,7 @@ def _of_queue(dispatcher: Dispatcher) -> Held:
         "tokens in the queue": queue.cost,
         "waits": list(dispatcher._waiting),
         "time in which requests wait": dispatcher.forecast.rate._waiting_since,
+        "rows that decode": dispatcher.forecast.pace.num_rows,
     }
 
 

@@ -1,7 +1,9 @@
 """A queueing model under the router's dispatcher: virtual time, rows that serve, callers who leave.
 
 The dispatcher, the queue and the fleet are the real ones; only time, arrivals and workers are made
-here. A request occupies its row for as long as its service takes, or until its deadline.
+here. A request occupies its row for as long as its service takes, or until its deadline. The rows
+share one machine, whose speed may swing: that of a service is `service` seconds at full speed with
+all rows taken, and less with fewer, but never less than ALONE of it.
 """
 
 from __future__ import annotations
@@ -9,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import heapq
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 
 import numpy as np
@@ -20,7 +23,7 @@ from ferryman.errors import DeadlineExceeded, Overloaded, QueueFull
 from ferryman.wire.nats.heartbeat import Heartbeat, ServedState
 from ferryman_router.routing.dispatcher import Dispatcher
 from ferryman_router.routing.fleet import Fleet
-from ferryman_router.routing.forecast import ServedRequest
+from ferryman_router.routing.forecast import DecodingRow
 from ferryman_router.routing.generate_request import PageKeyCache
 from ferryman_router.routing.queue import QueuePosition, Ticket, WaitQueue
 from ferryman_router.routing.routing_policy import Explanation, RoutingCosts, RoutingRequest
@@ -29,6 +32,8 @@ STATE = ServedState("f", 4, "d", (Kind.FULL, Kind.RECURRENT))
 PROMPT = PageKeyCache(np.arange(8, dtype="<u4"), b"")
 TOKENS = 20
 FIRST_SHARE = 0.1  # of a service, until its first token
+ALONE = 0.3  # of the time with all rows taken: a batch of a tiny model on a CPU gains as much
+TINY = 1e-9
 
 
 @dataclass
@@ -50,7 +55,8 @@ class QueueCaller:
 
 @dataclass
 class QueueCluster:
-    """`rows` requests are served at once, each for about `service` seconds."""
+    """`rows` requests are served at once, each for about `service` seconds. `possible` are the
+    services that the machine could have done so far."""
 
     rows: int
     service: float
@@ -60,6 +66,7 @@ class QueueCluster:
     callers: list[QueueCaller] = field(default_factory=list)
     num_placed: int = 0
     now: float = 0.0
+    possible: float = 0.0
 
     def __post_init__(self) -> None:
         self.rng, self._ids = random.Random(self.seed), count()
@@ -77,6 +84,8 @@ class QueueCluster:
             clock=lambda: self.now,
         )
         self._tasks: set[asyncio.Task[None]] = set()
+        self._jobs: list[_Job] = []
+        self._speed, self._worked_until, self._num_looks = 1.0, 0.0, 0
 
     @property
     def capacity(self) -> float:
@@ -95,6 +104,7 @@ class QueueCluster:
             self.dispatcher.serve()
             await self._settle()
         self.now = until
+        self._advance()
 
     async def _settle(self) -> None:
         """A caller that was placed, or refused, hears of it at the same instant."""
@@ -141,19 +151,102 @@ class QueueCluster:
             self._serve(caller, placed)
 
     def _serve(self, caller: QueueCaller, placed: Explanation) -> None:
-        seconds = self.service * self.rng.uniform(0.6, 1.4)
-        ends = min(self.now + seconds, caller.deadline)
-        is_whole, begun = self.now + seconds <= caller.deadline, self.now
+        job = _Job(caller, placed, self.now, self.rng.uniform(0.6, 1.4), self.dispatcher)
+        self._advance()
+        self._jobs.append(job)
+        self.at(caller.deadline, self._look)
+        self._look()
 
-        def end() -> None:
-            caller.kind = "whole" if is_whole else "deadline while served"
-            caller.ended = self.now
-            self.dispatcher.leave(caller.name, placed)
-            first, took = seconds * FIRST_SHARE, ends - begun
-            if took > first:
-                num_tokens = TOKENS if is_whole else max(1, int(TOKENS * took / seconds))
-                self.dispatcher.forecast.served(
-                    ServedRequest(first, took - first, num_tokens, is_whole)
-                )
+    # The machine that all rows share.
 
-        self.at(ends, end)
+    def swing(self, speeds: Sequence[tuple[float, float]]) -> None:
+        """The machine has a new speed at each of these times, a share of its full speed."""
+        for when, speed in speeds:
+            self.at(when, partial(self._set_speed, speed))
+
+    def _set_speed(self, speed: float) -> None:
+        self._advance()
+        self._speed = speed
+        self._look()
+
+    def _advance(self) -> None:
+        """Does the work of the time since the last look."""
+        elapsed, self._worked_until = self.now - self._worked_until, self.now
+        self.possible += elapsed * self._speed * self.capacity
+        for job in self._jobs:
+            job.advance(elapsed * self._pace)
+
+    @property
+    def _pace(self) -> float:
+        """The services a second of one row."""
+        share = ALONE + (1 - ALONE) * len(self._jobs) / self.rows
+        return self._speed / (self.service * share) if self._jobs else 0.0
+
+    def _look(self) -> None:
+        """Ends the requests that are answered, or too late; looks again at the next token."""
+        self._advance()
+        over = [job for job in self._jobs if job.is_over(self.now)]
+        self._jobs = [job for job in self._jobs if job not in over]
+        for job in over:
+            job.end(self.now)
+        for job in self._jobs:
+            job.report(self.now)
+        self._num_looks += 1
+        if self._jobs:
+            seconds = min(job.left for job in self._jobs) / self._pace
+            # Soon enough for a token of each row to be seen when it comes, or nearly so.
+            at = self.now + min(seconds, self.service / TOKENS)
+            self.at(at, partial(self._look_again, self._num_looks))
+
+    def _look_again(self, number: int) -> None:
+        if number == self._num_looks:
+            self._look()
+
+
+@dataclass(eq=False)
+class _Job:
+    """A request in its row. `done` is the part of a mean service that it has had, of `size`."""
+
+    caller: QueueCaller
+    placed: Explanation
+    begun: float
+    size: float
+    dispatcher: Dispatcher
+    done: float = 0.0
+    num_tokens: int = 0
+    row: DecodingRow = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.row = self.dispatcher.forecast.row()
+
+    @property
+    def left(self) -> float:
+        return self.size - self.done
+
+    def advance(self, work: float) -> None:
+        self.done += work
+
+    def is_over(self, now: float) -> bool:
+        return self.left <= TINY or now >= self.caller.deadline
+
+    def report(self, now: float) -> None:
+        """The tokens that came since the last report; the first after FIRST_SHARE of the time."""
+        share = min(1.0, self.done / self.size + TINY)
+        if share < FIRST_SHARE:
+            return
+        if not self.num_tokens:
+            self.dispatcher.forecast.first_token(now - self.begun)
+        drawn = 1 + int((TOKENS - 1) * (share - FIRST_SHARE) / (1 - FIRST_SHARE))
+        if drawn > self.num_tokens:
+            self.row.drawn(drawn - self.num_tokens, now)
+            self.num_tokens = drawn
+
+    def end(self, now: float) -> None:
+        self.report(now)
+        self.row.leave(now)
+        is_whole = self.left <= TINY
+        self.caller.kind = "whole" if is_whole else "deadline while served"
+        self.caller.ended = now
+        self.dispatcher.leave(self.caller.name, self.placed)
+        if is_whole:
+            self.dispatcher.forecast.answered(TOKENS)
