@@ -10,7 +10,7 @@ with the two clusters in turn, and ends with 0.5x: the overload is over, and soo
     ratio = goodput of the one / capacity of the other, in the same seconds
 
 Goodput counts the answers that came within their deadline, capacity all tokens over those of an
-answer, from WARM_SECONDS after a phase's first arrival to its last. The two have the same processes
+answer, from some seconds after a phase's first arrival to its last. The two have the same processes
 and the same neighbours. So a machine whose speed changes from one second to the next, because
 others use it, changes both; of a capacity that was measured a moment before it would make nothing.
 
@@ -50,7 +50,7 @@ VARIANT = "granite_nope"
 LEAST_RATIO = 0.8
 LATE_SECONDS = 0.5
 RECOVERY_SECONDS = 30.0
-WARM_SECONDS = 4.0
+WARM_SECONDS = 4.0  # at least: half of a deadline, so that the first ones have ended
 CALLERS_NICENESS = -10
 RESERVED = 8  # rows of a decode worker beyond those that run
 AFTERWARDS = 0.5  # times the capacity
@@ -135,6 +135,7 @@ class OverloadCampaign:
     ) -> None:
         self._sides = list(sides)
         self._load, self._factors, self._seconds, self._busy = load, factors, seconds, busy
+        self._warm = max(WARM_SECONDS, load.deadline_seconds / 2)
         self._rng = random.Random(7)
 
     async def run(self) -> OverloadRun:
@@ -152,24 +153,24 @@ class OverloadCampaign:
         pids = side.pids | {"callers": os.getpid(), "other decode": other.pids["decode"]}
         loop = ClosedLoop(other.client, load, other.num_callers)
         async with alongside(loop.run()):
-            await asyncio.sleep(WARM_SECONDS)
+            await asyncio.sleep(self._warm)
             before = cpu_seconds(pids)
             arrivals = open_loop(
                 side.client,
                 load,
                 lambda: factor * loop.rate(),
-                WARM_SECONDS + self._seconds,
+                self._warm + self._seconds,
                 self._rng,
             )
             arriving = asyncio.ensure_future(arrivals)
-            await asyncio.sleep(WARM_SECONDS)
+            await asyncio.sleep(self._warm)
             warm = loop.num_answers
             await asyncio.sleep(self._seconds)
             capacity = (loop.num_answers - warm) / self._seconds
-            whole = WARM_SECONDS + self._seconds
+            whole = self._warm + self._seconds
             cores = {name: (s - before[name]) / whole for name, s in cpu_seconds(pids).items()}
         outcomes = await arriving
-        phase = LoadPhase.of(f"{factor:g}x", (WARM_SECONDS, whole), outcomes)
+        phase = LoadPhase.of(f"{factor:g}x", (self._warm, whole), outcomes)
         measured = MeasuredPhase(factor, phase, round(capacity, 2))
         shown = {
             "cores": {name: round(value, 2) for name, value in cores.items()},
