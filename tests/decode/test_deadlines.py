@@ -9,13 +9,20 @@ import asyncio
 import threading
 
 import pytest
-from tests.harness.pair import WorkerPair, pair_of_workers, request
+from tests.harness.pair import (
+    PATIENT_SECONDS,
+    WorkerPair,
+    pair_of_workers,
+    request,
+    stream_of,
+)
 from tests.skipped_time import skipped_time
 from tests.waiting import until
 
 from ferryman.errors import DeadlineExceeded
 from ferryman.schedule.events import Event, Retracted
-from ferryman.wire.values import Failure
+from ferryman.wire.values import Failure, TokenCursor
+from ferryman_decode.requests import LINGER_SECONDS
 from ferryman_decode.server import EXPIRY_SECONDS, DecodeServicer
 
 PROMPT = [3] * 21
@@ -105,6 +112,25 @@ async def test_while_it_waits_its_turn_at_prefill() -> None:
         for _ in range(4):
             run_limit.release()
         await nothing_is_left(pair)
+
+
+async def test_a_request_ends_at_its_deadline_and_is_forgotten_at_its_time() -> None:
+    async with pair_of_workers() as pair, stream_of(pair, "router-1"):
+        before = pair.decode.clock()
+        pair.decode.hold()
+        await pair.run_prefill(pair.order(ASKED, deadline=DEADLINE))
+        requests = pair.decode.service.requests
+        (deadline,) = requests._deadlines.values()
+        assert 0.0 <= deadline - before <= DEADLINE + PATIENT_SECONDS
+        assert requests.expire(deadline - 0.001) == []
+        assert [context.request_id for context in requests.expire(deadline)] == ["r1"]
+        (end,) = requests._ended.values()
+        cursor = TokenCursor("r1", 1, 0)
+        requests.expire(end - 0.001)
+        assert requests.since([cursor]), "a router may ask for its tokens again"
+        requests.expire(end)
+        assert not requests.since([cursor])
+        assert 0.0 <= end - before - LINGER_SECONDS <= PATIENT_SECONDS
 
 
 async def test_an_idle_worker_looks_for_ends_once_a_second_and_often_with_a_request(

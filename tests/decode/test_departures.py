@@ -183,6 +183,19 @@ async def test_state_for_which_no_order_comes_is_freed() -> None:
         assert (statistics.held, statistics.given_up, statistics.handed_off) == (0, 1, 0)
 
 
+async def test_state_is_kept_for_its_time_and_no_longer() -> None:
+    async with leaving() as moved:
+        before = moved.source.clock()
+        await moved.detached()
+        kept = moved.source.service._departures
+        (held,) = kept._held.values()
+        assert 0.0 <= held.until - departures.HOLD_SECONDS - before < 120.0
+        kept.expire(held.until - 0.001)
+        assert (kept.statistics().held, kept.statistics().given_up) == (1, 0)
+        kept.expire(held.until)
+        assert (kept.statistics().held, kept.statistics().given_up) == (0, 1)
+
+
 async def test_an_order_that_fails_leaves_the_state_for_another_one() -> None:
     async with leaving(num_slots=4) as moved:
         tokens = await moved.detached()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ferryman.handoff.offsets import EMPTY_HASH, TokenFrame
 from ferryman.wire.codec.tokens import request_tokens_from_wire
 from ferryman.wire.values import RequestTokens, StreamContinues
-from ferryman_decode.token_streams import RouterStreams
+from ferryman_decode.token_streams import ORPHAN_SECONDS, OrphanWatch, RouterStreams
 
 TOKENS = RequestTokens("r1", TokenFrame(1, 0, (5,), EMPTY_HASH), (), StreamContinues())
 
@@ -29,3 +29,17 @@ async def test_a_router_that_came_back_gets_what_was_gathered_for_it() -> None:
     outlets.flush()
     (entry,) = (await second.next_frame()).requests
     assert request_tokens_from_wire(entry) == TOKENS
+
+
+def test_a_router_is_gone_when_it_has_had_no_stream_for_its_time_and_not_before() -> None:
+    reading = {"there"}
+    watch = OrphanWatch(reading.__contains__)
+    assert watch.gone(["there", "silent"], 100.0) == frozenset()
+    assert watch.gone(["there", "silent"], 100.0 + ORPHAN_SECONDS - 0.001) == frozenset()
+    assert watch.gone(["there", "silent"], 100.0 + ORPHAN_SECONDS) == {"silent"}
+    reading.add("silent")
+    assert watch.gone(["there", "silent"], 200.0) == frozenset()
+    reading.remove("silent")
+    assert watch.gone(["there", "silent"], 201.0) == frozenset(), "it begins anew"
+    assert watch.gone(["there", "silent"], 201.0 + ORPHAN_SECONDS - 0.001) == frozenset()
+    assert watch.gone(["there", "silent"], 201.0 + ORPHAN_SECONDS) == {"silent"}
