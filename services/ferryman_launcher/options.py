@@ -16,7 +16,7 @@ from ferryman.settings.declaration import leaves
 from ferryman.settings.engine import AUTO
 from ferryman.settings.names import SERVICES
 from ferryman.settings.sources import GivenValue, Origin, Source, Sources, read_settings
-from ferryman_launcher.unheeded_settings import unheeded
+from ferryman_launcher.checks.unheeded_settings import unheeded
 
 DEMO_NAME = "ferryman-demo"
 # Model and machine are known where a cluster starts, so these are derived from them.

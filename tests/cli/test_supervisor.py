@@ -39,8 +39,13 @@ except FileExistsError: sys.exit(print("error: no longer", file=sys.stderr) or 2
 print('{"event": "ready"}', flush=True)
 signal.pause()
 """
-
-
+STANDS_STILL = """
+import os, signal, sys
+try: open(os.environ["ENDED"] + sys.argv[1], "x").close()
+except FileExistsError: signal.pause()
+print('{"event": "ready"}', flush=True)
+signal.pause()
+"""
 POISONED = """
 import sys
 print('{"event": "ready"}', flush=True)
@@ -104,6 +109,19 @@ async def heard(watched: Watched, words: str) -> str:
         while words not in (line := await watched.lines.get()):
             pass
     return line
+
+
+async def test_what_stands_still_when_it_comes_back_is_killed_and_tried_again(
+    tmp_path: Path,
+) -> None:
+    watched = Watched(tmp_path)
+    await watched.supervisor.start([job("one", program=STANDS_STILL)])
+    watched.supervisor._limits = replace(QUICK, standstill_seconds=0.5)
+    async with alongside(watched.supervisor.watch()):
+        os.kill(watched.supervisor.pids["one"], signal.SIGKILL)
+        assert "death 2 in a row" in await heard(watched, "in a row")
+    watched.supervisor.hurry()
+    await watched.supervisor.drain(30)
 
 
 async def test_what_refuses_to_come_back_is_tried_on_though_nothing_replaces_it(

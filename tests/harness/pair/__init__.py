@@ -21,7 +21,8 @@ worker, worker_on   one worker alone; `paired` makes pairs of any two
 lone_worker         one as a process of its own, to be killed
 stepped_pair        without sockets and loops: each step of both workers is the test's
 
-Services that a test changes go in as `make_prefill` and `make_decode`.
+Services that a test changes go in as `make_prefill` and `make_decode`. Each worker ends with a look
+at what it still holds (`ledger`).
 """
 
 # The imports below are the one list of the names that tests use.

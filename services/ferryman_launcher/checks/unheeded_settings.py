@@ -43,11 +43,11 @@ _OF_ROLES: Mapping[str, frozenset[str]] = {
 def unheeded(sources: Sources, roles: frozenset[str]) -> Iterator[str]:
     """A line for each; `roles` are those of the cluster's processes."""
     for source in sources.sources:
-        for (role, name), given in source.values.items():
+        for (role, name), value in source.values.items():
             if role and role not in roles:
-                yield f"{given.spelled} changes nothing: no process of this cluster is a {role}"
+                yield f"{value.spelled} changes nothing: no process of this cluster is a {role}"
             elif role and (why := _reason(role, name)):
-                yield f"{given.spelled} changes nothing: {why}"
+                yield f"{value.spelled} changes nothing: {why}"
 
 
 def _reason(role: str, name: str) -> str:
