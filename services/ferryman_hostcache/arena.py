@@ -16,7 +16,7 @@ from pathlib import Path
 
 import xxhash
 
-from ferryman.cache.manifest import Kind
+from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.errors import ConfigError, Stale
 from ferryman.tiers.layout import ArenaLayout
 from ferryman.tiers.values import WorkerLife
@@ -37,6 +37,8 @@ _NO_MEMORY = frozenset({errno.ENOSPC, errno.ENOMEM})
 
 # The time from the answer to Attach until a worker must hold its lock.
 LOCK_GRACE_SECONDS = 30.0
+# A caller that shows a role's token may attach as often as it likes, and lock nothing.
+MAX_UNLOCKED = 1024
 
 
 class Arena:
@@ -152,6 +154,7 @@ def _too_small(folder: Path, num_bytes: int) -> str:
 @dataclass(slots=True)
 class _Attached:
     life: WorkerLife
+    manifest: StateManifest
     index: int
     since: float
     has_locked: bool = False
@@ -168,11 +171,27 @@ class AttachedWorkers:
     def __len__(self) -> int:
         return len(self._attached)
 
-    def attach(self, life: WorkerLife, now: float) -> int:
-        """The index of the byte to lock. A life that attaches again gets a new one."""
+    def attach(self, life: WorkerLife, manifest: StateManifest, now: float) -> int:
+        """The index of the byte to lock. A life that attaches again gets a new one. Of too many
+        that have locked nothing the oldest is forgotten, and would have to attach again."""
+        unlocked = [entry for entry in self._attached if not entry.has_locked]
+        if len(unlocked) >= MAX_UNLOCKED:
+            self._attached.remove(unlocked[0])
         self._num_indices += 1
-        self._attached.append(_Attached(life, self._num_indices, now))
+        self._attached.append(_Attached(life, manifest, self._num_indices, now))
         return self._num_indices
+
+    def first_manifest(self) -> StateManifest | None:
+        """The manifest of the first life that holds its lock; None before any does."""
+        return next((e.manifest for e in self._attached if self._is_alive(e.index)), None)
+
+    def refuse(self, manifest: StateManifest) -> None:
+        """Lives with this manifest have to attach again."""
+        self._attached = [e for e in self._attached if e.manifest.digest != manifest.digest]
+
+    def refuse_others(self, manifest: StateManifest) -> None:
+        """Lives with another manifest have to attach again."""
+        self._attached = [e for e in self._attached if e.manifest.digest == manifest.digest]
 
     def living(self, worker_id: str) -> WorkerLife:
         """The life that is calling; Stale unless it has attached and holds its lock."""

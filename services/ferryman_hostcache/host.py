@@ -16,7 +16,7 @@ from ferryman.errors import ConfigError, ManifestMismatch, Stale, WrongEpoch
 from ferryman.ids import NO_REQUEST
 from ferryman.runtime.lifecycle import LifecyclePublisher
 from ferryman.runtime.logs import Tail
-from ferryman.tiers.layout import budget_of, split_arena
+from ferryman.tiers.layout import ArenaLayout, budget_of, split_arena
 from ferryman.tiers.prefetch_progress import AttemptName, PrefetchOrigins
 from ferryman.tiers.prefetch_values import OWN_STORAGE, UnitOrigin
 from ferryman.tiers.storage_values import FilesCorrupt, StorageFailed, UnitCorrupt
@@ -49,7 +49,7 @@ STORAGE = Tier.STORAGE.value
 
 
 class HostCache:
-    """Used from the event loop only. There is no store before the first worker has attached."""
+    """Used from the event loop only. There is no store before a worker maps the arena."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class HostCache:
         self._snapshot_share = snapshot_share
         self.workers, self.origins = AttachedWorkers(arena.is_alive), PrefetchOrigins()
         self.publisher, self._lifecycle, self._clock = publisher, lifecycle, clock
-        self._store: HostStore | None = None  # before the first worker has attached
+        self._store: HostStore | None = None  # before a worker maps the arena
         self._written = asyncio.Event()  # a writer has ended
         self._requests: OrderedDict[str, CallTags] = OrderedDict()
         self._distrusted: OrderedDict[PageKey, float] = OrderedDict()
@@ -82,24 +82,44 @@ class HostCache:
     # Attaching.
 
     def attach(self, life: WorkerLife, manifest: StateManifest) -> int:
-        """The index of the byte that this life must lock. The first manifest is the arena's."""
+        """The index of the byte that this life must lock.
+
+        The arena is laid out for the first life that holds its lock, which only a process that maps
+        the arena can: a caller that shows a role's token alone fixes nothing for others. Raises
+        ManifestMismatch for another manifest than the arena's, or one that does not fit.
+        """
+        self._remove_workers(self.workers.sweep(self._clock()))
+        self._lay_out()
         if self._store is None:
-            self._store = self._make_store(manifest)
+            self._split(manifest)
+        elif self._store.manifest.digest != manifest.digest:
+            raise ManifestMismatch(self._store.manifest.differences(manifest) or ("digest",))
+        log.info("attached %s", Tail(worker=life.worker_id, epoch=life.epoch))
+        return self.workers.attach(life, manifest, self._clock())
+
+    def _lay_out(self) -> None:
+        """Lays the arena out as soon as a life maps it; lives with another manifest attach again,
+        and hear why not."""
+        while self._store is None and (manifest := self.workers.first_manifest()) is not None:
+            try:
+                self._store = self._make_store(manifest)
+            except ManifestMismatch:
+                self.workers.refuse(manifest)
+                continue
+            self.workers.refuse_others(manifest)
             self.storage.attach(manifest)
             self.flush_storage_effects(CallTags())
             self.publisher.on_holdings()
-        elif self._store.manifest.digest != manifest.digest:
-            raise ManifestMismatch(self._store.manifest.differences(manifest) or ("digest",))
-        self._remove_workers(self.workers.sweep(self._clock()))
-        log.info("attached %s", Tail(worker=life.worker_id, epoch=life.epoch))
-        return self.workers.attach(life, self._clock())
 
-    def _make_store(self, manifest: StateManifest) -> HostStore:
+    def _split(self, manifest: StateManifest) -> ArenaLayout:
         try:
-            layout = split_arena(manifest, self.arena.num_bytes, self._snapshot_share)
+            return split_arena(manifest, self.arena.num_bytes, self._snapshot_share)
         except ConfigError as error:
             log.warning("arena too small: %s", error)
             raise ManifestMismatch((str(error),)) from error
+
+    def _make_store(self, manifest: StateManifest) -> HostStore:
+        layout = self._split(manifest)
         growth = ArenaGrowth(self.arena, layout)
         ready = [growth.prepare(kind, 0) for kind in layout.regions]
         if not all(ready):
@@ -118,13 +138,15 @@ class HostCache:
 
     @property
     def store(self) -> HostStore:
-        """Raises Stale before the first worker has attached."""
+        """Raises Stale before a worker maps the arena."""
+        self._lay_out()
         if self._store is None:
-            raise Stale("no worker has attached; attach first")
+            raise Stale("no worker maps the arena; attach first")
         return self._store
 
     @property
     def is_laid_out(self) -> bool:
+        self._lay_out()
         return self._store is not None
 
     # Readers and writers.
@@ -268,9 +290,10 @@ class HostCache:
 
     def tick(self) -> None:
         """Ends leases whose time is over; frees the slots of workers that are gone."""
-        if self._store is None:
-            return
         now = self._clock()
+        if not self.is_laid_out:
+            self.workers.sweep(now)
+            return
         self._forget(self.store.expire(now))
         self._remove_workers(self.workers.sweep(now))
         self.storage.tick()
@@ -280,7 +303,8 @@ class HostCache:
     def _remove_workers(self, lives: Iterable[WorkerLife]) -> None:
         for life in lives:
             log.info("worker gone %s", Tail(worker=life.worker_id, epoch=life.epoch))
-            self._forget(self.store.on_worker_gone(life))
+            if self._store is not None:
+                self._forget(self._store.on_worker_gone(life))
 
     # Reports.
 
