@@ -18,6 +18,7 @@ from tests.tiers.test_storage import found, make, named, planned
 from tests.tiers.test_store import store_with
 
 from ferryman.cache.manifest import Kind
+from ferryman.cache.units import Tier
 from ferryman.errors import WrongEpoch
 from ferryman.settings.hostcache import StorageSettings
 from ferryman.tiers.extents import RemoveExtent
@@ -29,13 +30,16 @@ from ferryman.wire.hostcache.attachment import (
     HostAttachment,
     HostCacheOptions,
 )
+from ferryman.wire.redis.index import NodeLife
 from ferryman.wire.v1 import hostcache_pb2 as pb
-from ferryman_hostcache import shared_folders
+from ferryman_hostcache import server, shared_folders
+from ferryman_hostcache.gauges import Beats
 from ferryman_hostcache.prefetch_io import PrefetchIO
 from ferryman_hostcache.server import HostCacheServicer
 from ferryman_hostcache.storage.blob_storage import MAX_STORES_WAITING
 from ferryman_hostcache.storage.blob_store import AlignedBuffer
 from ferryman_hostcache.storage.extent import BadExtent, extent_name, header_to_bytes
+from ferryman_hostcache.storage.object_blob_store import ObjectBlobStore
 from ferryman_hostcache.storage.scan import read_header
 
 HYBRID = manifest_of(Kind.FULL, Kind.WINDOW, Kind.RECURRENT)
@@ -156,3 +160,50 @@ async def test_a_renewal_says_how_long_it_lasts() -> None:
     request = pb.HostCacheServiceRenewRequest(lease_ids=["gone", "there"])
     answer = await HostCacheServicer.Renew(cast(Any, servicer), request, cast(Any, None))
     assert (answer.lease_ms, list(answer.lost)) == (5000, ["gone"])
+
+
+async def test_stats_count_the_prefetches(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[Any] = []
+    monkeypatch.setattr(server, "_count_prefetches", lambda stats, runner: counted.append(runner))
+    host = SimpleNamespace(
+        identity=NodeLife("node", 7), arena=SimpleNamespace(num_bytes=5), is_laid_out=False
+    )
+    publisher = SimpleNamespace(is_away=True)
+    servicer = SimpleNamespace(_host=host, _publisher=publisher, _prefetching="runner")
+    request = cast(Any, None)
+    stats = await HostCacheServicer.Stats(cast(Any, servicer), request, request)
+    assert (stats.arena_bytes, stats.is_index_away, stats.epoch) == (5, True, 7)
+    assert counted == ["runner"]
+
+
+@pytest.mark.parametrize("error", [None, OSError("it cannot be removed either")])
+def test_an_object_that_was_not_put_is_removed(error: OSError | None) -> None:
+    removed: list[str] = []
+
+    def delete(name: str) -> None:
+        removed.append(name)
+        if error is not None:
+            raise error
+
+    ObjectBlobStore._give_up(cast(Any, SimpleNamespace(delete=delete)), "extent")
+    assert removed == ["extent"]
+
+
+def test_a_beat_of_a_host_cache_says_how_many_slots_are_free() -> None:
+    store = store_with(full=4, recurrent=2)
+    identity = NodeLife("node", 7)
+    host = SimpleNamespace(is_laid_out=True, store=store, identity=identity)
+    seconds = {Tier.STORAGE: 0.25, Tier.PEER: 0.5}
+    tally = SimpleNamespace(seconds_per_byte=seconds.__getitem__)
+    prefetching = SimpleNamespace(tally=tally, wish=SimpleNamespace(threshold_tokens=9))
+    beats = Beats(cast(Any, host), cast(Any, prefetching), "hostcache-1", "host:1")
+    beats.next()
+    beat = beats.next()
+    full, state = (store.layout.slot_bytes(kind) for kind in (Kind.FULL, Kind.RECURRENT))
+    assert dict(beat.free_slots) == {Kind.FULL: 4, Kind.RECURRENT: 2}
+    assert (beat.page_bytes, beat.snapshot_bytes, beat.prefetch_threshold) == (full, state, 9)
+    assert (beat.storage_seconds_per_byte, beat.peer_seconds_per_byte) == (0.25, 0.5)
+    assert (beat.worker_id, beat.address, beat.epoch, beat.node) == (
+        "hostcache-1", "host:1", 7, "node"
+    )  # fmt: skip
+    assert beat.num_steps == 2

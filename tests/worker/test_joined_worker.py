@@ -25,14 +25,16 @@ from ferryman.runtime.metrics import Metrics
 from ferryman.schedule.batch import PrefillStep
 from ferryman.tiers.prefetch_values import Prefetched, PrefetchOptions, PrefetchPolicy
 from ferryman.wire.codec.caches import CacheEvent, cache_event_from_bytes
+from ferryman.wire.grpc.rpc import CallTags
 from ferryman.wire.hostcache.attachment import HostCacheOptions
 from ferryman.worker import worker_app
+from ferryman.worker.backup import DeviceBackup
 from ferryman.worker.cache_metrics import CacheMetrics
 from ferryman.worker.handoff_transport import HandoffTransport
 from ferryman.worker.loop import StepLoop
 from ferryman.worker.send_leases import SendLeases
 from ferryman.worker.summary import cached_tokens, kept_tokens
-from ferryman.worker.telemetry import CacheEvents
+from ferryman.worker.telemetry import CacheEvents, Telemetry, WorkerLoad
 from ferryman_prefill.server import PrefillServicer
 
 FULL = small_manifest(Kind.FULL, page_size=PAGE)
@@ -215,3 +217,92 @@ def test_a_prefetch_counts_by_what_it_brought(
     pages = Prefetched(before_pages=before, asked_pages=asked, brought_pages=brought)
     CacheMetrics(HYBRID, metrics).prefetched(pages)
     assert metric(metrics, f'prefetches_total{{outcome="{outcome}"}}') == 1
+
+
+async def test_a_beat_says_each_number_under_its_own_name() -> None:
+    limits = SimpleNamespace(concurrency=SimpleNamespace(max_running=2, rows=3))
+    drafts = SimpleNamespace(steps=4, drafted=5, accepted=6)
+    free = {Kind.FULL: 7, Kind.RECURRENT: 8}
+    ledgers = {kind: SimpleNamespace(free=number) for kind, number in free.items()}
+    scheduler = SimpleNamespace(
+        limits=limits,
+        ledgers=lambda: {
+            Kind.FULL: SimpleNamespace(free=7),
+            Kind.RECURRENT: SimpleNamespace(free=8),
+        },
+        statistics=lambda: SimpleNamespace(drafts=drafts),
+        is_quarantined=False,
+    )
+    stream = SimpleNamespace(steps_done=9)
+    engine = SimpleNamespace(scheduler=scheduler, stream=stream, manifest=HYBRID, max_len=10)
+    pace = SimpleNamespace(seconds_per_token=0.11, step_seconds=0.12, load_seconds_per_byte=0.13)
+    load = WorkerLoad(True, num_running=1, num_queued=14, queue_tokens=15, node="node")
+    telling = SimpleNamespace(
+        _progress=SimpleNamespace(is_stuck=lambda engine, now: False),
+        _engine=engine,
+        _load=lambda: load,
+        _member=SimpleNamespace(role="decode", worker_id="decode-1", epoch=16),
+        _address="host:17",
+        _pace=pace,
+        _start_seconds=18.0,
+    )
+    beat = Telemetry.beat(cast(Any, telling))
+    assert beat is not None
+    full, state = (HYBRID.layout(kind).slot_bytes for kind in (Kind.FULL, Kind.RECURRENT))
+    assert (beat.role, beat.worker_id, beat.epoch, beat.address) == (
+        "decode", "decode-1", 16, "host:17"
+    )  # fmt: skip
+    assert (beat.num_running, beat.max_running, beat.max_requests) == (1, 2, 3)
+    assert (beat.draft_steps, beat.drafted_tokens, beat.accepted_tokens) == (4, 5, 6)
+    assert dict(beat.free_slots) == free
+    assert (beat.num_steps, beat.max_len, beat.num_queued, beat.queue_tokens) == (9, 10, 14, 15)
+    assert (beat.seconds_per_token, beat.step_seconds) == (0.11, 0.12)
+    assert (beat.load_seconds_per_byte, beat.start_seconds, beat.node) == (0.13, 18.0, "node")
+    assert (beat.page_bytes, beat.snapshot_bytes) == (full, state)
+
+
+async def test_what_could_not_be_copied_is_offered_again_and_its_slots_go_back() -> None:
+    done: list[Any] = []
+
+    async def store(*_: object, **__: object) -> int:
+        raise asyncio.CancelledError
+
+    scheduler = SimpleNamespace(
+        lease=lambda slots, holder: done.append(("lease", slots)),
+        release=lambda slots, holder: done.append(("release", slots)),
+    )
+    backup = SimpleNamespace(
+        _scheduler=scheduler,
+        _client=SimpleNamespace(store=store),
+        _failed=lambda names: done.append(("failed", names)),
+        _store_unit=lambda *_: None,
+        _dropped=(),
+        freed=lambda: None,
+    )
+    held = SimpleNamespace(
+        kind=Kind.FULL, page_index=0, key=PageKey(b"k" * 16), handle=SimpleNamespace(slot=3)
+    )
+    tags = CallTags("r1", 1)
+    with pytest.raises(asyncio.CancelledError):
+        await DeviceBackup._copied(cast(Any, backup), [held.key], cast(Any, [held]), tags)
+    slots = [held.handle]
+    failed = ("failed", [(Kind.FULL, held.key)])
+    assert done == [("lease", slots), failed, ("release", slots)]
+
+
+async def test_a_backup_writes_when_there_is_work_and_waits_otherwise() -> None:
+    written = 0
+
+    async def write_waiting() -> None:
+        nonlocal written
+        written += 1
+        await asyncio.sleep(0)
+
+    backup = SimpleNamespace(write_waiting=write_waiting, _work=asyncio.Event())
+    running = asyncio.create_task(DeviceBackup.run(cast(Any, backup)))
+    for number in (1, 2, 3):
+        for _ in range(9):
+            await asyncio.sleep(0)
+        assert written == number
+        DeviceBackup.host_usable(cast(Any, backup))
+    running.cancel()
