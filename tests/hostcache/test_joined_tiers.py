@@ -3,6 +3,7 @@ left out by a draw of planted defects, and no test noticed."""
 
 from __future__ import annotations
 
+import errno
 import inspect
 from types import SimpleNamespace
 from typing import Any, cast
@@ -40,6 +41,7 @@ from ferryman_hostcache.storage.blob_storage import MAX_STORES_WAITING
 from ferryman_hostcache.storage.blob_store import AlignedBuffer
 from ferryman_hostcache.storage.extent import BadExtent, extent_name, header_to_bytes
 from ferryman_hostcache.storage.object_blob_store import ObjectBlobStore
+from ferryman_hostcache.storage.object_reader import os_errors
 from ferryman_hostcache.storage.scan import read_header
 
 HYBRID = manifest_of(Kind.FULL, Kind.WINDOW, Kind.RECURRENT)
@@ -207,3 +209,12 @@ def test_a_beat_of_a_host_cache_says_how_many_slots_are_free() -> None:
         "hostcache-1", "host:1", 7, "node"
     )  # fmt: skip
     assert beat.num_steps == 2
+
+
+def test_an_error_keeps_the_errno_that_it_has() -> None:
+    with pytest.raises(OSError, match="full") as kept, os_errors():
+        raise OSError(errno.ENOSPC, "full")
+    assert kept.value.errno == errno.ENOSPC
+    with pytest.raises(OSError, match="") as given, os_errors():
+        raise PermissionError
+    assert given.value.errno == errno.EACCES

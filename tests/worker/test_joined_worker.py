@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 from tests.cache.manifests import small_manifest
-from tests.worker.test_reuse import HYBRID, PAGE, metric, plan_of, unit
+from tests.worker.test_reuse import HYBRID, KEY, PAGE, metric, plan_of, unit
 
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind
@@ -31,6 +31,7 @@ from ferryman.worker import worker_app
 from ferryman.worker.backup import DeviceBackup
 from ferryman.worker.cache_metrics import CacheMetrics
 from ferryman.worker.handoff_transport import HandoffTransport
+from ferryman.worker.host import HostTierBridge
 from ferryman.worker.loop import StepLoop
 from ferryman.worker.send_leases import SendLeases
 from ferryman.worker.summary import cached_tokens, kept_tokens
@@ -226,10 +227,7 @@ async def test_a_beat_says_each_number_under_its_own_name() -> None:
     ledgers = {kind: SimpleNamespace(free=number) for kind, number in free.items()}
     scheduler = SimpleNamespace(
         limits=limits,
-        ledgers=lambda: {
-            Kind.FULL: SimpleNamespace(free=7),
-            Kind.RECURRENT: SimpleNamespace(free=8),
-        },
+        ledgers=lambda: ledgers,
         statistics=lambda: SimpleNamespace(drafts=drafts),
         is_quarantined=False,
     )
@@ -306,3 +304,23 @@ async def test_a_backup_writes_when_there_is_work_and_waits_otherwise() -> None:
         assert written == number
         DeviceBackup.host_usable(cast(Any, backup))
     running.cancel()
+
+
+@pytest.mark.parametrize(("kinds", "full"), [((Kind.FULL, Kind.RECURRENT), 2), ((), 0)])
+def test_a_plan_reuses_its_pages_windows_and_the_state_that_it_copies(
+    kinds: tuple[Kind, ...], full: int
+) -> None:
+    keys = [PageKey(bytes([number]) * 16) for number in range(4)]
+    plan = plan_of(8, 2)._replace(window_pages=(1,))
+    tier = SimpleNamespace(_manifest=SimpleNamespace(kinds=kinds))
+    reused = list(HostTierBridge._reused(cast(Any, tier), keys, plan))
+    expected = [(Kind.FULL, key) for key in keys[:full]]
+    assert reused == [*expected, (Kind.WINDOW, keys[1]), (Kind.RECURRENT, KEY)]
+
+
+def test_who_offloads_what_is_retracted_has_it_pinned() -> None:
+    pinned: list[bool] = []
+    retraction = SimpleNamespace(pin_retracted=lambda: pinned.append(True))
+    tier = SimpleNamespace(_scheduler=SimpleNamespace(retraction=retraction))
+    HostTierBridge.pin_retracted(cast(Any, tier))
+    assert pinned == [True]

@@ -41,6 +41,7 @@ def test_the_second_request_takes_the_worker_out_once() -> None:
     watch.check()
     assert (drained.num_orders, watch.statistics().num_non_finite) == (0, 1)
     watched(watch, [RequestFailed("r2.1", NAN)])
+    assert (drained.num_orders, watch.statistics().num_non_finite) == (1, 2)
     watched(watch, [RequestFailed("r3.1", NAN)])
     assert (drained.num_orders, watch.statistics().num_non_finite) == (1, 3)
     with pytest.raises(NonFiniteLogits, match=r"decode-1.*3 requests"):
