@@ -140,7 +140,12 @@ def test_a_server_of_one_s_own_has_to_be_there() -> None:
 
 def test_a_chat_is_drawn_as_its_flags_say(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[SamplingParams] = []
-    monkeypatch.setattr(chat, "run_chat", lambda place, sampling: drawn.append(sampling) or 0)
+
+    def note(place: object, sampling: SamplingParams) -> int:
+        drawn.append(sampling)
+        return 0
+
+    monkeypatch.setattr(chat, "run_chat", note)
     flags = "--seed 7 --max-tokens 3 --temperature 0.5"
     assert run(f"chat --grpc 127.0.0.1:1 {flags}".split()) == 0
     assert drawn == [SamplingParams(max_tokens=3, temperature=0.5, seed=7)]

@@ -148,7 +148,12 @@ def test_row_46_sizes_and_offsets_do_not_wrap(memory_bytes: int, max_len: int) -
     offsets = {kind: SIZED.layout(kind).slot_bytes * n for kind, n in plan.slots.items()}
     assert 0 < sum(offsets.values()) <= memory_bytes
     rows = RowTable(1, 4, SIZED.kinds)
-    tables = [rows.positions, rows.adapters, rows.states, *rows.page_tables([0], 4).values()]
+    tables = [
+        rows.positions,
+        rows.adapters,
+        rows.states,
+        *rows.page_tables(np.zeros(1, int), 4).values(),
+    ]
     assert {table.dtype for table in tables} == {np.dtype(np.int64)}
 
 

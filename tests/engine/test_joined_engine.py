@@ -31,9 +31,12 @@ def test_an_answer_s_first_token_is_part_of_words_and_the_prompt_s_last_is_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tails: list[OutputTail] = []
-    monkeypatch.setattr(
-        token_source, "apply_rules", lambda logits, rules, tail: tails.append(tail) or logits
-    )
+
+    def note(logits: torch.Tensor, rules: object, tail: OutputTail) -> torch.Tensor:
+        tails.append(tail)
+        return logits
+
+    monkeypatch.setattr(token_source, "apply_rules", note)
     draws = SimpleNamespace(
         positions=torch.tensor([5, 4]), rows=torch.tensor([0, 1]), prompt_lens=torch.tensor([4, 4])
     )

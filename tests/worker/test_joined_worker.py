@@ -170,7 +170,12 @@ async def test_a_host_cache_is_told_who_asks_with_its_token_and_its_certificates
 
 async def test_a_worker_s_parts_are_those_of_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     sides: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(worker_app, "plane_side", lambda *args: sides.append(args) or "side")
+
+    def side(*args: Any) -> str:
+        sides.append(args)
+        return "side"
+
+    monkeypatch.setattr(worker_app, "plane_side", side)
     monkeypatch.setattr(worker_app, "_host_tier", lambda *args: nullcontext("host"))
     monkeypatch.setattr(worker_app, "Channels", lambda access: nullcontext(f"by {access.token}"))
     shell, watch = cast(Any, Shell), cast(Any, "watch")
