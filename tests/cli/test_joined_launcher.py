@@ -29,12 +29,13 @@ from ferryman.wire.values import Usage
 from ferryman_cli import chat, roll
 from ferryman_cli.app import run
 from ferryman_cli.commands.requests import _piped
-from ferryman_cli.commands.simulate import SimulateOptions, _with_model
+from ferryman_cli.commands.simulate import _with_model
 from ferryman_cli.up import _Up
 from ferryman_launcher.checks.option_checks import _check_answers
 from ferryman_launcher.child import LINE_BYTES, Child, ignored
 from ferryman_launcher.fork_server import can_fork
 from ferryman_launcher.options import demo_model
+from ferryman_simulator.options import SimulateOptions
 
 
 def states_of_children(pid: int) -> list[str]:

@@ -107,4 +107,5 @@ def test_a_state_of_just_the_bound_is_worth_a_connection(
     monkeypatch.setattr(departures, "MIN_NIXL_BYTES", 3 * slot_bytes + more)
     parts = SimpleNamespace(planes=planes, engine=SimpleNamespace(manifest=HYBRID))
     leaving = SimpleNamespace(_parts=parts, _side="large", _small_side="small")
-    assert departures.Departures._side_for(cast(Any, leaving), PREFILL_ORDER) == side
+    chosen: Any = departures.Departures._side_for(cast(Any, leaving), PREFILL_ORDER)
+    assert chosen == side

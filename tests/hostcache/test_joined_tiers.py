@@ -37,7 +37,7 @@ from ferryman_hostcache import server, shared_folders
 from ferryman_hostcache.gauges import Beats
 from ferryman_hostcache.prefetch_io import PrefetchIO
 from ferryman_hostcache.server import HostCacheServicer
-from ferryman_hostcache.storage.blob_storage import MAX_STORES_WAITING
+from ferryman_hostcache.storage.blob_storage import MAX_STORES_WAITING, BlobStorage
 from ferryman_hostcache.storage.blob_store import AlignedBuffer
 from ferryman_hostcache.storage.extent import BadExtent, extent_name, header_to_bytes
 from ferryman_hostcache.storage.object_blob_store import ObjectBlobStore
@@ -75,6 +75,7 @@ def test_an_extent_none_of_whose_units_has_a_place_is_removed_at_start() -> None
 async def test_so_many_stores_wait_and_no_more(place: Place) -> None:
     prompt = prompt_with(HYBRID, chain(1, 2, 3, 4), snapshots=[3])
     async with opened(place) as storage:
+        assert isinstance(storage, BlobStorage)
         storage.attach(HYBRID)
         storage._waiting = MAX_STORES_WAITING
         assert (await storage.store(prompt.keys, prompt.offers())).num_stored == 0

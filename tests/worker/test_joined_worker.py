@@ -92,7 +92,8 @@ async def test_a_send_is_held_to_its_end_and_no_slot_without_a_hold() -> None:
     await asyncio.sleep(0)
     assert len(leases._held["res-1"].sends) == 1
     sent.set_result("sent")
-    assert await waiting == "sent"
+    answer: Any = await waiting
+    assert answer == "sent"
     assert not leases._held["res-1"].sends
 
 
@@ -161,7 +162,7 @@ async def test_a_host_cache_is_told_who_asks_with_its_token_and_its_certificates
     shell = cast(Any, Shell)
     asked = (shell.settings, shell.engine, shell.member, asyncio.Event(), metrics, shell.access)
     async with worker_app._host_tier(*asked):
-        (options, manifest) = told[0]
+        options, manifest = cast(Any, told[0])
     assert (options.address, options.worker_id, options.worker_epoch) == ("host:1", "prefill-1", 7)
     assert (options.token, options.security, options.call_seconds) == ("token", "security", 0.7)
     assert options.prefetch == PrefetchOptions(PrefetchPolicy.BEST_EFFORT, 77)
@@ -180,7 +181,7 @@ async def test_a_worker_s_parts_are_those_of_its_settings(monkeypatch: pytest.Mo
     monkeypatch.setattr(worker_app, "Channels", lambda access: nullcontext(f"by {access.token}"))
     shell, watch = cast(Any, Shell), cast(Any, "watch")
     async with AsyncExitStack() as stack:
-        parts = await worker_app._parts(
+        parts: Any = await worker_app._parts(
             stack, shell.settings, shell.engine, shell.member, watch, shell.access
         )
     assert (parts.role, parts.worker_id, parts.epoch) == ("prefill", "prefill-1", 7)
