@@ -222,7 +222,7 @@ async def _may_go(choice: DrainChoice, messages: Messages) -> None:
 
 
 class Presence(Enum):
-    """What an order shows of a worker."""
+    """The results of a look at a worker."""
 
     THERE = auto()
     GONE = auto()

@@ -1,8 +1,8 @@
 """The ledger of the launcher: child processes, ports, locks and open files of state folders.
 
 Each is looked up where the kernel keeps it, so a give-back that is left out shows whichever part
-of the launcher took it. What was there before a test is left alone: servers that a module starts
-once, and the tests' own children.
+of the launcher took it. Servers that a module starts once, and the tests' own children, were there
+before a test, and are left alone.
 """
 
 from __future__ import annotations

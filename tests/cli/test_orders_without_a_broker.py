@@ -64,7 +64,7 @@ def broker(tmp_path: Path) -> Iterator[FlakyBroker]:
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[Presence]:
-    """What the orders of a command have shown; the command is in a hurry."""
+    """The presences that the orders of a command have shown; the command is in a hurry."""
     shown: list[Presence] = []
 
     class NotedOrder(DrainOrder):

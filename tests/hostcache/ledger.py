@@ -2,8 +2,8 @@
 
 A call of the wiring that gives something back fails no test of the parts if it is left out. So
 every host-cache of these tests ends here, and every storage tier: prefetches are ended, then
-nothing is held but for workers that are still attached. What a process holds, `held_by_process`
-compares with what it held before the test.
+nothing is held but for workers that are still attached. `held_by_process` compares descriptors and
+threads with those from before the test.
 """
 
 from __future__ import annotations

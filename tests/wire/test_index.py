@@ -286,7 +286,7 @@ async def test_a_flushed_redis_has_forgotten_who_lives(redis_url: str) -> None:
 
 
 async def test_lives_and_claims_end_by_themselves(redis_url: str) -> None:
-    """Whoever is killed takes nothing back."""
+    """A process that is killed takes nothing back."""
     async with redis_index(redis_url, KEY, lookup_seconds=PATIENT) as index:
         await index._client.flushall()
         await index.announce(A, TTL)

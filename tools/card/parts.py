@@ -114,7 +114,7 @@ def json_figures(output: str) -> Figures:
 
 
 def pytest_figures(output: str) -> Figures:
-    """What pytest's last line says."""
+    """The counts in pytest's last line."""
     return {what: count for count, what in TOTALS.findall(_last(output.splitlines()))}
 
 

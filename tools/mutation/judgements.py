@@ -1,4 +1,4 @@
-"""What is known of drawn defects: a file of those that were tried, a line each, and a list of those
+"""Judgements of drawn defects: a file of those that were tried, a line each, and a list of those
 that change nothing.
 
 A run that is interrupted goes on where it was, and survivors can be tried again.

@@ -96,8 +96,8 @@ class ServiceRate:
 
 class DecodePace:
     """Seconds per token of one row, from all rows that decode: the seconds that they spend, over
-    the tokens that come. What counts is the last PACE_SECONDS, or the last twenty or so looks if
-    these took longer: after a standstill one token does not show how slow the next ones are."""
+    the tokens that come. The last PACE_SECONDS count, or the last twenty or so looks if these took
+    longer: after a standstill one token does not show how slow the next ones are."""
 
     def __init__(self) -> None:
         self.num_rows = 0
