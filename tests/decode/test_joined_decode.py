@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from tests.decode.test_aborts import word_on
 from tests.decode.test_held_tokens import PREFILL_ORDER
 from tests.decode.test_token_streams import TOKENS
 from tests.harness.pair import pair_of_workers, request
@@ -68,8 +69,9 @@ async def test_a_worker_is_busy_from_a_reservation_to_the_end_of_its_request() -
     async with pair_of_workers() as pair:
         requests = pair.decode.service.requests
         assert not await requests.becomes_busy(0.001)
-        await pair.reserve(pair.wish(request("r1", PROMPT, max_tokens=4)))
+        promise = await pair.reserve(pair.wish(request("r1", PROMPT, max_tokens=4)))
         assert await requests.becomes_busy(0.001)
+        await pair.abort(word_on(promise))
         requests.expire(pair.decode.parts.clock() + 1e6)
         assert not await requests.becomes_busy(0.001)
 
