@@ -256,7 +256,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
             queue_tokens=sum(queued) + statistics.tokens_to_prefill,
             node=self._ctx.host.node_id,
             planes=self._transport.planes,
-            handoff_seconds=self._ctx.sending.timings.seconds,
+            handoff_seconds=self._ctx.sending.tail_seconds.value,
         )
 
 

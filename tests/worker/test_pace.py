@@ -6,8 +6,7 @@ import pytest
 
 from ferryman.cache.resume import FIRST_GUESS
 from ferryman.schedule.batch import NOTHING_LOADED, LoadReport
-from ferryman.worker.handoff_writer import HandoffTimings
-from ferryman.worker.loop import StepTimings
+from ferryman.worker.loop import DecayingMean, StepTimings
 
 
 def test_a_step_of_one_token_hardly_changes_the_seconds_per_token() -> None:
@@ -43,11 +42,11 @@ def test_loads_are_reckoned_by_the_bandwidth_that_was_measured() -> None:
 
 
 def test_the_newest_hand_offs_count_most() -> None:
-    timings = HandoffTimings()
-    assert timings.seconds == 0.0
+    tail_seconds = DecayingMean()
+    assert tail_seconds.value == 0.0
     for seconds in [1.0] * 50 + [2.0] * 50:
-        timings.ended(seconds)
-    assert timings.seconds == pytest.approx(2.0, rel=0.01)
+        tail_seconds.add(seconds)
+    assert tail_seconds.value == pytest.approx(2.0, rel=0.01)
 
 
 def test_a_small_load_hardly_changes_the_seconds_per_byte() -> None:

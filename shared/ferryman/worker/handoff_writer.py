@@ -23,42 +23,23 @@ from ferryman.wire.handoff.grpc_plane import Sent
 from ferryman.wire.values import CommitOrder, PrefillOrder, Usage
 from ferryman.worker.decode_client import DecodeClient
 from ferryman.worker.handoff_transport import HandoffTransport
-from ferryman.worker.loop import KEPT
+from ferryman.worker.loop import DecayingMean
 from ferryman.worker.send_leases import OutgoingUnits, SendLeases
 
 RENEWALS_PER_LEASE = 3
 
 
-@dataclass(slots=True)
-class HandoffTimings:
-    """The time that hand-offs add to their prompts' computing: a decaying mean, as in
-    `StepTimings`."""
-
-    _count: float = 0.0
-    _sum: float = 0.0
-
-    @property
-    def seconds(self) -> float:
-        """The mean from the last token's computing to decode's word that it has all; 0 before the
-        first."""
-        return self._sum / self._count if self._count else 0.0
-
-    def ended(self, seconds: float) -> None:
-        """Decode has another request, so long after its prompt was computed."""
-        self._count = KEPT * self._count + 1
-        self._sum = KEPT * self._sum + seconds
-
-
 @dataclass(frozen=True, slots=True)
 class SendingSide:
-    """The parts with which a worker hands state off; all its hand-offs share them."""
+    """The parts with which a worker hands state off; all its hand-offs share them. `tail_seconds`
+    are those from a prompt's last token to decode's word that it has all."""
 
     engine: Engine
     wake: asyncio.Event
     send_leases: SendLeases
     transport: HandoffTransport
     clock: Callable[[], float]
-    timings: HandoffTimings = field(default_factory=HandoffTimings)
+    tail_seconds: DecayingMean = field(default_factory=DecayingMean)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +78,7 @@ class _Committing:
     order: CommitOrder
     sent: Sent
     began: float
+    filled: float
 
 
 class HandoffWriter:
@@ -109,7 +91,6 @@ class HandoffWriter:
         self._side, self._source = side, source
         self._num_superfluous = 0
         self._refused: set[str] = set()
-        self._filled_at = 0.0
         self._committing: _Committing | None = None
         self._is_done = False
 
@@ -118,9 +99,9 @@ class HandoffWriter:
         `fill`, or LeaseLost."""
         began = self._side.clock()
         async with self._reserved() as reservation:
-            first, sent = await self._hand_off(reservation)
+            first, sent, filled = await self._hand_off(reservation)
             order = self._commit_order(reservation, first, sent)
-            self._committing = _Committing(order, sent, began)
+            self._committing = _Committing(order, sent, began, filled)
             await self._decode.commit(order)
             self._handed_off(self._committing)
 
@@ -137,7 +118,7 @@ class HandoffWriter:
             facts["why"] = self._decode.why_grpc
         now = self._side.clock()
         seconds = now - committed.began
-        self._side.timings.ended(now - self._filled_at)
+        self._side.tail_seconds.add(now - committed.filled)
         self._is_done = True
         self._source.done(HandoffDone(committed.order.usage, sent.num_bytes, seconds, facts))
 
@@ -189,8 +170,9 @@ class HandoffWriter:
             if is_committed and self._committing is not None and not self._is_done:
                 self._handed_off(self._committing)
 
-    async def _hand_off(self, reservation: Reservation) -> tuple[Sampled, Sent]:
-        """Fills and sends at the same time; ends when decode has every unit."""
+    async def _hand_off(self, reservation: Reservation) -> tuple[Sampled, Sent, float]:
+        """Fills and sends at the same time; ends when decode has every unit. The last value is the
+        time at which all of them were ready."""
         engine, send_leases = self._side.engine, self._side.send_leases
         offered = offered_ranges(engine.manifest, self._order.request.prompt_len)
         units = UnitsToSend(reservation, offered, engine.manifest.page_size)
@@ -203,11 +185,11 @@ class HandoffWriter:
             sending = group.create_task(send_leases.send(reservation_id, writing))
             renewing = group.create_task(self._renew(reservation))
             first = await self._source.fill(outgoing)
-            self._filled_at = self._side.clock()
+            filled = self._side.clock()
             outgoing.finish()
             sent = await sending
             renewing.cancel()
-        return first, sent
+        return first, sent, filled
 
     async def _renew(self, reservation: Reservation) -> None:
         while True:

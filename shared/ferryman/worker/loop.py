@@ -170,43 +170,57 @@ def _log_failure(event: RequestFailed) -> None:
         log.error("request failed id=%s", event.request_id, exc_info=event.error)
 
 
+class DecayingMean:
+    """A mean of which the newest observations count most; 0 before the first."""
+
+    __slots__ = ("_count", "_total")
+
+    def __init__(self) -> None:
+        self._total = self._count = 0.0
+
+    @property
+    def value(self) -> float:
+        return self._total / self._count if self._count else 0.0
+
+    def add(self, total: float, count: float = 1.0) -> None:
+        """`total` over `count` observations that were made together."""
+        self._total = KEPT * self._total + total
+        self._count = KEPT * self._count + count
+
+
 class StepTimings:
     """The speed of this worker, which plans and routers use.
 
-    Decaying sums: prefill seconds over tokens, decode seconds over steps, loads over bytes.
+    Decaying means: prefill seconds over tokens, decode seconds over steps, loads over bytes.
 
     A step of one token takes about as long as one of fifty, so averages are per token, not per
     step; and for the same reason per byte, not per load.
     """
 
     def __init__(self) -> None:
-        self._tokens = self._prefill_seconds = 0.0
-        self._steps = self._decode_seconds = 0.0
-        self._load_bytes = self._load_seconds = 0.0
+        self._prefill, self._decode, self._load = (DecayingMean() for _ in range(3))
         self._all_loads = NOTHING_LOADED
 
     @property
     def seconds_per_token(self) -> float:
         """0 until a prompt was computed."""
-        return self._prefill_seconds / self._tokens if self._tokens else 0.0
+        return self._prefill.value
 
     @property
     def step_seconds(self) -> float:
         """0 until a step has decoded."""
-        return self._decode_seconds / self._steps if self._steps else 0.0
+        return self._decode.value
 
     @property
     def load_seconds_per_byte(self) -> float:
         """The time from the host tier to the device, verified; 0 until something was loaded."""
-        return self._load_seconds / self._load_bytes if self._load_bytes else 0.0
+        return self._load.value
 
     def prefilled(self, num_tokens: int, seconds: float) -> None:
-        self._tokens = KEPT * self._tokens + num_tokens
-        self._prefill_seconds = KEPT * self._prefill_seconds + seconds
+        self._prefill.add(seconds, num_tokens)
 
     def decoded(self, seconds: float) -> None:
-        self._steps = KEPT * self._steps + 1
-        self._decode_seconds = KEPT * self._decode_seconds + seconds
+        self._decode.add(seconds)
 
     def loaded(self, report: LoadReport) -> None:
         """Counts a step's loads: only verified bytes show the speed."""
@@ -215,8 +229,7 @@ class StepTimings:
             self._all_loads = LoadReport(
                 so_far.num_bytes + report.num_bytes, so_far.seconds + report.seconds
             )
-            self._load_bytes = KEPT * self._load_bytes + report.num_bytes
-            self._load_seconds = KEPT * self._load_seconds + report.seconds
+            self._load.add(report.seconds, report.num_bytes)
 
     def statistics(self) -> LoadReport:
         """The loads from the host arena to the device since the start, verified."""

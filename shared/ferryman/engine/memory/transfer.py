@@ -48,11 +48,11 @@ def copied(target: memoryview, source: memoryview) -> bytes:
         np.copyto(arrived, sent)
         return digest_of(target)
     digest = xxhash.xxh3_128()
-    _copy(arrived, sent, digest)
+    _copy_hashed(arrived, sent, digest)
     return digest.digest()
 
 
-def _copy(target: Bytes, source: Bytes, digest: xxhash.xxh3_128) -> None:
+def _copy_hashed(target: Bytes, source: Bytes, digest: xxhash.xxh3_128) -> None:
     """Copies and hashes piece by piece."""
     for begin in range(0, len(target), PIECE_BYTES):
         piece = target[begin : begin + PIECE_BYTES]
@@ -313,7 +313,7 @@ class LeavingPieces:
             if number + 1 < len(parts):
                 filling = self._fill(number + 1, parts[number + 1])
             filled.finish()
-            _copy(target[begin:end], piece.numpy()[: len(part)], digest)
+            _copy_hashed(target[begin:end], piece.numpy()[: len(part)], digest)
         return digest.digest()
 
     def _fill(self, number: int, part: Tensor) -> CopyFence:
