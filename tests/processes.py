@@ -1,4 +1,4 @@
-"""Processes that other processes have started."""
+"""Processes as the kernel shows them."""
 
 from __future__ import annotations
 
@@ -20,3 +20,10 @@ def ranks_of(pid: int) -> list[int]:
             if b"ferryman.engine.tensor_parallel.rank" in line or name == FORKED:
                 found.append(int(child))
     return found
+
+
+def process_state(pid: int) -> str:
+    """One letter of /proc/PID/stat, such as T for a process that is stopped; X if it has ended."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1]
+    return "X"

@@ -30,7 +30,6 @@ from ferryman_bench.bench_cluster import BenchCluster, bench_cluster, bench_opti
 from ferryman_bench.engine_process import MAX_RUNNING, MEMORY_BYTES
 from ferryman_bench.hardware import machine_now
 from ferryman_bench.offline_engine import engine_fields
-from ferryman_bench.random_model import make_random_model, write_tokenizer
 from ferryman_bench.report import figure, print_json, titled_table
 from ferryman_bench.request_load import (
     DEADLINE_SECONDS,
@@ -38,7 +37,7 @@ from ferryman_bench.request_load import (
     random_prompts,
     shown_pair,
 )
-from ferryman_bench.shape import shape_named
+from ferryman_bench.subject import RandomModel
 
 STREAM_PROMPT_LEN = 128
 # More than any round lasts: streams are left when it ends.
@@ -189,12 +188,11 @@ def _processor(gaps: Sequence[TokenGap]) -> list[float]:
 def run_bench_colocation(choice: ColocationOptions, *, as_json: bool) -> int:
     with tempfile.TemporaryDirectory(prefix="ferryman-bench-") as name:
         folder = Path(name)
-        parameters = make_random_model(shape_named(choice.shape), choice.dtype, folder)
-        write_tokenizer(folder)
+        prepared = RandomModel(choice.shape).prepared(choice.dtype, folder)
         results = asyncio.run(_results(choice, folder))
     title = (
-        f"{choice.shape}, {parameters / 1e6:.1f} M parameters, {choice.dtype}; {choice.streams} "
-        f"streams, prompts of {choice.prompt_len}"
+        f"{prepared.title}, {choice.dtype}; {choice.streams} streams, "
+        f"prompts of {choice.prompt_len}"
     )
     if as_json:
         print_json(title, (result.to_json() for result in results))

@@ -30,6 +30,7 @@ from tests.harness.cluster import (
     running_cluster,
     save_served_model,
 )
+from tests.processes import process_state
 from tests.waiting import wait_until
 from tests.wire.proxy import Connection, HoldingProxy, holding_proxy
 
@@ -108,7 +109,7 @@ async def stopped(prefill: Service, proxy: HoldingProxy) -> Connection:
 
 def state_of(service: Service) -> str:
     """As the kernel calls it: T is stopped."""
-    return Path(f"/proc/{service.process.pid}/stat").read_text().rpartition(") ")[2][0]
+    return process_state(service.process.pid)
 
 
 def go_on(prefill: Service, connection: Connection, fate: str) -> None:

@@ -27,6 +27,7 @@ from tests.harness.cluster import (
     save_served_model,
     started_cluster,
 )
+from tests.processes import process_state
 from tests.servers import nats_server
 from tests.waiting import wait_until
 
@@ -79,8 +80,7 @@ class Redis:
             os.kill(self.server.pid, signal.SIGCONT)
 
     def _is_stopped(self) -> bool:
-        stat = Path(f"/proc/{self.server.pid}/stat").read_text()
-        return stat.rpartition(") ")[2].startswith("T")
+        return process_state(self.server.pid) == "T"
 
 
 @pytest.fixture(scope="module")

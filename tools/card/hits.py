@@ -22,16 +22,16 @@ from ferryman.client import Client, SamplingParams, TokenChunk
 from ferryman.model.config import load_config
 from ferryman.settings.cluster import TierOptions
 from ferryman.settings.declaration import size_of
+from ferryman.wire.grpc.rpc import Channels
 from ferryman.wire.nats.connection import NatsOptions
-from ferryman.wire.nats.nats_bus import NatsBus, nats_bus
-from ferryman.wire.nats.subjects import Subjects
+from ferryman.wire.nats.nats_bus import nats_bus
 from ferryman.wire.public import GenerateFinished
 from ferryman_bench.bench_cluster import bench_options, running_jobs
+from ferryman_bench.nodes import Nodes
 from ferryman_bench.request_load import random_prompts
 
 MAX_TOKENS = 16
 STORE_SECONDS = 30.0
-FLUSH_SECONDS = 10.0
 HOST_BYTES = 4 << 30
 
 
@@ -49,8 +49,7 @@ class FlushableCluster:
     """A cluster of 1 + 1 whose workers can be told to forget what they have cached."""
 
     client: Client
-    bus: NatsBus
-    worker_ids: Sequence[str]
+    nodes: Nodes
 
     async def answer(self, prompt: Sequence[int]) -> LongAnswer:
         began, first, token_ids = perf_counter(), 0.0, list[int]()
@@ -63,17 +62,12 @@ class FlushableCluster:
                 cached = event.usage.cached.by_tier
         return LongAnswer(round(first * 1e3, 1), tuple(token_ids), cached)
 
-    async def flush(self) -> None:
-        for worker_id in self.worker_ids:
-            subject = Subjects().control(worker_id, "flush")
-            await self.bus.request(subject, b"", timeout_seconds=FLUSH_SECONDS)
-
     async def host_hit(self, prompt: Sequence[int]) -> LongAnswer:
         """The first answer whose prompt comes from the host tier, to which it is stored meanwhile.
         Raises TimeoutError."""
         async with asyncio.timeout(STORE_SECONDS):
             while True:
-                await self.flush()
+                await self.nodes.flush("prefill", "decode")
                 answer = await self.answer(prompt)
                 if answer.cached.get("host"):
                     return answer
@@ -90,11 +84,11 @@ async def flushable_cluster(
         async with (
             running_jobs(bench_options(engine, tiers=tiers), Path(folder)) as jobs,
             nats_bus(NatsOptions(jobs.nats_url, "hits")) as bus,
+            Channels() as channels,
             Client(jobs.said["router"]["grpc"]) as client,
         ):
             await bus.connected()
-            workers = [jobs.said[role]["worker_id"] for role in ("prefill", "decode")]
-            yield FlushableCluster(client, bus, workers)
+            yield FlushableCluster(client, Nodes(jobs.said, bus, channels))
 
 
 async def measured(model: Path, device: str, prompt_len: int, memory: int) -> dict[str, object]:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.processes import process_state
 from tests.waiting import wait_until
 from tools.card.check import run_part
 from tools.card.parts import (
@@ -28,20 +29,12 @@ child.wait()
 """
 
 
-def is_gone(pid: int) -> bool:
-    """Whether the process has ended; one that nobody has waited for counts too."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("Z")
-    except FileNotFoundError:
-        return True
-
-
 def test_a_part_that_does_not_end_ends_with_all_that_it_started(tmp_path: Path) -> None:
     part = CheckPart("sleeper", 1.0, (sys.executable, "-c", SLEEPER), json_figures)
     result = run_part(part, 3.0, tmp_path)
     assert (result.status, result.ending) == (None, "no end in its time")
     child = int(result.figures["child"])
-    wait_until(lambda: is_gone(child), "the end of its child")
+    wait_until(lambda: process_state(child) in "XZ", "the end of its child")
 
 
 def test_a_part_that_fails_keeps_its_output_and_its_figures(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from tests.processes import process_state
 from tools.campaigns.faults.isolation import ControlGroups
-from tools.campaigns.faults.processes import Target, ports, sockets, state
+from tools.campaigns.faults.processes import Target, ports, sockets
 
 BACK_SECONDS = 180.0
 LOOK_SECONDS = 0.02
@@ -42,10 +43,10 @@ async def await_stopped(name: str, pid: int, seconds: float) -> None:
     """A process that has had its SIGSTOP is stopped for so long, and then goes on."""
     try:
         async with asyncio.timeout(5):
-            while state(pid) != "T":
+            while process_state(pid) != "T":
                 await asyncio.sleep(LOOK_SECONDS)
         await asyncio.sleep(seconds)
-        if state(pid) != "T":
+        if process_state(pid) != "T":
             raise NoEffect(f"{name} ({pid}) ran on though it was stopped")
     finally:
         with suppress(ProcessLookupError):

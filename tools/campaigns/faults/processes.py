@@ -89,13 +89,6 @@ class Target:
         return next((name for name, pid in self.pids.items() if port in ports(pid)), None)
 
 
-def state(pid: int) -> str:
-    """The process's state as one letter of /proc/PID/stat; X if it has ended."""
-    with suppress(FileNotFoundError, ProcessLookupError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1]
-    return "X"
-
-
 def _children(parent: int, command: str) -> list[int]:
     children = []
     for folder in Path("/proc").glob("[0-9]*"):
