@@ -90,6 +90,13 @@ def orders(monkeypatch: pytest.MonkeyPatch) -> NotedOrders:
     return noted
 
 
+@pytest.fixture
+def hasty(orders: NotedOrders, monkeypatch: pytest.MonkeyPatch) -> NotedOrders:
+    """The orders of a command that gives up soon when it hears nothing."""
+    monkeypatch.setattr(drain, "UNKNOWN_SECONDS", 0.5)
+    return orders
+
+
 @dataclass
 class BeatingWorker:
     """A decode worker that notes when it is `ordered` to end, and does not end by itself."""
@@ -160,16 +167,12 @@ async def test_a_drain_goes_on_when_the_broker_is_back(
 
 
 async def test_a_drain_ends_with_a_reason_when_the_broker_stays_away(
-    broker: FlakyBroker,
-    orders: NotedOrders,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    broker: FlakyBroker, hasty: NotedOrders, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(drain, "UNKNOWN_SECONDS", 0.5)
     drained, other = BeatingWorker(), BeatingWorker()
     async with asyncio.timeout(FAILSAFE_SECONDS), living(broker.url, other, drained):
         draining = command("drain", drained.name, "--nats", broker.url)
-        await until(lambda: bool(orders.num_answered))
+        await until(lambda: bool(hasty.num_answered))
         await asyncio.to_thread(broker.go)
         assert await draining == 1
     said = capsys.readouterr()
@@ -179,12 +182,8 @@ async def test_a_drain_ends_with_a_reason_when_the_broker_stays_away(
 
 
 async def test_who_listens_silently_in_a_worker_s_place_keeps_no_drain(
-    broker: FlakyBroker,
-    orders: NotedOrders,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    broker: FlakyBroker, hasty: NotedOrders, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(drain, "UNKNOWN_SECONDS", 0.5)
     drained, other = BeatingWorker(), BeatingWorker()
 
     async def keep(_message: object) -> None:
@@ -198,12 +197,12 @@ async def test_who_listens_silently_in_a_worker_s_place_keeps_no_drain(
         await thief.subscribe(SUBJECTS.all_control_of_role("decode"), cb=keep)
         async with living(broker.url, drained):
             draining = command("drain", drained.name, "--nats", broker.url)
-            await until(lambda: bool(orders.num_answered))
+            await until(lambda: bool(hasty.num_answered))
         assert await draining == 1
     said = capsys.readouterr()
     assert "somebody takes its orders and gives no answer of its" in said.err
     assert "has ended" not in said.out
-    assert orders.presences[-1] is Presence.UNKNOWN
+    assert hasty.presences[-1] is Presence.UNKNOWN
 
 
 async def test_a_roll_goes_on_when_the_broker_is_back(

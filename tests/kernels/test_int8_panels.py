@@ -13,11 +13,12 @@ from tests.kernels.int8_products import (
     drawn_beside_nan,
 )
 from tests.kernels.loop_versions import answers_of_one_thread_and_two
+from tests.kernels.tile_processor import needs_tiles
 from torch import Tensor
 from torch.nn import functional as F
 
 from ferryman_kernels.cpu._compiled import compiled
-from ferryman_kernels.cpu._tiles import CONFIG_BYTES, configure, copy_configuration, has_tiles
+from ferryman_kernels.cpu._tiles import CONFIG_BYTES, configure, copy_configuration
 from ferryman_kernels.products import _int8_panels_compiled
 from ferryman_kernels.products.int8_product import int8_panel_product, panels_of_codes
 
@@ -25,8 +26,6 @@ CPU = torch.device("cpu")
 ROUNDED_ONCE = 2.0**-8
 SHAPES = [(3, 16), (32, 32), (64, 48), (100, 70), (131, 1504)]
 """Outputs and inputs; the last two end within a panel, three within a block of 32 inputs."""
-
-needs_tiles = pytest.mark.skipif(not has_tiles(), reason="this processor multiplies no tiles")
 
 
 def product(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:

@@ -6,8 +6,8 @@ key cancel, so that a score is little but its roundings, and an answer shows its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -16,9 +16,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from tests.kernels.test_one_order_of_attention import HeadSizes, Prompt
-from tests.kernels.test_order_of_tiles import bits, needs_tiles
+from tests.kernels.test_order_of_tiles import bits
 from tests.kernels.tile_attention import SPLIT, Softening, attention
-from tests.kernels.tile_processor import lent, on_tiles
+from tests.kernels.tile_processor import Processor, lent, on_each_processor, on_tiles
 from torch import Tensor
 
 from ferryman_kernels.attention import (
@@ -57,16 +57,6 @@ def on_numpy_tiles() -> Iterator[None]:
             arguments = (laid,) if name == "attend_split" else (None, laid)
             patch.setattr(_block_attention_compiled, name, chosen(*arguments))
         yield
-
-
-on_each_processor = pytest.mark.parametrize(
-    "processor",
-    [
-        pytest.param(on_numpy_tiles, id="numpy"),
-        pytest.param(nullcontext, id="processor", marks=needs_tiles),
-    ],
-)
-Processor = Callable[[], AbstractContextManager[None]]
 
 
 class Asked(NamedTuple):
@@ -127,7 +117,7 @@ def answers(prompt: Prompt, asked: Asked, **seen: Any) -> tuple[Tensor, Tensor]:
     return prefilled, paged_attention_decode(q, keys, values, tables, positions, *last, **seen)
 
 
-@on_each_processor
+@on_each_processor(on_numpy_tiles)
 @pytest.mark.parametrize("asked", CASES, ids=str)
 def test_decode_and_prefill_have_the_order_of_tiles(asked: Asked, processor: Processor) -> None:
     prompt, heads = drawn(asked), asked.heads.kv * asked.heads.group
@@ -138,7 +128,7 @@ def test_decode_and_prefill_have_the_order_of_tiles(asked: Asked, processor: Pro
             assert np.array_equal(bits(answer), right)
 
 
-@on_each_processor
+@on_each_processor(on_numpy_tiles)
 def test_a_row_of_a_block_over_two_splits_sees_no_number_of_the_later_one(
     processor: Processor,
 ) -> None:
@@ -153,7 +143,7 @@ def test_a_row_of_a_block_over_two_splits_sees_no_number_of_the_later_one(
             assert np.array_equal(bits(answer)[:, :, 6:], clean[:, :, 6:])
 
 
-@on_each_processor
+@on_each_processor(on_numpy_tiles)
 @pytest.mark.parametrize("heads", [1, 17])
 def test_latents_have_it(heads: int, processor: Processor) -> None:
     """Every head reads the same rows, whose first channels are the values."""

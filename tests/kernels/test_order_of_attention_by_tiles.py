@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from tests.kernels.test_order_of_tiles import needs_tiles
 from tests.kernels.tile_attention import (
     SPLIT,
     AttendedSplit,
@@ -21,7 +20,7 @@ from tests.kernels.tile_attention import (
     joined,
     softened,
 )
-from tests.kernels.tile_processor import on_tiles
+from tests.kernels.tile_processor import needs_tiles, on_tiles
 from tests.kernels.vector_parts import Floats, rounded
 
 from ferryman_kernels.attention.splits import _attention_split_compiled, _tile_split_compiled

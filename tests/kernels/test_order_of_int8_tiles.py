@@ -11,8 +11,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from tests.kernels.int8_products import on_numpy_tiles
-from tests.kernels.test_order_of_tiles import bits, needs_tiles
-from tests.kernels.tile_processor import tiled_sums
+from tests.kernels.test_order_of_tiles import bits
+from tests.kernels.tile_processor import needs_tiles, tiled_sums
 from tests.kernels.vector_parts import rounded, widened
 from torch import Tensor
 

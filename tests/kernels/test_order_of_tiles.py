@@ -6,18 +6,27 @@ every processor; where there are tiles, so does the compiled one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from tests.kernels.tile_processor import lent, narrowed, on_tiles, sums_of_block, tiled_product
+from tests.kernels.tile_processor import (
+    Processor,
+    lent,
+    narrowed,
+    needs_tiles,
+    on_each_processor,
+    on_tiles,
+    sums_of_block,
+    tiled_product,
+)
 from torch import Tensor
 
-from ferryman_kernels.cpu._tiles import aligned_words, has_tiles, tile_configuration
+from ferryman_kernels.cpu._tiles import aligned_words, tile_configuration
 from ferryman_kernels.products import (
     _packed_product_compiled,
     _panel_sums,
@@ -31,8 +40,6 @@ from ferryman_kernels.products.packed_product import (
 )
 
 numba = pytest.importorskip("numba")
-
-needs_tiles = pytest.mark.skipif(not has_tiles(), reason="this processor multiplies no tiles")
 
 
 def drawn(tokens: int, out_dim: int, in_dim: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -135,17 +142,7 @@ def on_numpy_tiles() -> Iterator[None]:
         yield
 
 
-on_each_processor = pytest.mark.parametrize(
-    "processor",
-    [
-        pytest.param(on_numpy_tiles, id="numpy"),
-        pytest.param(nullcontext, id="processor", marks=needs_tiles),
-    ],
-)
-Processor = Callable[[], AbstractContextManager[None]]
-
-
-@on_each_processor
+@on_each_processor(on_numpy_tiles)
 @pytest.mark.parametrize(
     ("tokens", "shape"),
     [
@@ -178,7 +175,7 @@ def test_the_processors_tiles_have_it_over_two_runs_of_a_panel(tokens: int) -> N
     assert np.array_equal(bits(found), expected(x, weight, bias))
 
 
-@on_each_processor
+@on_each_processor(on_numpy_tiles)
 def test_products_with_chosen_experts_have_it(processor: Processor) -> None:
     tokens, experts, out_dim = 21, 3, 100
     x, weight, bias = drawn(tokens, experts * out_dim, 70)

@@ -12,7 +12,7 @@ blocks, runs, halves and pairs, and their addresses, on any processor.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,9 @@ from numpy.typing import NDArray
 from tests.kernels.vector_parts import VECTOR_PARTS, Floats, bytes_at, rounded, widened
 
 from ferryman_kernels.cpu._compiled import Loop
+from ferryman_kernels.cpu._tiles import has_tiles
+
+Processor = Callable[[], AbstractContextManager[None]]
 
 LEAST_NORMAL = np.float32(2.0**-126)
 LINE, ROWS = 64, 16
@@ -219,3 +222,17 @@ def lent(processor: TileProcessor) -> Iterator[TileProcessor]:
     processor.configure(theirs)
     yield processor
     assert processor.config.tolist() == theirs.tolist()
+
+
+needs_tiles = pytest.mark.skipif(not has_tiles(), reason="this processor multiplies no tiles")
+
+
+def on_each_processor(numpy_tiles: Processor) -> pytest.MarkDecorator:
+    """Runs a test in `numpy_tiles`, and by this processor's own tiles if it has any."""
+    return pytest.mark.parametrize(
+        "processor",
+        [
+            pytest.param(numpy_tiles, id="numpy"),
+            pytest.param(nullcontext, id="processor", marks=needs_tiles),
+        ],
+    )

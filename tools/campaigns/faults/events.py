@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from typing import TypeVar
 
 from tools.campaigns.faults.conditions import Interval
 from tools.campaigns.faults.endurance import Endurance
@@ -17,6 +18,8 @@ from ferryman.wire.nats.bus import Bus
 from ferryman.wire.nats.heartbeat import beat_from_bytes
 from ferryman.wire.nats.nats_bus import NatsBus
 from ferryman.wire.nats.subjects import Subjects
+
+T = TypeVar("T")
 
 # An older one says nothing of the stage that lasts now.
 FRESH_MS = 60
@@ -86,30 +89,31 @@ class EventWatch:
             self.deaf.append(Interval(start, time.monotonic() + UNNOTICED_SECONDS))
 
     async def _beats(self, bus: Bus) -> None:
-        async with bus.subscribed(Subjects().all_beats) as messages:
-            async for message in messages:
-                try:
-                    beat = beat_from_bytes(message.payload)
-                except InvalidRequest:
-                    continue
-                address = getattr(beat, "address", "")
-                if address and beat.worker_id not in self._names:
-                    name = self._target.name_at(int(address.rpartition(":")[2]))
-                    if name is not None:
-                        self._names[beat.worker_id] = name
+        async for beat in _decoded(bus, Subjects().all_beats, beat_from_bytes):
+            address = getattr(beat, "address", "")
+            if address and beat.worker_id not in self._names:
+                name = self._target.name_at(int(address.rpartition(":")[2]))
+                if name is not None:
+                    self._names[beat.worker_id] = name
 
     async def _events(self, bus: Bus) -> None:
-        async with bus.subscribed(Subjects().all_life) as messages:
-            async for message in messages:
-                try:
-                    event = decode_event(message.payload)
-                except ValueError:
-                    continue
-                self.logs.setdefault((event.request_id, event.attempt), []).append(event)
-                self.endurance.saw(event)
-                name = self._names.get(event.worker_id)
-                is_fresh = time.time() * 1000 - event.unix_ms <= FRESH_MS
-                self.num_stale += not is_fresh
-                if name is not None and is_fresh:
-                    # An event is for one fault.
-                    any(listener(event, name) for listener in tuple(self._listeners))
+        async for event in _decoded(bus, Subjects().all_life, decode_event):
+            self.logs.setdefault((event.request_id, event.attempt), []).append(event)
+            self.endurance.saw(event)
+            name = self._names.get(event.worker_id)
+            is_fresh = time.time() * 1000 - event.unix_ms <= FRESH_MS
+            self.num_stale += not is_fresh
+            if name is not None and is_fresh:
+                # An event is for one fault.
+                any(listener(event, name) for listener in tuple(self._listeners))
+
+
+async def _decoded(bus: Bus, subject: str, decode: Callable[[bytes], T]) -> AsyncIterator[T]:
+    """The messages on a subject, for ever; one that cannot be read is passed over."""
+    async with bus.subscribed(subject) as messages:
+        async for message in messages:
+            try:
+                value = decode(message.payload)
+            except (InvalidRequest, ValueError):
+                continue
+            yield value
