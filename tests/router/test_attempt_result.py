@@ -58,21 +58,25 @@ def test_three_failures_are_enough() -> None:
 
 
 DEATHS = {
-    "one": ([0], False),
-    "two at one place": ([0, 0], True),
-    "two behind the first tokens": ([9, 9], True),
-    "a token between the two": ([4, 5], False),
-    "two behind a token": ([0, 7, 7], True),
-    "three, each a token further": ([0, 1, 2], True),
+    "one": (["decode 0"], False),
+    "two at one place": (["decode 0", "decode 0"], True),
+    "two prefill workers": (["prefill 0", "prefill 0"], True),
+    "two behind the first tokens": (["decode 9", "decode 9"], True),
+    "a token between the two": (["decode 4", "decode 5"], False),
+    "two behind a token": (["decode 0", "decode 7", "decode 7"], True),
+    "three, each a token further": (["decode 0", "decode 1", "decode 2"], True),
+    "prefill, which it then passed": (["prefill 0", "decode 0"], False),
+    "another role between the two": (["decode 4", "prefill 4", "decode 4"], True),
 }
 
 
 @pytest.mark.parametrize(("places", "is_suspect"), DEATHS.values(), ids=DEATHS)
-def test_a_request_is_suspect_after(places: list[int], is_suspect: bool) -> None:
+def test_a_request_is_suspect_after(places: list[str], is_suspect: bool) -> None:
     tries = AttemptCount()
-    for number, num_tokens in enumerate(places):
+    for number, place in enumerate(places):
         assert not tries.is_suspect, "no sooner"
-        tries.ran_at_a_death(WorkerName(f"decode-{number:08x}", 1), num_tokens)
+        role, num_tokens = place.split()
+        tries.ran_at_a_death(WorkerName(f"{role}-{number:08x}", 1), int(num_tokens))
     assert tries.is_suspect is is_suspect
     assert tries.may_go_on is not is_suspect
 

@@ -252,4 +252,6 @@ def test_a_request_that_is_sent_to_a_struck_worker_bears_that_strike() -> None:
     endurance.saw(routed("r2"))
     assert not endurance.may_strike("decode-2", 500)
     endurance.saw(event("first_token", 2, 300))
+    assert not endurance.may_strike("decode-2", 500), "its router may not have heard of it"
+    endurance.saw(event("progress", 3, 350))
     assert endurance.may_strike("decode-2", 500)

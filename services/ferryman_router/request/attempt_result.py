@@ -9,6 +9,7 @@ WorkerDrains   it goes on elsewhere, with its state           not charged
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 
 from ferryman.errors import (
@@ -131,7 +132,7 @@ def judge_finish(finished: StreamFinished) -> Verdict:
 
 
 MAX_ATTEMPTS = 3
-# Without a new token in between, and in all.
+# Of one role without a new token in between, and in all.
 MAX_DEATHS_IN_A_ROW = 2
 MAX_DEATHS = 3
 
@@ -143,6 +144,11 @@ class DeathNoted:
     name: WorkerName
     num_tokens: int
 
+    @property
+    def place(self) -> tuple[str, int]:
+        """The same prompt or token ends the same kind of worker."""
+        return self.name.role, self.num_tokens
+
 
 @dataclass(slots=True)
 class AttemptCount:
@@ -151,11 +157,12 @@ class AttemptCount:
 
     A request that kills workers does so at one place; chance kills them anywhere:
 
-        tokens when a worker died    0            accused: tried once more, alone
-                                     0  0         suspect: two at one place
-                                     0  4         not yet: it gets further each time
-                                     0  4  9      suspect: three in all
-                                     0  |  0      not: one of the two workers came back
+        tokens when a worker died    0 (prefill)                 accused: tried once more, alone
+                                     0 (prefill)  0 (prefill)    suspect: two at one place
+                                     0 (prefill)  0 (decode)     not yet: prefill bore it
+                                     0 (decode)   4 (decode)     not yet: it gets further each time
+                                     0  4  9                     suspect: three in all
+                                     0  |  0                     not: one of the two came back
     """
 
     num_failed: int = 0
@@ -182,8 +189,9 @@ class AttemptCount:
         """Whether its workers die too often for chance; no other may be put at risk."""
         # Tokens only become more: deaths at the latest place are those since the latest token.
         latest = max((death.num_tokens for death in self.deaths), default=0)
-        num_in_a_row = sum(death.num_tokens == latest for death in self.deaths)
-        return num_in_a_row >= MAX_DEATHS_IN_A_ROW or len(self.deaths) >= MAX_DEATHS
+        in_a_row = Counter(death.place for death in self.deaths if death.num_tokens == latest)
+        at_one_place = max(in_a_row.values(), default=0)
+        return at_one_place >= MAX_DEATHS_IN_A_ROW or len(self.deaths) >= MAX_DEATHS
 
     @property
     def may_go_on(self) -> bool:

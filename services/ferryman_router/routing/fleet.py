@@ -27,6 +27,10 @@ class WorkerName:
     worker_id: str
     epoch: int
 
+    @property
+    def role(self) -> str:
+        return self.worker_id.partition("-")[0]
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerJoined:

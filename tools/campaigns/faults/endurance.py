@@ -1,7 +1,8 @@
 """How many strikes each request has had to bear. Pure.
 
-A request whose workers died twice at one place, or three times in all, is suspected of killing
-them, and is refused (0122). So that no request is, chance must not do what only a suspect does.
+A request whose workers of one role died twice at one place, or three times in all, is suspected of
+killing them, and is refused (0122, 0162). So that no request is, chance must not do what only a
+suspect does.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class Endurance:
                 burden.struck()
         elif event.role == ROUTER and event.name not in ("received", "taken_over", "migrated"):
             self.burdens.pop(event.request_id, None)
-        elif burden and event.role == DECODE and event.name in ("first_token", "progress"):
+        elif burden and event.role == DECODE and event.name == "progress":
+            # Of its first token alone no router may have heard when the worker dies.
             burden.has_gone_on = True
         if burden:
             burden.heard_at = max(burden.heard_at, event.unix_ms)
