@@ -52,10 +52,12 @@ def _place(run: Run, dtype: torch.dtype, device: torch.device) -> torch.device:
     return device
 
 
+# Snapshots and starts at 16 and 32 lie within blocks of 64.
+@pytest.mark.parametrize("chunk_len", [16, 64])
 @every_run
 @every_dtype
 def test_a_ragged_scan_equals_the_recurrence_of_each_request(
-    run: Run, dtype: torch.dtype, device: torch.device
+    run: Run, dtype: torch.dtype, chunk_len: int, device: torch.device
 ) -> None:
     place = _place(run, dtype, device)
     inputs = random_inputs(sum(end - start for start, end in SPANS), dtype, HEADS)
@@ -63,7 +65,7 @@ def test_a_ragged_scan_equals_the_recurrence_of_each_request(
     oracle = delta_rule(inputs.tensors())
     expected, expected_states = ragged(oracle, states, SPANS, SLOTS, SNAPSHOTS)
     moved, slots = states.to(place, copy=True), torch.tensor(SLOTS, device=place)
-    y = run(*inputs.tensors(place), moved, SPANS, slots, SNAPSHOTS, 16)
+    y = run(*inputs.tensors(place), moved, SPANS, slots, SNAPSHOTS, chunk_len)
     assert y.dtype == dtype
     assert_close(y, expected, TOLERANCE[dtype])
     assert_close(moved, expected_states, TOLERANCE[dtype])

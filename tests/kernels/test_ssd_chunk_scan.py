@@ -67,10 +67,12 @@ SLOTS = (3, 1, 6, 0, 8)
 SNAPSHOTS = ((0, 16, 2), (0, 32, 4), (1, 32, 5), (2, 16, 7), (4, 16, 9))
 
 
+# Snapshots and starts at 16 and 32 lie within blocks of 64.
+@pytest.mark.parametrize("chunk_len", [16, 64])
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize("run", [chunk_scan, chunk_scan_reference, chunk_scan_triton])
 def test_a_ragged_scan_equals_the_recurrence_of_each_request(
-    run: Run, dtype: torch.dtype, device: torch.device
+    run: Run, dtype: torch.dtype, chunk_len: int, device: torch.device
 ) -> None:
     if run is chunk_scan_triton and dtype == torch.float64:
         pytest.skip("the kernel carries float32 states")
@@ -80,7 +82,7 @@ def test_a_ragged_scan_equals_the_recurrence_of_each_request(
     oracle = state_space(inputs.tensors())
     expected, expected_states = ragged(oracle, states, SPANS, SLOTS, SNAPSHOTS)
     moved, slots = states.to(place, copy=True), torch.tensor(SLOTS, device=place)
-    y = run(*inputs.tensors(place), moved, SPANS, slots, SNAPSHOTS, 16)
+    y = run(*inputs.tensors(place), moved, SPANS, slots, SNAPSHOTS, chunk_len)
     assert_close(y, expected, TOLERANCE[dtype])
     assert_close(moved, expected_states, TOLERANCE[dtype])
     assert torch.equal(moved[10].cpu(), states[10])

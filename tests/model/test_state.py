@@ -15,7 +15,7 @@ from ferryman.cache.manifest import (
 )
 from ferryman.engine.memory.slabs import Slabs
 from ferryman.model.config import load_config
-from ferryman.model.shapes.manifest import state_manifest
+from ferryman.model.shapes.manifest import scan_block, state_manifest
 from ferryman.model.shapes.state import section_view, state_views
 
 DTYPES = ("float32", "bfloat16", "float64")
@@ -98,10 +98,18 @@ def test_the_scan_chunk_divides_the_page(
     assert manifest.scan_chunk == scan_chunk
 
 
+def test_blocks_of_a_scan_are_as_long_for_small_pages_as_for_large_ones(
+    folder_of: FolderOf,
+) -> None:
+    config = load_config(folder_of("bamba"))
+    blocks = {scan_block(state_manifest(config, "float32", page, "f")) for page in (16, 64, 256)}
+    assert blocks == {64}, "blocks of a page halved the speed of a card"
+
+
 def test_where_bits_are_promised_a_scan_may_be_cut_after_any_token(folder_of: FolderOf) -> None:
     config, arithmetic = load_config(folder_of("bamba")), "cpu/avx512/float32/r1/tp1"
     manifest = state_manifest(config, "float32", 16, "f", arithmetic=arithmetic)
-    assert manifest.scan_chunk == 1
+    assert manifest.scan_chunk == scan_block(manifest) == 1
 
 
 def test_a_manifest_survives_its_json(manifests: dict[str, StateManifest]) -> None:

@@ -1,41 +1,68 @@
 """The absolute grid on which recurrences are scanned: blocks of `chunk_len` positions.
 
-Blocks are counted from position 0 of each request, and a block that a span cuts is padded in place.
-So the place of a token in its block never depends on the start of its request's span. Therefore the
-states at the end of a block are equal for different requests, and for a request that resumed.
+Blocks are counted from position 0 of each request, and cut where a span or a snapshot does; a block
+that is cut is padded in place. So the place of a token in its block never depends on the start of
+its request's span. Therefore the states at the end of a whole block are equal for different
+requests, and for a request that resumed at such an end. A cut within a block changes the order of
+its sums, so the last bits after it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from ferryman_kernels.ragged import SlotAt, Span, first_tokens
 
+Block = tuple[int, int, int]
+"""The position of its first column, which a cut may leave to an earlier block, and the columns
+[low, high) that are its own."""
+
+
+def cut_blocks(
+    spans: Sequence[Span], snapshots: Sequence[SlotAt], chunk_len: int
+) -> tuple[tuple[Block, ...], ...]:
+    """The blocks of each request, in the order of its positions."""
+    cuts = [{start, end, *_multiples(start, end, chunk_len)} for start, end in spans]
+    for index, position, _ in snapshots:
+        cuts[index].add(position)
+    return tuple(
+        tuple(_block(low, high, chunk_len) for low, high in pairwise(sorted(positions)))
+        for positions in cuts
+    )
+
+
+def _multiples(start: int, end: int, chunk_len: int) -> range:
+    """Those of `chunk_len` from `start` on, below `end`."""
+    return range(start + -start % chunk_len, end, chunk_len)
+
+
+def _block(low: int, high: int, chunk_len: int) -> Block:
+    first = low - low % chunk_len
+    return first, low - first, high - first
+
 
 @dataclass(frozen=True, slots=True)
 class Grid:
     """A ragged batch cut into blocks; request i owns blocks [first_blocks[i], first_blocks[i+1]).
 
-    `cells` [tokens] is the place of each token in [blocks · chunk_len].
+    `block_ending` has the block of a request that ends at a position. `cells` [tokens] is the place
+    of each token in [blocks · chunk_len].
     """
 
     chunk_len: int
     spans: tuple[Span, ...]
     first_blocks: tuple[int, ...]
+    block_ending: Mapping[tuple[int, int], int]
     cells: Tensor
 
     @property
     def num_blocks(self) -> int:
         return self.first_blocks[-1]
-
-    def block_of(self, request_index: int, position: int) -> int:
-        """The block with the state at `position` at its end."""
-        first = self.spans[request_index][0] // self.chunk_len
-        return self.first_blocks[request_index] + (position - 1) // self.chunk_len - first
 
     def wanted(self, slots: Tensor, snapshots: Sequence[SlotAt]) -> dict[int, list[int]]:
         """For each block, the slots that get the state after it: snapshots first, then `slots`."""
@@ -43,20 +70,21 @@ class Grid:
             (i, end, slot)
             for i, ((_, end), slot) in enumerate(zip(self.spans, slots.tolist(), strict=True))
         ]
-        found: dict[int, list[int]] = {}
+        slots_of: dict[int, list[int]] = {}
         for index, position, slot in (*snapshots, *ends):
-            found.setdefault(self.block_of(index, position), []).append(slot)
-        return found
+            slots_of.setdefault(self.block_ending[index, position], []).append(slot)
+        return slots_of
 
 
-def lay_grid(spans: Sequence[Span], chunk_len: int) -> Grid:
-    """Cuts every span at the multiples of `chunk_len`."""
-    firsts, cells = [0], []
-    for start, end in spans:
-        lead = firsts[-1] * chunk_len + start % chunk_len
-        cells.append(torch.arange(lead, lead + end - start))
-        firsts.append(firsts[-1] + -(-end // chunk_len) - start // chunk_len)
-    return Grid(chunk_len, tuple(spans), tuple(firsts), torch.cat(cells))
+def lay_grid(spans: Sequence[Span], snapshots: Sequence[SlotAt], chunk_len: int) -> Grid:
+    """Cuts every span at the multiples of `chunk_len`, and at its snapshots."""
+    firsts, cells, ends = [0], [], dict[tuple[int, int], int]()
+    for index, blocks in enumerate(cut_blocks(spans, snapshots, chunk_len)):
+        for number, (first, low, high) in enumerate(blocks, firsts[-1]):
+            cells.append(torch.arange(low, high) + number * chunk_len)
+            ends[index, first + high] = number
+        firsts.append(firsts[-1] + len(blocks))
+    return Grid(chunk_len, tuple(spans), tuple(firsts), ends, torch.cat(cells))
 
 
 def in_blocks(rows: Tensor, grid: Grid) -> Tensor:
@@ -79,17 +107,14 @@ def decay_between(log_decay: Tensor, dtype: torch.dtype) -> Tensor:
     return between.masked_fill_(ahead, -torch.inf).exp_()
 
 
-def check_spans(
-    spans: Sequence[Span], snapshots: Sequence[SlotAt], tokens: int, chunk_len: int
-) -> None:
-    """Asserts that no span is empty, that spans cover `tokens`, and that each snapshot is at the
-    end of a block or of its span."""
+def check_spans(spans: Sequence[Span], snapshots: Sequence[SlotAt], tokens: int) -> None:
+    """Asserts that no span is empty, that spans cover `tokens`, and that each snapshot is within
+    its span or at its end."""
     assert all(end > start >= 0 for start, end in spans), spans
     assert sum(end - start for start, end in spans) == tokens, (spans, tokens)
     for index, position, _ in snapshots:
         start, end = spans[index]
         assert start < position <= end, (spans, snapshots)
-        assert position % chunk_len == 0 or position == end, (position, chunk_len)
 
 
 Rows = tuple[tuple[int, ...], ...]
@@ -99,16 +124,13 @@ def describe_blocks(
     spans: Sequence[Span], snapshots: Sequence[SlotAt], chunk_len: int
 ) -> tuple[tuple[int, ...], Rows, tuple[int, ...]]:
     """Each request's first block; each block's (first token, low, high); each block's snapshot."""
-    tokens = first_tokens(spans)
-    firsts, blocks = [0], list[tuple[int, ...]]()
-    for (start, end), token in zip(spans, tokens, strict=False):
-        for first in range(start - start % chunk_len, end, chunk_len):
-            low, high = max(start - first, 0), min(end - first, chunk_len)
-            blocks.append((token + first - start, low, high))
-        firsts.append(len(blocks))
-    wanted = [-1] * len(blocks)
-    for index, position, slot in snapshots:
-        block = firsts[index] + (position - 1) // chunk_len - spans[index][0] // chunk_len
-        assert wanted[block] < 0, f"two snapshots of request {index} at {position}"
-        wanted[block] = slot
-    return tuple(firsts), tuple(blocks), tuple(wanted)
+    destinations = {(index, position): slot for index, position, slot in snapshots}
+    assert len(destinations) == len(snapshots), f"two snapshots at one position: {snapshots}"
+    firsts, described, wanted = [0], list[tuple[int, ...]](), list[int]()
+    cut, tokens = cut_blocks(spans, snapshots, chunk_len), first_tokens(spans)
+    for index, ((start, _), token) in enumerate(zip(spans, tokens, strict=False)):
+        for first, low, high in cut[index]:
+            described.append((token + first - start, low, high))
+            wanted.append(destinations.get((index, first + high), -1))
+        firsts.append(len(described))
+    return tuple(firsts), tuple(described), tuple(wanted)

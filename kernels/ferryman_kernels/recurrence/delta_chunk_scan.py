@@ -72,7 +72,7 @@ def delta_chunk_scan_reference(
     snapshots: Sequence[SlotAt],
     chunk_len: int,
 ) -> Tensor:
-    grid = lay_grid(spans, chunk_len)
+    grid = lay_grid(spans, snapshots, chunk_len)
     blocks = _prepare(q, k, v, g, beta, grid, ssm_states.dtype)
     y = _run_blocks(blocks, ssm_states, slots, grid, snapshots)
     return y.transpose(1, 2).flatten(0, 1)[grid.cells.to(y.device)].to(v.dtype)
@@ -154,8 +154,7 @@ def delta_chunk_scan(
     `q` and `k` [tokens, k_heads, k_dim], normed and scaled by the family; `v` [tokens, v_heads,
     v_dim], where head h reads key head h // (v_heads / k_heads); `g` (log decay, ≤ 0) and `beta`
     [tokens, v_heads]. `ssm_states` is a strided view [slots, v_heads, k_dim, v_dim], advanced in
-    place at `slots` [requests]. A snapshot's position is a multiple of `chunk_len` in (start, end],
-    or the end.
+    place at `slots` [requests]. A snapshot's position is in (start, end]; it cuts its block.
     """
     tokens, v_heads, v_dim = v.shape
     assert q.shape == k.shape, (q.shape, k.shape)
@@ -164,7 +163,7 @@ def delta_chunk_scan(
     assert ssm_states.shape[1:] == (v_heads, k.shape[2], v_dim), ssm_states.shape
     assert g.shape == beta.shape == (tokens, v_heads), (g.shape, beta.shape)
     assert slots.shape == (len(spans),), (slots.shape, spans)
-    check_spans(spans, snapshots, tokens, chunk_len)
+    check_spans(spans, snapshots, tokens)
     if has_delta_loop(v, g, beta, ssm_states):
         runs = prefill_runs(spans, slots, snapshots)
         return delta_scan_compiled(q, k, v, g[..., None], beta, ssm_states, runs)

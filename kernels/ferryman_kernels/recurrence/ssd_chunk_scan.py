@@ -46,7 +46,7 @@ def chunk_scan_reference(
     snapshots: Sequence[SlotAt],
     chunk_len: int,
 ) -> Tensor:
-    grid, wide = lay_grid(spans, chunk_len), ssm_states.dtype
+    grid, wide = lay_grid(spans, snapshots, chunk_len), ssm_states.dtype
     wide_x, wide_dt = x.to(wide), dt.to(wide)
     fed = in_blocks(wide_x * wide_dt[..., None], grid)  # [blocks, chunk, ssm_heads, ssm_head_dim]
     keys = in_blocks(B.to(wide), grid).transpose(1, 2).contiguous()
@@ -135,7 +135,7 @@ def chunk_scan(
 
     `dt` [tokens, ssm_heads]; `B` and `C` [tokens, ssm_groups, ssm_state]; `ssm_states` is a strided
     view [slots, ssm_heads, ssm_head_dim, ssm_state], advanced in place at `slots` [requests]. A
-    snapshot's position is a multiple of `chunk_len` in (start, end], or the end.
+    snapshot's position is in (start, end]; it cuts its block.
     """
     tokens, ssm_heads, ssm_head_dim = x.shape
     assert ssm_states.shape[1:] == (ssm_heads, ssm_head_dim, B.shape[2]), ssm_states.shape
@@ -144,7 +144,7 @@ def chunk_scan(
     assert B.shape == C.shape, (B.shape, C.shape)
     assert ssm_heads % B.shape[1] == 0, (B.shape, C.shape)
     assert slots.shape == (len(spans),), (slots.shape, spans)
-    check_spans(spans, snapshots, tokens, chunk_len)
+    check_spans(spans, snapshots, tokens)
     given = x, dt, A, B, C, D, ssm_states
     if has_ssd_loop(*given):
         return ssd_scan_compiled(*given, prefill_runs(spans, slots, snapshots))

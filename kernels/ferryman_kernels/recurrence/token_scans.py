@@ -39,10 +39,10 @@ def chunk_scan_by_token(
     snapshots: Sequence[SlotAt],
     chunk_len: int,
 ) -> Tensor:
-    """`chunk_scan`; on a card `chunk_len` decides nothing but where snapshots may be."""
+    """`chunk_scan`; on a card `chunk_len` decides nothing."""
     if not ssm_states.is_cuda:
         return chunk_scan(x, dt, A, B, C, D, ssm_states, spans, slots, snapshots, chunk_len)
-    check_spans(spans, snapshots, len(x), chunk_len)
+    check_spans(spans, snapshots, len(x))
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     for runs in runs_of_spans(spans, slots, snapshots):
         ssd_runs_triton((x, dt, A, B, C, D), ssm_states, runs, y)
@@ -98,10 +98,10 @@ def delta_scan_by_token(
     snapshots: Sequence[SlotAt],
     chunk_len: int,
 ) -> Tensor:
-    """`delta_chunk_scan`; on a card `chunk_len` decides nothing but where snapshots may be."""
+    """`delta_chunk_scan`; on a card `chunk_len` decides nothing."""
     if not ssm_states.is_cuda:
         return delta_chunk_scan(q, k, v, g, beta, ssm_states, spans, slots, snapshots, chunk_len)
-    check_spans(spans, snapshots, len(v), chunk_len)
+    check_spans(spans, snapshots, len(v))
     y = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     for runs in runs_of_spans(spans, slots, snapshots):
         delta_runs_triton((q, k, v, g, beta), ssm_states, runs, y)

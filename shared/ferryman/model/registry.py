@@ -27,7 +27,7 @@ from ferryman.model.layers.decoder_layers import LayerPlace
 from ferryman.model.layers.mtp import MtpHead
 from ferryman.model.load_options import LoadOptions
 from ferryman.model.one_order import in_one_order
-from ferryman.model.shapes.manifest import state_manifest
+from ferryman.model.shapes.manifest import scan_block, state_manifest
 from ferryman.model.shapes.model_shapes import ModelConfig
 from ferryman.model.weights.checkpoint import Checkpoint, open_checkpoint
 from ferryman.model.weights.load_progress import ByteCount, LoadStage
@@ -90,19 +90,19 @@ def load_self_drafting(folder: Path | str, options: LoadOptions) -> SelfDrafting
     """
     config = mtp_config(folder)
     with _loaded(folder, options) as (target, weights):
-        head = load_mtp_head(folder, weights, target.manifest.scan_chunk)
+        head = load_mtp_head(folder, weights, scan_block(target.manifest))
     manifest = _joint_manifest(config, target, "its own layer", options)
     if manifest.is_exact_on_card:
         head = in_one_order(head)
     return SelfDraftingModel(target, head, config, manifest)
 
 
-def load_mtp_head(folder: Path | str, weights: Weights, scan_chunk: int) -> MtpHead:
+def load_mtp_head(folder: Path | str, weights: Weights, block: int) -> MtpHead:
     """The drafting layer of the model in `folder`. Raises ConfigError, by name, for tensors that
     are missing, and as `mtp_source` does."""
     target: ModelConfig = load_config(folder)
     trunk = target.trunk
-    place = LayerPlace(len(target.states), trunk.hidden_dim, trunk.norm_eps, scan_chunk)
+    place = LayerPlace(len(target.states), trunk.hidden_dim, trunk.norm_eps, block)
     head: MtpHead = mtp_source(folder).load(target, weights, place)
     return head
 

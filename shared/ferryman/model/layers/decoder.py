@@ -22,6 +22,7 @@ from ferryman.cache.manifest import StateManifest
 from ferryman.model.layers.decoder_layers import Layer, LayerPlace, Norm, NormLoader, load_norm
 from ferryman.model.sampling.prompt_logprobs import PrefilledRows
 from ferryman.model.shapes.batch import DecodeBatch, PrefillBatch, StepBatch
+from ferryman.model.shapes.manifest import scan_block
 from ferryman.model.shapes.model_shapes import ModelConfig, TrunkShape
 from ferryman.model.shapes.state import ModelState
 from ferryman.model.weights.adapted import ServedAdapters
@@ -168,7 +169,7 @@ def load_layers(
     """The result of `load_layer` for each layer, by the weights under its number and its place."""
     trunk = config.trunk
     places = (
-        LayerPlace(index, trunk.hidden_dim, trunk.norm_eps, manifest.scan_chunk, norm_origin)
+        LayerPlace(index, trunk.hidden_dim, trunk.norm_eps, scan_block(manifest), norm_origin)
         for index in range(trunk.num_layers)
     )
     return side_by_side(

@@ -52,14 +52,14 @@ class FeedForward(Protocol):
 class LayerPlace:
     """A mixer's place in the decoder, and its settings beyond its own shape.
 
-    `scan_chunk` is the absolute grid of the recurrent scans. `norm_origin` is added to a norm's
+    `scan_block` is the block of the recurrent scans, in tokens. `norm_origin` is added to a norm's
     stored weight: 1 if checkpoints store its distance from one (Gemma, Qwen3-Next).
     """
 
     layer: int
     hidden_dim: int
     norm_eps: float
-    scan_chunk: int
+    scan_block: int
     norm_origin: float = 0.0
 
 

@@ -32,11 +32,11 @@ from ferryman_kernels.recurrence.delta_step import DeltaWeights
 
 @dataclass(frozen=True, slots=True)
 class DeltaNet:
-    """The recurrent mixer of layer `layer`. `scan_chunk` is the absolute grid of the scan."""
+    """The recurrent mixer of layer `layer`. `scan_block` is the block of the scan."""
 
     layer: int
     shape: DeltaShape
-    scan_chunk: int
+    scan_block: int
     project_in: Linear
     step: DeltaWeights
     gate: NormThenGate
@@ -49,7 +49,7 @@ class DeltaNet:
             mixed = causal_conv_prefill(mixed, conv, self.step.conv_weight, None, *batch.scans)
             q, k, v = self.step.heads(mixed, self.shape.v_heads, self.shape.v_dim)
             g, beta = self.step.rates(a, b)
-            scanned = *batch.scans, self.scan_chunk
+            scanned = *batch.scans, self.scan_block
             y = state.kernels.delta_scan(q, k, v, g, beta, ssm, *scanned)
             return self._finish(y, z)
 
@@ -84,7 +84,7 @@ def load_delta(weights: Weights, shape: DeltaShape, place: LayerPlace) -> DeltaN
     return DeltaNet(
         layer=place.layer,
         shape=rank_shape,
-        scan_chunk=place.scan_chunk,
+        scan_block=place.scan_block,
         project_in=join_linear(_cut(_in_rows(weights, shape, place.hidden_dim), shape, group)),
         step=DeltaWeights(
             conv_weight=torch.cat(_cut(conv_parts, shape, group)),

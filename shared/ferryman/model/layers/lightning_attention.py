@@ -33,7 +33,7 @@ NORM_EPS = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class LightningAttention:
-    """The recurrent mixer of layer `layer`. `scan_chunk` is the absolute grid of the scan.
+    """The recurrent mixer of layer `layer`. `scan_block` is the block of the scan.
 
     `qkv` and `gate` are joined into one product. `rates` (-slope) and `skip` (zeros) [heads] are in
     the accumulation dtype. `shape` is a rank's share.
@@ -41,7 +41,7 @@ class LightningAttention:
 
     layer: int
     shape: LightningShape
-    scan_chunk: int
+    scan_block: int
     project_in: Linear
     rates: Tensor
     skip: Tensor
@@ -53,7 +53,7 @@ class LightningAttention:
         steps, ssm = self._steps(hidden), state.ssm[self.layer]
         if isinstance(batch, PrefillBatch):
             inputs = v, steps, self.rates, k, q, self.skip
-            y = state.kernels.scan(*inputs, ssm, *batch.scans, self.scan_chunk)
+            y = state.kernels.scan(*inputs, ssm, *batch.scans, self.scan_block)
             return self._finish(y, gate)
 
         def advance(q: Tensor, k: Tensor, v: Tensor, steps: Tensor, *slots: Tensor) -> Tensor:
@@ -94,7 +94,7 @@ def load_lightning(
     return LightningAttention(
         layer=place.layer,
         shape=shape.shard(group.num_ranks),
-        scan_chunk=place.scan_chunk,
+        scan_block=place.scan_block,
         project_in=join_linear([share_of(part, shape.heads, group) for part in (qkv, gate)]),
         rates=rates,
         skip=torch.zeros_like(rates),

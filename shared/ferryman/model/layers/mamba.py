@@ -29,7 +29,7 @@ from ferryman_kernels.recurrence.mamba_step import StepWeights
 
 @dataclass(frozen=True, slots=True)
 class MambaMixer:
-    """The recurrent mixer of layer `layer`. `scan_chunk` is the absolute grid of the scan.
+    """The recurrent mixer of layer `layer`. `scan_block` is the block of the scan.
 
     The weights of the convolution and the norm are in the accumulation dtype, which the kernels
     take: converting them at every call cost as much as the norm. `shape` is a rank's share.
@@ -37,7 +37,7 @@ class MambaMixer:
 
     layer: int
     shape: MambaShape
-    scan_chunk: int
+    scan_block: int
     project_in: Linear
     step: StepWeights
     gate: ScanGate
@@ -51,7 +51,7 @@ class MambaMixer:
             x, B, C = self._parts(mixed)
             dt = step.time_steps(dt)
             inputs = x, dt, step.A, B, C, step.D
-            y = state.kernels.scan(*inputs, ssm, *batch.scans, self.scan_chunk)
+            y = state.kernels.scan(*inputs, ssm, *batch.scans, self.scan_block)
             return self._finish(y, gate)
 
         def advance(mixed: Tensor, dt: Tensor, *slots: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ def load_mamba(weights: Weights, shape: MambaShape, place: LayerPlace) -> MambaM
     return MambaMixer(
         layer=place.layer,
         shape=shape.shard(group.num_ranks),
-        scan_chunk=place.scan_chunk,
+        scan_block=place.scan_block,
         project_in=join_linear(rank_parts.projected(project_in), in_bias),
         step=StepWeights(
             conv_weight=conv.squeeze(1).contiguous(),

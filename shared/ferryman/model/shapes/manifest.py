@@ -17,7 +17,7 @@ from ferryman.errors import ConfigError
 from ferryman.model.shapes.attention_shapes import AttentionShape
 from ferryman.model.shapes.model_shapes import AS_COMPUTED, ModelConfig, StatePlace, share_of_rank
 
-MAX_SCAN_CHUNK = 64
+SCAN_BLOCK = 64
 
 
 def state_manifest(
@@ -47,10 +47,15 @@ def state_manifest(
     )
 
 
+def scan_block(manifest: StateManifest) -> int:
+    """Tokens of the blocks in which recurrences are scanned: one where bits are promised, since a
+    scan token by token can be cut anywhere. Elsewhere a block may be longer than a page: what cuts
+    it changes its last bits, which nobody promised."""
+    return 1 if manifest.exactness is Exactness.BITS else SCAN_BLOCK
+
+
 def _scan_chunk(page_size: int, arithmetic: str) -> int:
-    """The grid of the scan: one token where bits are promised, since a scan token by token can be
-    cut anywhere; elsewhere blocks, whose cuts change bits."""
-    return 1 if Exactness.under(arithmetic) is Exactness.BITS else min(page_size, MAX_SCAN_CHUNK)
+    return 1 if Exactness.under(arithmetic) is Exactness.BITS else min(page_size, SCAN_BLOCK)
 
 
 def _layouts(config: ModelConfig, place: StatePlace, num_ranks: int) -> tuple[KindLayout, ...]:
