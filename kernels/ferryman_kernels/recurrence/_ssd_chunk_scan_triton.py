@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ferryman_kernels._triton import (
     Kernel,
+    KernelPart,
     cdiv,
     dot_type,
     next_power_of_two,
@@ -88,6 +89,45 @@ def _blocks_add_kernel(
     tl.store(total_ptr + block * tl.num_programs(1) + head, total.to(tl.float32))
 
 
+@KernelPart
+def _block_to_carry(
+    at: tl.tuple, heads: tl.tensor, offs: tl.tensor, block: tl.tensor, last: tl.tensor
+) -> tl.tuple:
+    """A block's summand, decay and snapshot's slot or -1; from `last` on those of the last one."""
+    left_ptr, total_ptr, snapshots_ptr, head_elements = at
+    block = tl.minimum(block, last - 1)
+    in_total = block * heads + tl.program_id(1)
+    mask = offs < head_elements
+    left = tl.load(left_ptr + in_total * head_elements + offs, mask=mask, other=0.0)
+    decay = tl.exp(tl.load(total_ptr + in_total))
+    return left, decay, tl.load(snapshots_ptr + block)
+
+
+@KernelPart
+def _carried(
+    state: tl.tensor,
+    read: tl.tuple,
+    at: tl.tuple,
+    written: tl.tuple,
+    offs: tl.tensor,
+    of: tl.tuple,
+) -> tl.tensor:
+    """The state after a block, which is written where it is wanted; `state` enters the block, and
+    is all that there is from `last` on."""
+    left, decay, dst = read
+    left_ptr, _, _, head_elements = at
+    states_ptr, stride_slot = written
+    block, last = of
+    in_total = block * tl.num_programs(1) + tl.program_id(1)
+    live = offs < tl.where(block < last, head_elements, 0)
+    tl.store(left_ptr + in_total * head_elements + offs, state, mask=live)
+    state = tl.where(block < last, left + decay * state, state)
+    asked = live & (offs < tl.where(dst >= 0, head_elements, 0))
+    in_slot = tl.program_id(1) * head_elements + offs
+    tl.store(states_ptr + dst * stride_slot + in_slot, state, mask=asked)
+    return state
+
+
 @Kernel
 def _carry_states_kernel(
     left_ptr: tl.tensor,
@@ -102,25 +142,29 @@ def _carry_states_kernel(
 ) -> None:
     """Runs through one request's blocks: `left` becomes the state that enters each block.
 
-    `snapshots` [blocks] is the slot for the state after the block, or -1.
+    `snapshots` [blocks] is the slot for the state after the block, or -1. Four blocks are read
+    before the first of them is written. A compiler keeps loads behind a store to the same tensor,
+    so a block at a time waits for memory three times in a row: for the summand, decay and slot.
     """
     request, head = tl.program_id(0), tl.program_id(1)
     slot = tl.load(slots_ptr + request).to(tl.int64)
     offs = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     mask = offs < head_elements
-    in_slot = head * head_elements + offs
-    state = tl.load(ssm_states_ptr + slot * stride_slot + in_slot, mask=mask, other=0.0)
-    heads = tl.num_programs(1)
+    in_slot = ssm_states_ptr + slot * stride_slot + head * head_elements + offs
+    state = tl.load(in_slot, mask=mask, other=0.0)
+    heads, at = tl.num_programs(1), (left_ptr, total_ptr, snapshots_ptr, head_elements)
+    written = ssm_states_ptr, stride_slot
     last = tl.load(first_blocks_ptr + request + 1)
-    for block in range(tl.load(first_blocks_ptr + request), last):
-        left_at = left_ptr + (block * heads + head) * head_elements + offs
-        left = tl.load(left_at, mask=mask, other=0.0)
-        tl.store(left_at, state, mask=mask)
-        state = left + tl.exp(tl.load(total_ptr + block * heads + head)) * state
-        dst = tl.load(snapshots_ptr + block)
-        asked = offs < tl.where(dst >= 0, head_elements, 0)
-        tl.store(ssm_states_ptr + dst * stride_slot + in_slot, state, mask=asked)
-    tl.store(ssm_states_ptr + slot * stride_slot + in_slot, state, mask=mask)
+    for block in range(tl.load(first_blocks_ptr + request), last, 4):
+        read0 = _block_to_carry(at, heads, offs, block, last)
+        read1 = _block_to_carry(at, heads, offs, block + 1, last)
+        read2 = _block_to_carry(at, heads, offs, block + 2, last)
+        read3 = _block_to_carry(at, heads, offs, block + 3, last)
+        state = _carried(state, read0, at, written, offs, (block, last))
+        state = _carried(state, read1, at, written, offs, (block + 1, last))
+        state = _carried(state, read2, at, written, offs, (block + 2, last))
+        state = _carried(state, read3, at, written, offs, (block + 3, last))
+    tl.store(in_slot, state, mask=mask)
 
 
 @Kernel
