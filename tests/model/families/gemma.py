@@ -11,7 +11,20 @@ from tests.model.families.shapes import (
     trunk,
     window_len,
 )
-from transformers import Gemma2Config, Gemma3TextConfig, PretrainedConfig
+from transformers import Gemma2Config, Gemma3TextConfig, GemmaConfig, PretrainedConfig
+
+
+def gemma(rng: random.Random) -> PretrainedConfig:
+    heads = grouped_heads(rng)
+    return GemmaConfig(
+        **trunk(rng, rng.randint(1, 4)),
+        **heads,
+        hidden_size=heads["num_attention_heads"] * rng.choice([4, 6]),
+        intermediate_size=rng.choice([32, 56]),
+        attention_bias=rng.random() < 0.3,
+        hidden_act=rng.choice(["gelu", "gelu_pytorch_tanh"]),
+        rope_parameters=rope(rng),
+    )
 
 
 def gemma2(rng: random.Random) -> PretrainedConfig:

@@ -15,11 +15,53 @@ from tests.model.families.shapes import (
 )
 from transformers import (
     Dots1Config,
+    Glm4Config,
     Glm4MoeConfig,
     Glm4MoeLiteConfig,
+    GlmConfig,
     GlmMoeDsaConfig,
     PretrainedConfig,
+    SolarOpenConfig,
 )
+
+
+def glm(rng: random.Random) -> PretrainedConfig:
+    return GlmConfig(**_dense(rng))
+
+
+def glm4(rng: random.Random) -> PretrainedConfig:
+    return Glm4Config(**_dense(rng))
+
+
+def _dense(rng: random.Random) -> dict[str, Any]:
+    return {
+        **trunk(rng, rng.randint(1, 4)),
+        **grouped_heads(rng),
+        "head_dim": rng.choice([4, 8, 16]),
+        **sizes(rng),
+        "attention_bias": rng.random() < 0.5,
+        "rope_parameters": {**rope(rng), "partial_rotary_factor": rng.choice([0.5, 1.0])},
+    }
+
+
+def solar_open(rng: random.Random) -> PretrainedConfig:
+    num_groups, per_group = rng.choice([1, 2]), rng.choice([2, 3])
+    groups_per_token = rng.randint(1, num_groups)
+    return SolarOpenConfig(
+        **trunk(rng, rng.randint(1, 4)),
+        **grouped_heads(rng),
+        hidden_size=rng.choice([24, 40]),
+        moe_intermediate_size=rng.choice([8, 20]),
+        attention_bias=rng.random() < 0.5,
+        n_routed_experts=num_groups * per_group,
+        n_shared_experts=rng.choice([1, 2]),
+        n_group=num_groups,
+        topk_group=groups_per_token,
+        num_experts_per_tok=rng.randint(1, groups_per_token * per_group),
+        norm_topk_prob=rng.random() < 0.5,
+        routed_scaling_factor=rng.uniform(0.5, 2.5),
+        rope_parameters=rope(rng),
+    )
 
 
 def glm4_moe(rng: random.Random) -> PretrainedConfig:

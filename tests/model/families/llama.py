@@ -12,7 +12,6 @@ from tests.model.families.shapes import (
     window_len,
 )
 from transformers import (
-    HunYuanDenseV1Config,
     Llama4TextConfig,
     LlamaConfig,
     PretrainedConfig,
@@ -61,17 +60,6 @@ def seed_oss(rng: random.Random) -> PretrainedConfig:
         attention_out_bias=rng.random() < 0.5,
         mlp_bias=rng.random() < 0.5,
         rope_parameters=rope(rng),
-    )
-
-
-def hunyuan(rng: random.Random) -> PretrainedConfig:
-    alpha = {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": rng.choice([50.0, 1000.0])}
-    return HunYuanDenseV1Config(
-        **trunk(rng, rng.randint(1, 4)),
-        **grouped_heads(rng),
-        **sizes(rng),
-        attention_bias=rng.random() < 0.5,
-        rope_parameters=rng.choice([rope(rng), {**alpha, "factor": 1.0}]),
     )
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 from tests.model.families.shapes import (
     LAYER_TYPES,
@@ -11,7 +12,52 @@ from tests.model.families.shapes import (
     trunk,
     window_len,
 )
-from transformers import Olmo2Config, Olmo3Config, OlmoHybridConfig, PretrainedConfig
+from transformers import (
+    FlexOlmoConfig,
+    Olmo2Config,
+    Olmo3Config,
+    OlmoConfig,
+    OlmoeConfig,
+    OlmoHybridConfig,
+    PretrainedConfig,
+)
+
+
+def olmo(rng: random.Random) -> PretrainedConfig:
+    fields = _llama_fields(rng)
+    del fields["rms_norm_eps"]
+    return OlmoConfig(**fields, clip_qkv=rng.choice([None, 0.8, 8.0]))
+
+
+def olmoe(rng: random.Random) -> PretrainedConfig:
+    clip = rng.choice([None, 0.8, 8.0])
+    return OlmoeConfig(**_llama_fields(rng), **_experts(rng), clip_qkv=clip)
+
+
+def flex_olmo(rng: random.Random) -> PretrainedConfig:
+    return FlexOlmoConfig(**_llama_fields(rng), **_experts(rng))
+
+
+def _llama_fields(rng: random.Random) -> dict[str, Any]:
+    heads = grouped_heads(rng)
+    del heads["head_dim"]
+    return {
+        **trunk(rng, rng.randint(1, 4)),
+        **heads,
+        "hidden_size": heads["num_attention_heads"] * rng.choice([4, 6]),
+        "intermediate_size": rng.choice([16, 28]),
+        "attention_bias": rng.random() < 0.5,
+        "rope_parameters": rope(rng),
+    }
+
+
+def _experts(rng: random.Random) -> dict[str, Any]:
+    num_experts = rng.choice([3, 5])
+    return {
+        "num_experts": num_experts,
+        "num_experts_per_tok": rng.randint(1, num_experts),
+        "norm_topk_prob": rng.random() < 0.5,
+    }
 
 
 def olmo2(rng: random.Random) -> PretrainedConfig:

@@ -3,8 +3,21 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from tests.model.families.shapes import MAX_POSITIONS, grouped_heads, trunk, window_len
-from transformers import Phi3Config, PhimoeConfig, PretrainedConfig
+from tests.model.families.shapes import MAX_POSITIONS, grouped_heads, rope, trunk, window_len
+from transformers import Phi3Config, PhiConfig, PhimoeConfig, PretrainedConfig
+
+
+def phi(rng: random.Random) -> PretrainedConfig:
+    heads, fields = grouped_heads(rng), trunk(rng, rng.randint(1, 4))
+    del heads["head_dim"]
+    fields["layer_norm_eps"] = fields.pop("rms_norm_eps")
+    return PhiConfig(
+        **fields,
+        **heads,
+        hidden_size=heads["num_attention_heads"] * rng.choice([8, 16]),
+        intermediate_size=rng.choice([32, 56]),
+        rope_parameters={**rope(rng), "partial_rotary_factor": rng.choice([0.5, 1.0])},
+    )
 
 
 def phi3(rng: random.Random) -> PretrainedConfig:

@@ -1,4 +1,4 @@
-"""Gemma 2 and 3: windows in some layers, four norms a layer.
+"""Gemma 1 to 3: two norms a layer, then four; since Gemma 2 windows in some layers.
 
 hidden += norm(attention(norm(hidden)))
 hidden += norm(down(gelu(gate) · up)),  gate and up of norm(hidden)
@@ -17,9 +17,19 @@ from typing import Any
 from ferryman.cache.manifest import StateManifest
 from ferryman.model.layers.attention import load_attention
 from ferryman.model.layers.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
-from ferryman.model.layers.decoder_layers import LayerPlace, SandwichLayer, load_norm
+from ferryman.model.layers.decoder_layers import (
+    FeedForward,
+    LayerPlace,
+    SandwichLayer,
+    load_norm,
+)
 from ferryman.model.layers.mlp import load_gated_mlp
 from ferryman.model.layers.token_input import rounded
+from ferryman.model.layers.transformer import (
+    TransformerConfig,
+    load_transformer,
+    uniform_transformer,
+)
 from ferryman.model.readers.config_readers import (
     GELU,
     check_activation,
@@ -29,10 +39,14 @@ from ferryman.model.readers.config_readers import (
     read_rotary,
     read_trunk,
 )
-from ferryman.model.readers.transformer_readers import read_plain_mlp, read_windows
+from ferryman.model.readers.transformer_readers import (
+    read_plain_mlp,
+    read_rotary_attention,
+    read_windows,
+)
 from ferryman.model.shapes.attention_shapes import AttentionShape, HeadNorm, RotaryPositions
 from ferryman.model.shapes.config_fields import ConfigFields
-from ferryman.model.shapes.feed_forward_shapes import MlpShape
+from ferryman.model.shapes.feed_forward_shapes import FeedForwardShape, MlpShape
 from ferryman.model.shapes.model_shapes import TrunkShape
 from ferryman.model.shapes.rotary import read_scaling, read_theta
 from ferryman.model.weights.named_weights import Weights
@@ -46,6 +60,7 @@ DEFAULTS: Mapping[str, Any] = {
     "query_pre_attn_scalar": 256,
     "hidden_activation": GELU,
 }
+GEMMA1_DEFAULTS: Mapping[str, Any] = {"head_dim": 256, "tie_word_embeddings": True}
 GEMMA2_DEFAULTS: Mapping[str, Any] = {
     **DEFAULTS,
     "attn_logit_softcapping": 50.0,
@@ -76,6 +91,20 @@ class GemmaConfig:
     @property
     def states(self) -> tuple[tuple[AttentionShape], ...]:
         return tuple((attention,) for attention in self.attention)
+
+
+def read_gemma(config: ConfigFields) -> TransformerConfig:
+    """Gemma 1: Llama with a gelu, a scaled embedding, and norms stored as distances from one.
+
+    "gelu" in the first configs means its approximation by a tanh, as all code of Gemma takes it.
+    """
+    fields = config.with_defaults(**GEMMA1_DEFAULTS)
+    check_activation(fields, "hidden_act", (GELU, "gelu"))
+    if fields.raw.get("hidden_activation") is not None:
+        check_activation(fields, "hidden_activation", (GELU,))
+    check_flags(fields, use_bidirectional_attention=False)
+    attention = read_rotary_attention(fields)
+    return uniform_transformer(read_trunk(fields), attention, read_plain_mlp(fields))
 
 
 def read_gemma2(whole: ConfigFields) -> GemmaConfig:
@@ -139,6 +168,23 @@ def positions_in_window(fields: ConfigFields) -> RotaryPositions:
     )
     theta = read_theta(rope, theta)
     return RotaryPositions(theta, head_dim_of(fields), read_scaling(rope))
+
+
+def load_gemma1(config: TransformerConfig, manifest: StateManifest, weights: Weights) -> Decoder:
+    scales = EndScales(rounded(config.trunk.hidden_dim**0.5, weights))
+    return load_transformer(
+        replace(config, scales=scales),
+        manifest,
+        weights,
+        feed_forward=_gelu_mlp,
+        load_norm=partial(load_norm, origin=1.0),
+    )
+
+
+def _gelu_mlp(weights: Weights, shape: FeedForwardShape, hidden_dim: int) -> FeedForward:
+    if not isinstance(shape, MlpShape):
+        raise TypeError(f"Gemma 1 has no experts, but {shape}")
+    return load_gated_mlp(weights.under("mlp"), shape, hidden_dim, gelu_tanh)
 
 
 def load_gemma(config: GemmaConfig, manifest: StateManifest, weights: Weights) -> Decoder:

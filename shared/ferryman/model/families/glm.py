@@ -1,19 +1,27 @@
-"""GLM-4.5 to 5 and dots.llm1: DeepSeek's experts behind attention of their own, or DeepSeek's too.
+"""GLM-4 to 5, dots.llm1 and Solar Open.
 
-The first layers have dense MLPs.
+The dense GLM-4 turn a part of each head, neighbouring channels together. Later models have
+DeepSeek's experts behind attention of their own, or DeepSeek's too; most of them have dense MLPs in
+the first layers.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from ferryman.cache.manifest import StateManifest
 from ferryman.model.families.deepseek import (
     DeepseekConfig,
     SparseDeepseekConfig,
     read_deepseek_v3,
     read_deepseek_v32,
 )
-from ferryman.model.layers.transformer import TransformerConfig
+from ferryman.model.layers.decoder import Decoder
+from ferryman.model.layers.transformer import (
+    TransformerConfig,
+    load_transformer,
+    uniform_transformer,
+)
 from ferryman.model.readers.config_readers import (
     check_activation,
     check_flags,
@@ -30,12 +38,41 @@ from ferryman.model.readers.transformer_readers import (
 from ferryman.model.shapes.attention_shapes import AttentionShape, HeadNorm
 from ferryman.model.shapes.config_fields import ConfigFields
 from ferryman.model.shapes.feed_forward_shapes import FeedForwardShape, MixtureShape, MlpShape
+from ferryman.model.shapes.model_shapes import NormPlaces
+from ferryman.model.weights.named_weights import Weights
 
 # The meanings of fields that published configs leave out.
 DOTS1_DEFAULTS = {"norm_topk_prob": False, "first_k_dense_replace": 0}
 GLM4_DEFAULTS = {"first_k_dense_replace": 1, "n_shared_experts": 1}
 LITE_DEFAULTS = {**GLM4_DEFAULTS, "routed_scaling_factor": 1.8}
 GLM5_DEFAULTS = {"first_k_dense_replace": 3, "routed_scaling_factor": 2.5}
+DENSE_DEFAULTS = {"head_dim": 128, "attention_bias": True, "num_key_value_heads": 2}
+SOLAR_DEFAULTS = {"n_shared_experts": 1, "rope_theta": 1_000_000.0, "head_dim": 128}
+
+GLM4_NORMS = {
+    "post_attention_layernorm": "post_self_attn_layernorm",
+    "pre_feedforward_layernorm": "post_attention_layernorm",
+    "post_feedforward_layernorm": "post_mlp_layernorm",
+}
+"""The names of norms in GLM-4-0414; the second is that of another norm elsewhere."""
+
+
+def read_glm(config: ConfigFields) -> TransformerConfig:
+    """GLM-4-9B, dense: Llama; half of each head turns, neighbouring channels together."""
+    fields = config.with_defaults(**DENSE_DEFAULTS)
+    check_activation(fields)
+    plain = read_rotary_attention(fields, default_factor=0.5, is_interleaved=True)
+    attention = replace(plain, has_out_bias=False)
+    return uniform_transformer(read_trunk(fields), attention, read_plain_mlp(fields))
+
+
+def read_glm4(config: ConfigFields) -> TransformerConfig:
+    """GLM-4-0414, dense: GLM-4-9B with norms before and behind attention and MLP."""
+    return replace(read_glm(config), norms=NormPlaces.AROUND)
+
+
+def load_glm4(config: TransformerConfig, manifest: StateManifest, weights: Weights) -> Decoder:
+    return load_transformer(config, manifest, weights.called(GLM4_NORMS))
 
 
 def read_glm4_moe(given: ConfigFields) -> TransformerConfig:
@@ -51,6 +88,15 @@ def read_glm4_moe(given: ConfigFields) -> TransformerConfig:
         attention=(attention,) * trunk.num_layers,
         feed_forwards=_feed_forwards(fields, trunk.num_layers),
     )
+
+
+def read_solar_open(config: ConfigFields) -> TransformerConfig:
+    """Solar Open: GLM-4.5 with experts in every layer; whole heads turn."""
+    fields = config.with_defaults(**SOLAR_DEFAULTS)
+    check_activation(fields)
+    check_flags(fields, use_qk_norm=False)
+    attention = replace(read_rotary_attention(fields), has_out_bias=False)
+    return uniform_transformer(read_trunk(fields), attention, _mixture(fields))
 
 
 def read_dots1(given: ConfigFields) -> TransformerConfig:

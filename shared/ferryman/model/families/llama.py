@@ -21,7 +21,6 @@ from ferryman.model.layers.transformer import (
 )
 from ferryman.model.readers.config_readers import (
     check_activation,
-    check_flags,
     read_layers,
     read_mlp,
     read_trunk,
@@ -29,7 +28,6 @@ from ferryman.model.readers.config_readers import (
 from ferryman.model.readers.transformer_readers import (
     FULL,
     read_experts,
-    read_plain_mlp,
     read_rotary_attention,
     read_turning_layers,
     read_windows,
@@ -72,14 +70,6 @@ def read_seed_oss(fields: ConfigFields) -> TransformerConfig:
         has_out_bias=fields.flag("attention_out_bias", False),
     )
     return uniform_transformer(read_trunk(fields), attention, read_mlp(fields))
-
-
-def read_hunyuan(fields: ConfigFields) -> TransformerConfig:
-    """Hunyuan, dense: Llama with a norm on each head of q and k behind the rotation."""
-    check_activation(fields)
-    check_flags(fields, use_qk_norm=True, use_cla=False, mlp_bias=False)
-    attention = replace(read_rotary_attention(fields), head_norm=HeadNorm.ROTATED_HEAD)
-    return uniform_transformer(read_trunk(fields), attention, read_plain_mlp(fields))
 
 
 def read_smollm3(fields: ConfigFields) -> TransformerConfig:

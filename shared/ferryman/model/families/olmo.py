@@ -1,6 +1,8 @@
-"""OLMo 2, 3 and Hybrid: norms behind attention and MLP, and on all heads of q and of k as one row.
+"""OLMo 1 to 3, their experts, and OLMo Hybrid.
 
-The delta nets of OLMo Hybrid have their norms before them, its attention behind it. Released models
+OLMo 1 is Llama with norms around the mean that have no weights. OLMo 2 and 3 have norms behind
+attention and MLP, and on all heads of q and of k as one row; FlexOlmo is OLMo 2 with experts. The
+delta nets of OLMo Hybrid have their norms before them, its attention behind it. Released models
 of it have no rotary positions. β goes up to 2, so that a state may change its sign.
 """
 
@@ -12,6 +14,7 @@ from functools import partial
 
 from ferryman.cache.manifest import StateManifest
 from ferryman.model.layers.attention import load_attention
+from ferryman.model.layers.centred_norm import load_plain_centred_norm
 from ferryman.model.layers.decoder import Decoder, EndScales, load_model_decoder
 from ferryman.model.layers.decoder_layers import (
     DecoderLayer,
@@ -24,7 +27,11 @@ from ferryman.model.layers.decoder_layers import (
 )
 from ferryman.model.layers.delta import load_delta
 from ferryman.model.layers.mlp import load_gated_mlp
-from ferryman.model.layers.transformer import TransformerConfig
+from ferryman.model.layers.transformer import (
+    TransformerConfig,
+    load_transformer,
+    uniform_transformer,
+)
 from ferryman.model.readers.config_readers import (
     check_activation,
     head_dim_of,
@@ -35,7 +42,14 @@ from ferryman.model.readers.config_readers import (
     read_trunk,
     read_used,
 )
-from ferryman.model.readers.transformer_readers import FULL, WINDOW, read_plain_mlp, read_windows
+from ferryman.model.readers.transformer_readers import (
+    FULL,
+    WINDOW,
+    read_experts,
+    read_plain_mlp,
+    read_rotary_attention,
+    read_windows,
+)
 from ferryman.model.shapes.attention_shapes import (
     AttentionShape,
     HeadNorm,
@@ -44,7 +58,7 @@ from ferryman.model.shapes.attention_shapes import (
 )
 from ferryman.model.shapes.config_fields import ConfigFields
 from ferryman.model.shapes.delta_shapes import DeltaLayout, DeltaShape
-from ferryman.model.shapes.feed_forward_shapes import MlpShape
+from ferryman.model.shapes.feed_forward_shapes import MixtureShape, MlpShape, SoftmaxRouting
 from ferryman.model.shapes.model_shapes import NormPlaces, TrunkShape
 from ferryman.model.shapes.rotary import read_scaling, read_theta
 from ferryman.model.weights.named_weights import Weights
@@ -52,12 +66,51 @@ from ferryman.model.weights.named_weights import Weights
 WITH_WINDOWS = "Olmo3ForCausalLM"
 PERIOD = 4
 DELTA_NORM_EPS = 1e-5
+OLMO1_NORM_EPS = 1e-5
 DELTA_NAMES = {"norm": "o_norm", "out_proj": "o_proj"}
 PUBLISHED_NORMS = {
     "input_layernorm": "attention_layer_norm",
     "post_attention_layernorm": "feedforward_layer_norm",
 }
 """Names in published checkpoints, of delta nets; where transformers 5 saves, of all layers."""
+
+
+def read_olmo(fields: ConfigFields) -> TransformerConfig:
+    """OLMo 1: Llama with norms around the mean without weights; q, k and v may be clipped."""
+    check_activation(fields)
+    # A config of OLMo 1 has no epsilon: it is a constant of the model.
+    trunk = read_trunk(ConfigFields(fields.source, {**fields.raw, "rms_norm_eps": OLMO1_NORM_EPS}))
+    return uniform_transformer(trunk, _clipped(fields), read_plain_mlp(fields))
+
+
+def _clipped(fields: ConfigFields) -> AttentionShape:
+    return replace(read_rotary_attention(fields), clip=fields.not_negative("clip_qkv", 0.0))
+
+
+load_olmo = partial(load_transformer, load_norm=load_plain_centred_norm)
+
+
+def read_olmoe(fields: ConfigFields) -> TransformerConfig:
+    """OLMoE: Llama with experts in every layer, and one norm of all heads of q, and one of k."""
+    check_activation(fields)
+    attention = replace(_clipped(fields), head_norm=HeadNorm.ALL_HEADS)
+    return uniform_transformer(read_trunk(fields), attention, _experts(fields))
+
+
+def read_flex_olmo(config: ConfigFields) -> TransformerConfig:
+    """FlexOlmo: OLMo 2 with experts in every layer."""
+    fields = config.with_defaults(rope_theta=500_000.0)
+    check_activation(fields)
+    attention = _attention(fields, read_rotary(fields, default_factor=1.0))
+    layers = uniform_transformer(read_trunk(fields), attention, _experts(fields))
+    return replace(layers, norms=NormPlaces.AFTER)
+
+
+def _experts(fields: ConfigFields) -> MixtureShape:
+    # transformers 5 writes num_local_experts.
+    count = "num_experts" if "num_experts" in fields.raw else "num_local_experts"
+    experts = read_experts(fields, count=count, inner_dim="intermediate_size")
+    return MixtureShape(experts, SoftmaxRouting(fields.flag("norm_topk_prob", False)))
 
 
 def read_olmo2(fields: ConfigFields) -> TransformerConfig:

@@ -1,16 +1,27 @@
-"""Phi 3, 4 and 3.5-MoE: attention with the waves of longrope, an MLP or experts in every layer."""
+"""Phi 1 to 4 and 3.5-MoE.
+
+Phi 1 and 2 compute attention and MLP side by side. Later ones are Llama with the waves of longrope,
+and an MLP or experts in every layer.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
 
+from ferryman.cache.manifest import StateManifest
 from ferryman.model.families.mistral import load_block_experts
 from ferryman.model.layers.centred_norm import load_layer_norm
+from ferryman.model.layers.decoder import Decoder
 from ferryman.model.layers.decoder_layers import FeedForward
 from ferryman.model.layers.expert_router import SharesOneByOne
-from ferryman.model.layers.transformer import TransformerConfig, load_transformer
-from ferryman.model.readers.config_readers import check_activation, check_flags, read_trunk
+from ferryman.model.layers.mlp import load_ungated_mlp
+from ferryman.model.layers.transformer import (
+    TransformerConfig,
+    load_transformer,
+    uniform_transformer,
+)
+from ferryman.model.readers.config_readers import GELU, check_activation, check_flags, read_trunk
 from ferryman.model.readers.transformer_readers import (
     read_experts,
     read_plain_mlp,
@@ -22,13 +33,41 @@ from ferryman.model.shapes.config_fields import ConfigFields
 from ferryman.model.shapes.feed_forward_shapes import (
     FeedForwardShape,
     MixtureShape,
+    MlpShape,
     OneByOneRouting,
 )
+from ferryman.model.shapes.model_shapes import NormPlaces
 from ferryman.model.shapes.rotary import LongropeScaling
 from ferryman.model.weights.named_weights import Weights
+from ferryman_kernels.elementwise.activations import gelu_tanh
 
+PHI_NAMES = {"o_proj": "dense", "norm": "final_layernorm"}
+PHI_ROTARY_SHARE = 0.5
 NUM_CHOSEN = 2
 JITTER = 0.01
+
+
+def read_phi(fields: ConfigFields) -> TransformerConfig:
+    """Phi 1 and 2: attention and an MLP without a gate, side by side; norms around the mean."""
+    check_activation(fields, known_as=("gelu_new", GELU))
+    check_flags(fields, qk_layernorm=False)
+    trunk = replace(read_trunk(fields, norm_eps="layer_norm_eps"), has_head_bias=True)
+    attention = replace(
+        read_rotary_attention(fields, PHI_ROTARY_SHARE), has_bias=True, has_out_bias=True
+    )
+    mlp = MlpShape(fields.whole("intermediate_size"), has_bias=True)
+    return replace(uniform_transformer(trunk, attention, mlp), norms=NormPlaces.SHARED)
+
+
+def _phi_mlp(weights: Weights, shape: FeedForwardShape, hidden_dim: int) -> FeedForward:
+    if not isinstance(shape, MlpShape):
+        raise TypeError(f"Phi 1 and 2 have no experts, but {shape}")
+    return load_ungated_mlp(weights.under("mlp"), shape, hidden_dim, gelu_tanh, ("fc1", "fc2"))
+
+
+def load_phi(config: TransformerConfig, manifest: StateManifest, weights: Weights) -> Decoder:
+    load = partial(load_transformer, feed_forward=_phi_mlp, load_norm=load_layer_norm)
+    return load(config, manifest, weights.called(PHI_NAMES))
 
 
 def read_phi3(fields: ConfigFields) -> TransformerConfig:

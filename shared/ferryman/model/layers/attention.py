@@ -17,7 +17,12 @@ from torch import Tensor
 
 from ferryman.model.layers.decoder_layers import LayerPlace
 from ferryman.model.layers.head_norms import load_head_norms, load_plain_head_norm
-from ferryman.model.layers.rotation import GrownQueries, RotaryEmbedding, load_rotary
+from ferryman.model.layers.rotation import (
+    ClippedHeads,
+    GrownQueries,
+    RotaryEmbedding,
+    load_rotary,
+)
 from ferryman.model.shapes.attention_shapes import (
     AttentionShape,
     HeadNorm,
@@ -34,6 +39,9 @@ from ferryman.model.weights.matrix import Matrix, join_linear, split_rows, summe
 from ferryman.model.weights.named_weights import Weights
 from ferryman_kernels.elementwise.activations import sigmoid
 from ferryman_kernels.ragged import Span
+
+BY_GROUP = "query_key_value"
+"""The tensor of q, k and v in which these are divided by key heads (GPT-NeoX)."""
 
 
 def unchanged(heads: Tensor) -> Tensor:
@@ -135,16 +143,20 @@ def _value_norm(
     weights: Weights, shape: AttentionShape, place: LayerPlace
 ) -> Callable[[Tensor], Tensor]:
     if shape.values is ValueSource.PROJECTED:
-        return unchanged
+        return partial(torch.clamp, min=-shape.clip, max=shape.clip) if shape.clip else unchanged
     return load_plain_head_norm(weights, shape.head_dim, place.norm_eps)
 
 
 def _projected(weights: Weights, shape: AttentionShape, hidden_dim: int) -> list[Matrix]:
-    """A rank's rows of q, k and v, which are stored as three weights or as one (Phi 3)."""
+    """A rank's rows of q, k and v, which are stored as three weights or as one, of which q, k and v
+    are thirds (Phi 3) or which is divided by key heads (GPT-NeoX)."""
     out_dims = _out_dims(shape)
     if weights.has_module("qkv_proj"):
         whole = weights.matrix("qkv_proj.weight", sum(out_dims.values()), hidden_dim)
         parts = split_rows(whole, out_dims.values())
+    elif weights.has_module(BY_GROUP):
+        whole = weights.matrix(f"{BY_GROUP}.weight", sum(out_dims.values()), hidden_dim)
+        parts = [whole.with_rows(rows) for rows in _rows_by_group(shape)]
     else:
         parts = [
             weights.matrix(f"{_stored_name(shape, name)}.weight", out_dim, hidden_dim)
@@ -159,6 +171,9 @@ def _projected_bias(weights: Weights, shape: AttentionShape) -> list[Tensor]:
     if weights.has("qkv_proj.bias"):
         whole = weights.tensor("qkv_proj.bias", sum(out_dims.values()))
         parts = split_rows(whole, out_dims.values())
+    elif weights.has(f"{BY_GROUP}.bias"):
+        whole = weights.tensor(f"{BY_GROUP}.bias", sum(out_dims.values()))
+        parts = [whole[rows] for rows in _rows_by_group(shape)]
     else:
         parts = [
             weights.tensor(f"{_stored_name(shape, name)}.bias", out_dim)
@@ -166,6 +181,18 @@ def _projected_bias(weights: Weights, shape: AttentionShape) -> list[Tensor]:
         ]
     orders = _own_rows(shape, weights.group)
     return [part[rows] for part, rows in zip(parts, orders, strict=True)]
+
+
+def _rows_by_group(shape: AttentionShape) -> list[Tensor]:
+    """The rows of q, k and v in a tensor that has, for each key head, the query heads that read it,
+    the key head itself and its value head."""
+    queries = shape.projected_heads // shape.kv_heads
+    heads = torch.arange(shape.kv_heads * (queries + 2)).view(shape.kv_heads, -1)
+    channels = torch.arange(shape.head_dim)
+    return [
+        (part.flatten()[:, None] * shape.head_dim + channels).flatten()
+        for part in heads.split_with_sizes((queries, 1, 1), dim=1)
+    ]
 
 
 def _stored_name(shape: AttentionShape, name: str) -> str:
@@ -214,6 +241,8 @@ def _sinks(weights: Weights, shape: AttentionShape) -> Tensor:
 def _prepared(weights: Weights, shape: AttentionShape, place: LayerPlace) -> RotaryEmbedding:
     """The norms and rotation of q and k between their projection and their pages."""
     turn = load_rotary(weights, shape.positions)
+    if shape.clip:
+        turn = ClippedHeads(shape.clip, turn)
     if shape.head_norm is not HeadNorm.NONE:
         turn = load_head_norms(weights, shape, place, turn)
     return turn if shape.growth is None else GrownQueries(turn, shape.growth)

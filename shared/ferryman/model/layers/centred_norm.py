@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ferryman.model.shapes.ranks import share_of
-from ferryman.model.weights.named_weights import Weights
+from ferryman.model.weights.named_weights import Weights, accumulation_dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,12 @@ def load_layer_norm(weights: Weights, name: str, dim: int, eps: float) -> LayerN
 
 def load_centred_norm(weights: Weights, name: str, dim: int, eps: float) -> LayerNorm:
     return LayerNorm(weights.precise(f"{name}.weight", dim), None, eps)
+
+
+def load_plain_centred_norm(weights: Weights, name: str, dim: int, eps: float) -> LayerNorm:
+    """The norm whose weights are one: nothing is read but the dtype and device of `weights`."""
+    ones = torch.ones(dim, dtype=accumulation_dtype(weights.dtype), device=weights.device)
+    return LayerNorm(ones, None, eps)
 
 
 def load_centred_heads(

@@ -40,6 +40,16 @@ class ExpertRouter(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class WideScores:
+    """The product `score` of a router whose weight is in the accumulation dtype."""
+
+    score: Linear
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.score(x.to(accumulation_dtype(x.dtype)))
+
+
+@dataclass(frozen=True, slots=True)
 class SharesOfChosen:
     """The likeliest experts share the token by a softmax over their own scores.
 

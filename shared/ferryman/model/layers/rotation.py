@@ -48,6 +48,18 @@ class GrownQueries:
         return q * factors.to(q.dtype)[:, None, None], k
 
 
+@dataclass(frozen=True, slots=True)
+class ClippedHeads:
+    """Cuts q and k at -`limit` and `limit` before `turn` rotates them (OLMo 1)."""
+
+    limit: float
+    turn: RotaryEmbedding
+
+    def __call__(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        limit = self.limit
+        return self.turn(q.clamp(-limit, limit), k.clamp(-limit, limit), positions)
+
+
 def without_rotary(q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
     """q and k without positions ("nope")."""
     return q, k

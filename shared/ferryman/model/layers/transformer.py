@@ -24,6 +24,7 @@ from ferryman.model.layers.decoder_layers import (
     Norm,
     NormLoader,
     PostNormLayer,
+    SandwichLayer,
     load_norm,
 )
 from ferryman.model.layers.mlp import load_gated_mlp
@@ -72,6 +73,20 @@ class SideBySideLayer:
     def forward(self, hidden: Tensor, batch: StepBatch, state: ModelState) -> Tensor:
         normed = self.norm(hidden)
         return hidden + self.mixer.forward(normed, batch, state) + self.feed_forward(normed)
+
+
+@dataclass(frozen=True, slots=True)
+class TwoNormsLayer:
+    """A mixer and a feed-forward that read the same hidden state, each by a norm of its own."""
+
+    mixer_norm: Norm
+    mixer: Mixer
+    feed_forward_norm: Norm
+    feed_forward: FeedForward
+
+    def forward(self, hidden: Tensor, batch: StepBatch, state: ModelState) -> Tensor:
+        mixed = self.mixer.forward(self.mixer_norm(hidden), batch, state)
+        return hidden + mixed + self.feed_forward(self.feed_forward_norm(hidden))
 
 
 class FeedForwardLoader(Protocol):
@@ -124,12 +139,26 @@ def _layer(
     mixer = load_attention(weights.under("self_attn"), config.attention[place.layer], place)
     feed_forward = load(weights, config.feed_forwards[place.layer], place.hidden_dim)
     norm = partial(load_norm, weights, dim=place.hidden_dim, eps=place.norm_eps)
+    # The same four names mean other norms in other places: each of these is a layer of its own.
     if config.norms is NormPlaces.AFTER:
         return PostNormLayer(
             mixer,
             norm("post_attention_layernorm"),
             feed_forward,
             norm("post_feedforward_layernorm"),
+        )
+    if config.norms is NormPlaces.AROUND:
+        return SandwichLayer(
+            norm("input_layernorm"),
+            mixer,
+            norm("post_attention_layernorm"),
+            norm("pre_feedforward_layernorm"),
+            feed_forward,
+            norm("post_feedforward_layernorm"),
+        )
+    if config.norms is NormPlaces.SIDE_BY_SIDE:
+        return TwoNormsLayer(
+            norm("input_layernorm"), mixer, norm("post_attention_layernorm"), feed_forward
         )
     if config.norms is NormPlaces.SHARED:
         return SideBySideLayer(norm("input_layernorm"), mixer, feed_forward)

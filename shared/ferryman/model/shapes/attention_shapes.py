@@ -71,7 +71,8 @@ class AttentionShape:
     (Llama 4); a page lies within one chunk. `has_bias` is about q, k and v, `has_out_bias` about
     the product that joins the heads. `has_sinks`: each query head has one more score, without a
     value. `gates_output`: each head of q is followed by a head that gates its output. Scores are
-    capped at `score_cap` by a tanh (0: they are not). `values` is their origin (Gemma 4).
+    capped at `score_cap` by a tanh (0: they are not). `values` is their origin (Gemma 4). Numbers
+    of q, k and v are cut at -`clip` and `clip` before the rotation (0: they are not; OLMo 1).
     """
 
     q_heads: int
@@ -89,6 +90,7 @@ class AttentionShape:
     growth: QueryGrowth | None = None
     chunk_len: int = 0
     values: ValueSource = ValueSource.PROJECTED
+    clip: float = 0.0
 
     @property
     def projected_heads(self) -> int:

@@ -69,7 +69,9 @@ class NormPlaces(StrEnum):
 
     BEFORE = "hidden + f(norm(hidden))"
     AFTER = "hidden + norm(f(hidden))"
+    AROUND = "hidden + norm(f(norm(hidden)))"
     SHARED = "hidden + mixer(norm(hidden)) + feed_forward(norm(hidden)), by one norm"
+    SIDE_BY_SIDE = "hidden + mixer(norm(hidden)) + feed_forward(norm(hidden)), each by its own norm"
 
 
 @dataclass(frozen=True, slots=True)
