@@ -29,7 +29,7 @@ BY_NAME = {family.name: family for family in ALL}
 FAMILIES = sorted(name for name in BY_NAME if name != NATIVE)
 """The names of those that transformers has too."""
 OF_EACH_KIND = frozenset(
-    {"cohere2", "deepseek_v32", "exaone4", "falcon_h1", "falcon_mamba", "gemma3", "gemma3n"}
+    {"cohere2_moe", "deepseek_v32", "exaone4", "falcon_h1", "falcon_mamba", "gemma3", "gemma3n"}
     | {"gemma4", "glm_moe_dsa", "gpt_neox", "gpt_oss", "granite", "kimi_linear", "lfm2", "llama"}
     | {"minimax", "nemotron_h", "qwen3_next", "zamba2", NATIVE}
 )

@@ -3,22 +3,61 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from tests.model.families.shapes import grouped_heads, pattern, rope, trunk
+from tests.model.families.shapes import (
+    LAYER_TYPES,
+    grouped_heads,
+    pattern,
+    rope,
+    trunk,
+    window_len,
+)
 from transformers import (
     BambaConfig,
     GraniteConfig,
     GraniteMoeConfig,
     GraniteMoeHybridConfig,
     GraniteMoeSharedConfig,
+    GraniteMoeSWAConfig,
+    GraniteSWAConfig,
     PretrainedConfig,
 )
 
 
 def granite3(rng: random.Random) -> PretrainedConfig:
-    heads, num_experts = grouped_heads(rng), rng.choice([0, 3, 5])
-    del heads["head_dim"]
+    fields, num_experts = _granite3_fields(rng, rng.randint(1, 4)), rng.choice([0, 3, 5])
+    if not num_experts:
+        return GraniteConfig(**fields, mlp_bias=rng.random() < 0.5)
+    fields |= _experts(rng, num_experts)
+    if rng.random() < 0.5:
+        return GraniteMoeConfig(**fields)
+    return GraniteMoeSharedConfig(**fields, shared_intermediate_size=rng.choice([0, 24]))
+
+
+def granite_swa(rng: random.Random) -> PretrainedConfig:
+    num_layers, num_experts = rng.randint(1, 5), rng.choice([0, 3, 5])
+    bases = [rng.choice([0, 1e2, 1e4]) for _ in range(num_layers)]
     fields = {
-        **trunk(rng, rng.randint(1, 4)),
+        **_granite3_fields(rng, num_layers),
+        "sliding_window": window_len(rng),
+        "layer_types": rng.choice([None, pattern(rng, num_layers, LAYER_TYPES)]),
+        "layer_rope_theta": rng.choice([None, bases]),
+    }
+    if not num_experts:
+        return GraniteSWAConfig(**fields, mlp_bias=rng.random() < 0.5)
+    fields |= {**_experts(rng, num_experts), "shared_intermediate_size": rng.choice([0, 24])}
+    return GraniteMoeSWAConfig(**fields)
+
+
+def _experts(rng: random.Random, num_experts: int) -> dict[str, Any]:
+    chosen = rng.randint(1, num_experts)
+    return {"num_local_experts": num_experts, "num_experts_per_tok": chosen}
+
+
+def _granite3_fields(rng: random.Random, num_layers: int) -> dict[str, Any]:
+    heads = grouped_heads(rng)
+    del heads["head_dim"]
+    return {
+        **trunk(rng, num_layers),
         **heads,
         "hidden_size": heads["num_attention_heads"] * rng.choice([8, 12]),
         "intermediate_size": rng.choice([16, 40]),
@@ -29,13 +68,6 @@ def granite3(rng: random.Random) -> PretrainedConfig:
         "logits_scaling": rng.uniform(0.5, 3.0),
         "rope_parameters": rope(rng),
     }
-    if not num_experts:
-        return GraniteConfig(**fields, mlp_bias=rng.random() < 0.5)
-    chosen = rng.randint(1, num_experts)
-    fields |= {"num_local_experts": num_experts, "num_experts_per_tok": chosen}
-    if rng.random() < 0.5:
-        return GraniteMoeConfig(**fields)
-    return GraniteMoeSharedConfig(**fields, shared_intermediate_size=rng.choice([0, 24]))
 
 
 def granite(rng: random.Random) -> PretrainedConfig:

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import random
 
-from tests.model.families.shapes import pattern, rope, trunk
-from transformers import MiniMaxConfig, PretrainedConfig
+from tests.model.families.shapes import grouped_heads, pattern, rope, trunk
+from transformers import MiniMaxConfig, MiniMaxM2Config, PretrainedConfig
 
 
 def minimax(rng: random.Random) -> PretrainedConfig:
@@ -27,4 +27,18 @@ def minimax(rng: random.Random) -> PretrainedConfig:
         layer_types=pattern(rng, num_layers, ["linear_attention", "full_attention"]),
         rope_parameters=rope(rng),
         block_size=rng.choice([8, 256]),
+    )
+
+
+def minimax_m2(rng: random.Random) -> PretrainedConfig:
+    heads, num_experts = grouped_heads(rng), rng.choice([3, 5])
+    heads["head_dim"] = rng.choice([4, 8, 16])
+    return MiniMaxM2Config(
+        **trunk(rng, rng.randint(1, 4)),
+        **heads,
+        hidden_size=rng.choice([24, 40]),
+        intermediate_size=rng.choice([16, 25]),
+        num_local_experts=num_experts,
+        num_experts_per_tok=rng.randint(1, num_experts),
+        rope_parameters={**rope(rng), "partial_rotary_factor": rng.choice([0.5, 1.0])},
     )

@@ -8,6 +8,7 @@ from typing import Any
 VOCAB_SIZE = 97
 MAX_POSITIONS = 1024
 LAYER_TYPES = ["sliding_attention", "full_attention"]
+MLP_TYPES = ["dense", "sparse"]
 
 
 def trunk(rng: random.Random, num_layers: int) -> dict[str, Any]:
@@ -45,6 +46,21 @@ def experts(rng: random.Random) -> dict[str, Any]:
     return {
         "num_experts": num_experts,
         "num_experts_per_tok": rng.randint(1, num_experts),
+        "moe_intermediate_size": rng.choice([8, 20]),
+    }
+
+
+def experts_in_groups(rng: random.Random, *, count: str) -> dict[str, Any]:
+    """Experts in groups by the field names of DeepSeek; `count` is that of their number."""
+    num_groups, per_group = rng.choice([1, 2]), rng.choice([2, 3])
+    groups_per_token = rng.randint(1, num_groups)
+    return {
+        count: num_groups * per_group,
+        "n_group": num_groups,
+        "topk_group": groups_per_token,
+        "num_experts_per_tok": rng.randint(1, groups_per_token * per_group),
+        "norm_topk_prob": rng.random() < 0.5,
+        "routed_scaling_factor": rng.uniform(0.5, 2.5),
         "moe_intermediate_size": rng.choice([8, 20]),
     }
 

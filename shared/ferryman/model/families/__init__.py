@@ -12,8 +12,11 @@ from typing import Any, Generic, TypeVar
 
 from ferryman.cache.manifest import StateManifest
 from ferryman.model.families import (
+    arcee,
+    cohere,
     deepseek,
     ernie,
+    exaone,
     falcon_h1,
     gemma,
     gemma3n,
@@ -25,9 +28,11 @@ from ferryman.model.families import (
     hunyuan,
     jamba,
     kimi_linear,
+    laguna,
     lfm,
     llama,
     mamba,
+    mimo,
     minimax,
     mistral,
     native,
@@ -85,6 +90,7 @@ FAMILIES: tuple[Family[Any], ...] = (
         hunyuan.read_hunyuan_moe,
         hunyuan.load_hunyuan_moe,
     ),
+    Family("hy_v3", ("HYV3ForCausalLM",), hunyuan.read_hy_v3, hunyuan.load_hy_v3),
     Family("gpt_neox", ("GPTNeoXForCausalLM",), gpt_neox.read_gpt_neox, gpt_neox.load_gpt_neox),
     Family(
         "llama4",
@@ -156,12 +162,17 @@ FAMILIES: tuple[Family[Any], ...] = (
     Family("flex_olmo", ("FlexOlmoForCausalLM",), olmo.read_flex_olmo, load_transformer),
     Family("olmo2", ("Olmo2ForCausalLM", olmo.WITH_WINDOWS), olmo.read_olmo2, load_transformer),
     Family("olmo_hybrid", ("OlmoHybridForCausalLM",), olmo.read_olmo_hybrid, olmo.load_olmo_hybrid),
-    Family("exaone4", ("Exaone4ForCausalLM",), transformer_variants.read_exaone4, load_transformer),
+    Family("exaone4", ("Exaone4ForCausalLM",), exaone.read_exaone4, load_transformer),
+    Family("exaone_moe", ("ExaoneMoeForCausalLM",), exaone.read_exaone_moe, exaone.load_exaone_moe),
+    Family("cohere2", ("Cohere2ForCausalLM",), cohere.read_cohere2, cohere.load_cohere2),
+    Family("cohere2_moe", ("Cohere2MoeForCausalLM",), cohere.read_cohere2_moe, cohere.load_cohere2),
+    Family("afmoe", ("AfmoeForCausalLM",), arcee.read_afmoe, arcee.load_afmoe),
+    Family("laguna", ("LagunaForCausalLM",), laguna.read_laguna, laguna.load_laguna),
     Family(
-        "cohere2",
-        ("Cohere2ForCausalLM",),
-        transformer_variants.read_cohere2,
-        transformer_variants.load_cohere2,
+        "mimo_v2_flash",
+        ("MiMoV2FlashForCausalLM",),
+        mimo.read_mimo_v2_flash,
+        load_transformer,
     ),
     Family(
         "stablelm",
@@ -244,6 +255,12 @@ FAMILIES: tuple[Family[Any], ...] = (
         granite.read_granite3,
         granite.load_granite3,
     ),
+    Family(
+        "granite_swa",
+        ("GraniteSWAForCausalLM", granite.EXPERTS_IN_WINDOWS),
+        granite.read_granite_swa,
+        granite.load_granite3,
+    ),
     Family("granite", ("GraniteMoeHybridForCausalLM",), granite.read_granite, granite.load_granite),
     Family("bamba", ("BambaForCausalLM",), granite.read_bamba, granite.load_bamba),
     Family(
@@ -273,6 +290,12 @@ FAMILIES: tuple[Family[Any], ...] = (
         ("MiniMaxForCausalLM", "MiniMaxText01ForCausalLM", "MiniMaxM1ForCausalLM"),
         minimax.read_minimax,
         minimax.load_minimax,
+    ),
+    Family(
+        "minimax_m2",
+        ("MiniMaxM2ForCausalLM",),
+        minimax.read_minimax_m2,
+        minimax.load_minimax_m2,
     ),
     Family(
         "kimi_linear",

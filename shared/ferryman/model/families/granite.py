@@ -38,8 +38,12 @@ from ferryman.model.readers.config_readers import (
     read_trunk,
     read_used,
 )
-from ferryman.model.readers.transformer_readers import read_experts, read_rotary_attention
-from ferryman.model.shapes.attention_shapes import AttentionShape, NoPositions
+from ferryman.model.readers.transformer_readers import (
+    read_experts,
+    read_rotary_attention,
+    read_windows,
+)
+from ferryman.model.shapes.attention_shapes import AttentionShape, NoPositions, RotaryPositions
 from ferryman.model.shapes.config_fields import ConfigFields
 from ferryman.model.shapes.feed_forward_shapes import (
     FeedForwardShape,
@@ -50,11 +54,14 @@ from ferryman.model.shapes.feed_forward_shapes import (
 )
 from ferryman.model.shapes.model_shapes import TrunkShape
 from ferryman.model.shapes.ranks import slice_of
+from ferryman.model.shapes.rotary import read_theta
 from ferryman.model.weights.matrix import join_linear, summed_linear
 from ferryman.model.weights.named_weights import Weights
 
 WITH_EXPERTS = "GraniteMoeForCausalLM"
 WITH_SHARED = "GraniteMoeSharedForCausalLM"
+EXPERTS_IN_WINDOWS = "GraniteMoeSWAForCausalLM"
+GRANITE_SWA_PERIOD = 4
 
 
 def read_granite3(fields: ConfigFields) -> TransformerConfig:
@@ -71,6 +78,41 @@ def read_granite3(fields: ConfigFields) -> TransformerConfig:
     )
 
 
+def read_granite_swa(fields: ConfigFields) -> TransformerConfig:
+    """Granite with sinks and windows in three of four layers, dense or with experts.
+
+    "layer_rope_theta" has the base of each layer's waves; a layer of base 0 has no positions.
+    """
+    period = GRANITE_SWA_PERIOD
+    full = replace(_attention(fields, uses_rope=True), has_sinks=True)
+    windows = read_windows(fields, full, lambda layer: layer % period != 0)
+    positions = _positions_of_layers(fields)
+    return replace(
+        read_granite3(fields),
+        attention=tuple(
+            replace(shape, positions=turning)
+            for shape, turning in zip(windows, positions, strict=True)
+        ),
+    )
+
+
+def _positions_of_layers(fields: ConfigFields) -> tuple[RotaryPositions | NoPositions, ...]:
+    num_layers, common = fields.whole("num_hidden_layers"), read_rotary(fields, default_factor=1.0)
+    bases = fields.raw.get("layer_rope_theta")
+    if bases is None:
+        return (common,) * num_layers
+    if not isinstance(bases, list) or len(bases) != num_layers:
+        raise fields.refusal("layer_rope_theta", f"a list of {num_layers} numbers")
+    # Zero is no base, and `positive` refuses it: those layers are told apart before.
+    turning = [ConfigFields(fields.source, {"layer_rope_theta": base}) for base in bases]
+    return tuple(
+        replace(common, theta=read_theta(base, 0.0, "layer_rope_theta"))
+        if base.raw["layer_rope_theta"]
+        else NoPositions()
+        for base in turning
+    )
+
+
 def _attention(fields: ConfigFields, *, uses_rope: bool) -> AttentionShape:
     positions = read_rotary(fields, default_factor=1.0) if uses_rope else NoPositions()
     return read_attention(fields, fields.positive("attention_multiplier", 1.0), positions)
@@ -84,10 +126,10 @@ def _end_scales(fields: ConfigFields) -> EndScales:
 
 def _feed_forward(fields: ConfigFields) -> FeedForwardShape:
     names = fields.words("architectures")
-    if WITH_EXPERTS not in names and WITH_SHARED not in names:
+    if not {WITH_EXPERTS, WITH_SHARED, EXPERTS_IN_WINDOWS} & set(names):
         return read_mlp(fields)
     routing, shared_dim = SoftmaxRouting(shares_sum_to_one=True), 0
-    if WITH_SHARED in names:
+    if WITH_EXPERTS not in names:
         shared_dim = fields.whole("shared_intermediate_size", 0, least=0)
     shared = MlpShape(shared_dim, has_bias=False) if shared_dim else None
     return MixtureShape(_experts(fields), routing, shared)

@@ -1,4 +1,7 @@
-"""Hunyuan, dense or with experts: Llama with a norm on each head of q and k behind the rotation."""
+"""Hunyuan, dense or with experts, and Hy3: Llama with a norm on each head of q and k.
+
+In Hunyuan it comes behind the rotation, in Hy3 before it.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,9 @@ from dataclasses import replace
 from functools import partial
 
 from ferryman.model.layers.decoder_layers import FeedForward
-from ferryman.model.layers.expert_router import SharesOfChosen, WideScores
+from ferryman.model.layers.expert_router import RouterNames, SharesOfChosen, WideScores
 from ferryman.model.layers.mlp import load_gated_mlp
-from ferryman.model.layers.moe import ExpertsBesideShared, load_mixture
+from ferryman.model.layers.moe import ExpertsBesideShared, load_grouped_mixture, load_mixture
 from ferryman.model.layers.transformer import (
     TransformerConfig,
     load_transformer,
@@ -17,6 +20,7 @@ from ferryman.model.layers.transformer import (
 from ferryman.model.readers.config_readers import check_activation, check_flags, read_trunk
 from ferryman.model.readers.transformer_readers import (
     read_experts,
+    read_mlp_types,
     read_plain_mlp,
     read_rotary_attention,
 )
@@ -24,6 +28,7 @@ from ferryman.model.shapes.attention_shapes import AttentionShape, HeadNorm
 from ferryman.model.shapes.config_fields import ConfigFields
 from ferryman.model.shapes.feed_forward_shapes import (
     FeedForwardShape,
+    GroupedRouting,
     MixtureShape,
     MlpShape,
     SoftmaxRouting,
@@ -33,6 +38,20 @@ from ferryman.model.weights.named_weights import Weights
 
 BY_LAYER = ("num_experts", "moe_topk", "moe_intermediate_size", "num_shared_expert")
 """Fields that are one number, or a list of one for each layer."""
+
+HY3_DEFAULTS = {
+    "first_k_dense_replace": 1,
+    "num_shared_experts": 1,
+    "router_scaling_factor": 2.826,
+    "rope_theta": 11_158_840.0,
+    "head_dim": 128,
+}
+"""The meaning of fields that a config of Hy3 leaves out."""
+
+HY3_ROUTER = RouterNames(
+    ("router.gate.weight", "gate.weight"), ("expert_bias", "e_score_correction_bias")
+)
+"""Names of published checkpoints, then those that transformers has."""
 
 
 def read_hunyuan(fields: ConfigFields) -> TransformerConfig:
@@ -103,3 +122,39 @@ def _load_feed_forward(weights: Weights, shape: FeedForwardShape, hidden_dim: in
 
 
 load_hunyuan_moe = partial(load_transformer, feed_forward=_load_feed_forward)
+
+
+def read_hy_v3(fields: ConfigFields) -> TransformerConfig:
+    """Hy3: the attention of Qwen 3, dense MLPs first, then experts by biased sigmoids."""
+    fields = fields.with_defaults(**HY3_DEFAULTS)
+    check_activation(fields)
+    check_flags(fields, mlp_bias=False)
+    trunk = read_trunk(fields)
+    attention = replace(read_rotary_attention(fields), head_norm=HeadNorm.EACH_HEAD)
+    mixture, mlp = _hy3_mixture(fields), read_plain_mlp(fields)
+    num_dense = fields.whole("first_k_dense_replace", least=0)
+    return TransformerConfig(
+        trunk,
+        attention=(attention,) * trunk.num_layers,
+        feed_forwards=tuple(
+            mixture if is_sparse else mlp for is_sparse in read_mlp_types(fields, num_dense)
+        ),
+    )
+
+
+def _hy3_mixture(fields: ConfigFields) -> MixtureShape:
+    experts = read_experts(fields)
+    shared = MlpShape(experts.inner_dim * fields.whole("num_shared_experts"), has_bias=False)
+    scaling = fields.positive("router_scaling_factor")
+    return MixtureShape(experts, GroupedRouting(1, 1, norms_shares=True, scaling=scaling), shared)
+
+
+def _load_hy3(weights: Weights, shape: FeedForwardShape, hidden_dim: int) -> FeedForward:
+    inside = weights.under("mlp")
+    if isinstance(shape, MlpShape):
+        return load_gated_mlp(inside, shape, hidden_dim)
+    shared = ("shared_mlp", "shared_experts")
+    return load_grouped_mixture(inside, shape, hidden_dim, HY3_ROUTER, shared=shared)
+
+
+load_hy_v3 = partial(load_transformer, feed_forward=_load_hy3)

@@ -1,4 +1,6 @@
-"""MiniMax-Text-01: lightning attention, some layers of softmax attention, experts in every layer.
+"""MiniMax-Text-01, and MiniMax-M2, which is a transformer.
+
+MiniMax-Text-01: lightning attention, some layers of softmax attention, experts in every layer.
 
 x      = norm(hidden);   hidden = alpha · x + beta · mixer(x)
 x      = norm(hidden);   hidden = alpha · x + beta · experts(x)
@@ -10,7 +12,7 @@ names for the same fields.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from torch import Tensor
@@ -25,26 +27,40 @@ from ferryman.model.layers.decoder_layers import (
     RmsNorm,
     load_norm,
 )
-from ferryman.model.layers.expert_router import SharesOfChosen
+from ferryman.model.layers.expert_router import RouterNames, SharesOfChosen
 from ferryman.model.layers.lightning_attention import load_lightning
-from ferryman.model.layers.moe import load_mixture
+from ferryman.model.layers.moe import load_grouped_mixture, load_mixture
+from ferryman.model.layers.transformer import (
+    TransformerConfig,
+    load_transformer,
+    uniform_transformer,
+)
 from ferryman.model.readers.config_readers import (
     check_activation,
+    check_flags,
     head_dim_of,
     read_layers,
     read_trunk,
     read_used,
 )
 from ferryman.model.readers.transformer_readers import read_experts, read_rotary_attention
-from ferryman.model.shapes.attention_shapes import AttentionShape
+from ferryman.model.shapes.attention_shapes import AttentionShape, HeadNorm
 from ferryman.model.shapes.batch import StepBatch
 from ferryman.model.shapes.config_fields import ConfigFields
-from ferryman.model.shapes.feed_forward_shapes import MoeShape
+from ferryman.model.shapes.feed_forward_shapes import (
+    FeedForwardShape,
+    GroupedRouting,
+    MixtureShape,
+    MoeShape,
+)
 from ferryman.model.shapes.model_shapes import TrunkShape
 from ferryman.model.shapes.recurrent_shapes import LightningShape
 from ferryman.model.shapes.state import ModelState
 from ferryman.model.weights.linear import make_linear
 from ferryman.model.weights.named_weights import Weights
+
+M2_DEFAULTS = {"head_dim": 128, "rope_theta": 5_000_000.0}
+"""The meaning of fields that a config of MiniMax-M2 leaves out."""
 
 MiniMaxMixer = AttentionShape | LightningShape
 
@@ -75,9 +91,46 @@ class MiniMaxConfig:
         return tuple((mixer,) for mixer in self.mixers)
 
 
-def read_minimax(fields: ConfigFields) -> MiniMaxConfig:
+def read_minimax_m2(fields: ConfigFields) -> TransformerConfig:
+    """MiniMax-M2: softmax attention in all layers, partly rotary, experts by biased sigmoids.
+
+    One norm covers all heads of q, and one those of k.
+    """
+    fields = _with_rotary_share(fields.with_defaults(**M2_DEFAULTS))
     check_activation(fields)
-    _refuse_unsupported(fields)
+    check_flags(fields, use_qk_norm=True, use_routing_bias=True)
+    expected = {"qk_norm_type": "per_layer", "scoring_func": "sigmoid"}
+    _refuse_others(fields, {**expected, "shared_intermediate_size": 0})
+    if set(fields.whole_list("attn_type_list")) - {1}:
+        raise fields.refusal("attn_type_list", "a list of 1: all layers have softmax attention")
+    attention = replace(
+        read_rotary_attention(fields),
+        head_norm=HeadNorm.ALL_HEADS,
+        has_bias=False,
+        has_out_bias=False,
+    )
+    experts = read_experts(fields, count="num_local_experts", inner_dim="intermediate_size")
+    routing = GroupedRouting(1, 1, norms_shares=True, scaling=1.0)
+    return uniform_transformer(read_trunk(fields), attention, MixtureShape(experts, routing))
+
+
+def _load_m2_experts(weights: Weights, shape: FeedForwardShape, hidden_dim: int) -> FeedForward:
+    if not isinstance(shape, MixtureShape):
+        raise TypeError(f"MiniMax-M2 has experts in every layer, not {shape}")
+    names = ("block_sparse_moe.gate.weight", "mlp.gate.weight")
+    inside = weights.under(weights.first_of(*names).partition(".")[0])
+    router = RouterNames(weight=("gate.weight",))
+    return load_grouped_mixture(inside, shape, hidden_dim, router, names=("w1", "w3", "w2"))
+
+
+load_minimax_m2 = partial(load_transformer, feed_forward=_load_m2_experts)
+
+
+def read_minimax(fields: ConfigFields) -> MiniMaxConfig:
+    """MiniMax-Text-01: lightning attention, some layers of softmax attention, experts everywhere"""
+    check_activation(fields)
+    expected = {"sliding_window": None, "postnorm": True, "shared_intermediate_size": 0}
+    _refuse_others(fields, expected)
     fields = _with_present_names(fields)
     readers: dict[str, Callable[[], MiniMaxMixer]] = {
         "full_attention": partial(read_rotary_attention, fields),
@@ -94,8 +147,7 @@ def read_minimax(fields: ConfigFields) -> MiniMaxConfig:
     )
 
 
-def _refuse_unsupported(fields: ConfigFields) -> None:
-    expected = {"sliding_window": None, "postnorm": True, "shared_intermediate_size": 0}
+def _refuse_others(fields: ConfigFields, expected: Mapping[str, object]) -> None:
     for name, value in expected.items():
         if fields.raw.get(name, value) != value:
             raise fields.refusal(name, f"{value!r}; nothing else is supported")
@@ -118,10 +170,15 @@ def _with_present_names(fields: ConfigFields) -> ConfigFields:
         if any(number >= len(_WORDS) for number in numbers):
             raise named.refusal("attn_type_list", "a list of 0 (lightning) and 1 (softmax)")
         named = named.with_defaults(layer_types=[_WORDS[number] for number in numbers])
-    if "rotary_dim" in named.raw:
-        share = named.whole("rotary_dim") / head_dim_of(named)
-        named = named.with_defaults(partial_rotary_factor=share)
-    return named.with_defaults(rope_theta=1_000_000.0)
+    return _with_rotary_share(named).with_defaults(rope_theta=1_000_000.0)
+
+
+def _with_rotary_share(fields: ConfigFields) -> ConfigFields:
+    """Published configs have the number of a head's channels that turn."""
+    if "rotary_dim" not in fields.raw:
+        return fields
+    share = fields.whole("rotary_dim") / head_dim_of(fields)
+    return fields.with_defaults(partial_rotary_factor=share)
 
 
 def _scales(fields: ConfigFields, part: str) -> ResidualScales:

@@ -1,7 +1,7 @@
 """Transformers whose parts around the attention are not Llama's: norms, their places, the MLP.
 
-Norms go around the mean (StarCoder 2, StableLM, Cohere), come after attention and MLP (EXAONE 4),
-or serve both at once (Cohere, some StableLM). MLPs have no gate (StarCoder 2, Apertus).
+Norms go around the mean (StarCoder 2, StableLM), or serve attention and MLP at once (some
+StableLM). MLPs have no gate (StarCoder 2, Apertus).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ferryman.cache.manifest import StateManifest
-from ferryman.model.layers.centred_norm import load_centred_norm, load_layer_norm
-from ferryman.model.layers.decoder import Decoder, EndScales
+from ferryman.model.layers.centred_norm import load_layer_norm
+from ferryman.model.layers.decoder import Decoder
 from ferryman.model.layers.decoder_layers import FeedForward
 from ferryman.model.layers.mlp import UP_DOWN, load_ungated_mlp
 from ferryman.model.layers.transformer import (
@@ -29,9 +29,8 @@ from ferryman.model.readers.transformer_readers import (
     read_plain_mlp,
     read_rotary_attention,
     read_short_windows,
-    read_windows,
 )
-from ferryman.model.shapes.attention_shapes import AttentionShape, HeadNorm, NoPositions
+from ferryman.model.shapes.attention_shapes import HeadNorm
 from ferryman.model.shapes.config_fields import ConfigFields
 from ferryman.model.shapes.feed_forward_shapes import FeedForwardShape, MlpShape
 from ferryman.model.shapes.model_shapes import NormPlaces
@@ -43,77 +42,6 @@ STARCODER2_DEFAULTS = {"tie_word_embeddings": True, "use_bias": True, "hidden_ac
 
 STABLELM_ROTARY_SHARE = 0.25
 """The part of a head that turns unless the config says so."""
-
-COHERE2_LOGIT_SCALE = 0.0625
-
-
-def read_exaone4(fields: ConfigFields) -> TransformerConfig:
-    """EXAONE 4: OLMo 2's places of norms, a norm on each head; beside windows no positions."""
-    check_activation(fields)
-    trunk = read_trunk(fields)
-    return TransformerConfig(
-        trunk,
-        attention=_exaone4_attention(fields, trunk.num_layers),
-        feed_forwards=(read_plain_mlp(fields),) * trunk.num_layers,
-        norms=NormPlaces.AFTER,
-    )
-
-
-def _exaone4_attention(fields: ConfigFields, num_layers: int) -> tuple[AttentionShape, ...]:
-    plain = replace(read_rotary_attention(fields), has_bias=False, has_out_bias=False)
-    turning = replace(plain, head_norm=HeadNorm.EACH_HEAD)
-    if fields.raw.get("sliding_window") is None:
-        return (turning,) * num_layers
-    layers = read_windows(fields, turning, lambda layer: not _is_full(fields, layer, num_layers))
-    return tuple(
-        shape if shape.window_len else replace(shape, positions=NoPositions()) for shape in layers
-    )
-
-
-def _is_full(fields: ConfigFields, layer: int, num_layers: int) -> bool:
-    """Published configs give a period as letters, "LLLG", or as a number."""
-    pattern = fields.raw.get("sliding_window_pattern", 4)
-    if isinstance(pattern, str):
-        if not pattern or set(pattern) - {"L", "G"}:
-            raise fields.refusal("sliding_window_pattern", "a number, or letters L and G")
-        return pattern[layer % len(pattern)] == "G" or layer == num_layers - 1
-    return (layer + 1) % fields.whole("sliding_window_pattern", 4) == 0
-
-
-def read_cohere2(fields: ConfigFields) -> TransformerConfig:
-    """Cohere Command R7B and A: attention and MLP side by side after one norm.
-
-    hidden += attention(norm(hidden)) + mlp(norm(hidden)),   the norm also subtracts the mean
-
-    Three of four layers have rotary positions and a window; the others have neither.
-    """
-    check_activation(fields)
-    check_flags(fields, use_qk_norm=False, use_gated_activation=True)
-    tied = ConfigFields(fields.source, {"tie_word_embeddings": True, **fields.raw})
-    trunk = read_trunk(tied, norm_eps="layer_norm_eps")
-    logit_scale = fields.positive("logit_scale", COHERE2_LOGIT_SCALE)
-    return TransformerConfig(
-        trunk,
-        attention=_cohere2_attention(fields),
-        feed_forwards=(read_plain_mlp(fields),) * trunk.num_layers,
-        norms=NormPlaces.SHARED,
-        scales=EndScales(logits_scaling=1.0 / logit_scale),
-    )
-
-
-def _cohere2_attention(fields: ConfigFields) -> tuple[AttentionShape, ...]:
-    """Published configs name a period, "sliding_window_pattern", or the type of each layer."""
-    period = fields.whole("sliding_window_pattern", 4)
-    turning = read_rotary_attention(fields, is_interleaved=True)
-    full = replace(turning, positions=NoPositions())
-    layers = read_windows(fields, full, lambda layer: (layer + 1) % period != 0)
-    return tuple(
-        replace(shape, positions=turning.positions) if shape.window_len else shape
-        for shape in layers
-    )
-
-
-load_cohere2 = partial(load_transformer, load_norm=load_centred_norm)
 
 
 def read_stablelm(fields: ConfigFields) -> TransformerConfig:

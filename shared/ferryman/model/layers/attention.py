@@ -14,6 +14,7 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ferryman.model.layers.decoder_layers import LayerPlace
 from ferryman.model.layers.head_norms import load_head_norms, load_plain_head_norm
@@ -25,6 +26,7 @@ from ferryman.model.layers.rotation import (
 )
 from ferryman.model.shapes.attention_shapes import (
     AttentionShape,
+    GateActivation,
     HeadNorm,
     NoPositions,
     ValueSource,
@@ -37,7 +39,7 @@ from ferryman.model.shapes.state_kernels import StateKernels
 from ferryman.model.weights.linear import Linear
 from ferryman.model.weights.matrix import Matrix, join_linear, split_rows, summed_linear
 from ferryman.model.weights.named_weights import Weights
-from ferryman_kernels.elementwise.activations import sigmoid
+from ferryman_kernels.elementwise.activations import sigmoid, softplus
 from ferryman_kernels.ragged import Span
 
 BY_GROUP = "query_key_value"
@@ -55,7 +57,7 @@ class AttentionLayer:
     heads.
 
     `sinks` [q_heads] in the accumulation dtype, or None. `norm_values` of [tokens, kv_heads,
-    head_dim].
+    value_head_dim]. `gate` yields the factors of the heads' outputs, or is None.
     """
 
     layer: int
@@ -65,13 +67,18 @@ class AttentionLayer:
     sinks: Tensor | None
     out: Linear
     norm_values: Callable[[Tensor], Tensor] = unchanged
+    gate: OutputGate | None = None
 
     def forward(self, hidden: Tensor, batch: StepBatch, state: ModelState) -> Tensor:
         pages = state.attention[self.layer]
         q, gate = self._write(hidden, batch, pages)
         mixed = attend(q, batch, pages, state.kernels, self.shape, self.sinks)
+        if self.shape.value_dim:
+            mixed = mixed[:, :, : self.shape.value_dim]
         if gate is not None:
             mixed = mixed * sigmoid(gate)
+        if self.gate is not None:
+            mixed = mixed * self.gate(hidden)
         return self.out(mixed.flatten(1))
 
     def _write(
@@ -80,9 +87,10 @@ class AttentionLayer:
         """Writes the tokens' keys and values to their pages; returns q, rotated, and the gate
         between the heads' outputs and the product that joins them, if there is one."""
         shape = self.shape
-        heads = self.qkv(hidden).view(len(hidden), -1, shape.head_dim)
-        sizes = (shape.projected_heads, shape.kv_heads, shape.kv_heads)
-        q, k, v = heads.split_with_sizes(sizes, dim=1)
+        sizes = tuple(_out_dims(shape).values())
+        dims = (shape.head_dim, shape.head_dim, shape.value_head_dim)
+        parts = self.qkv(hidden).split_with_sizes(sizes, dim=1)
+        q, k, v = (part.view(len(hidden), -1, dim) for part, dim in zip(parts, dims, strict=True))
         gate = None
         if shape.gates_output:
             # Each head of q is followed by a head of gate (Qwen3-Next).
@@ -90,8 +98,25 @@ class AttentionLayer:
             q = q.contiguous()
         q, k = self.turn(q, k, batch.positions)
         v = self.norm_values(v)
+        if shape.value_dim:
+            v = F.pad(v, (0, shape.head_dim - shape.value_dim))
         pages.write(k, v, batch.page_tables[shape.kind], batch.rows, batch.positions)
         return q, gate
+
+
+@dataclass(frozen=True, slots=True)
+class OutputGate:
+    """The factors of a rank's heads: an activation of a product of the hidden state.
+
+    Hidden [tokens, hidden_dim] in, [tokens, q_heads, value_head_dim] or [tokens, q_heads, 1] out.
+    """
+
+    product: Linear
+    activation: Callable[[Tensor], Tensor]
+    q_heads: int
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        return self.activation(self.product(hidden)).view(len(hidden), self.q_heads, -1)
 
 
 def attend(
@@ -125,8 +150,11 @@ def load_attention(weights: Weights, shape: AttentionShape, place: LayerPlace) -
     A rank holds its heads of q, and the heads of k and v that those read.
     """
     hidden_dim, group = place.hidden_dim, weights.group
+    if shape.value_scale != 1.0:
+        scale = shape.value_scale
+        weights = weights.scaled({"v_proj.weight": scale, "v_proj.bias": scale})
     bias = torch.cat(_projected_bias(weights, shape)) if shape.has_bias else None
-    out = weights.matrix("o_proj.weight", hidden_dim, shape.q_heads * shape.head_dim)
+    out = weights.matrix("o_proj.weight", hidden_dim, shape.q_heads * shape.value_head_dim)
     out_bias = weights.tensor("o_proj.bias", hidden_dim) if shape.has_out_bias else None
     return AttentionLayer(
         layer=place.layer,
@@ -136,7 +164,21 @@ def load_attention(weights: Weights, shape: AttentionShape, place: LayerPlace) -
         sinks=_sinks(weights, shape) if shape.has_sinks else None,
         out=summed_linear(share_of(out, shape.q_heads, group, axis=1), out_bias, group),
         norm_values=_value_norm(weights, shape, place),
+        gate=_load_gate(weights, shape, hidden_dim),
     )
+
+
+_ACTIVATIONS = {GateActivation.SIGMOID: sigmoid, GateActivation.SOFTPLUS: softplus}
+
+
+def _load_gate(weights: Weights, shape: AttentionShape, hidden_dim: int) -> OutputGate | None:
+    if shape.gate is None:
+        return None
+    channels = 1 if shape.gate.is_by_head else shape.value_head_dim
+    rows = weights.matrix(f"{shape.gate.name}.weight", shape.q_heads * channels, hidden_dim)
+    product = share_of(rows, shape.q_heads, weights.group).linear(None)
+    q_heads = shape.shard(weights.group.num_ranks).q_heads
+    return OutputGate(product, _ACTIVATIONS[shape.gate.activation], q_heads)
 
 
 def _value_norm(
@@ -202,8 +244,11 @@ def _stored_name(shape: AttentionShape, name: str) -> str:
 
 
 def _out_dims(shape: AttentionShape) -> dict[str, int]:
-    heads = {"q_proj": shape.projected_heads, "k_proj": shape.kv_heads, "v_proj": shape.kv_heads}
-    return {name: count * shape.head_dim for name, count in heads.items()}
+    return {
+        "q_proj": shape.projected_heads * shape.head_dim,
+        "k_proj": shape.kv_heads * shape.head_dim,
+        "v_proj": shape.kv_heads * shape.value_head_dim,
+    }
 
 
 def _own_rows(shape: AttentionShape, group: Group) -> list[Tensor]:
@@ -235,7 +280,8 @@ def _halves_apart(rows: Tensor, shape: AttentionShape) -> Tensor:
 
 def _sinks(weights: Weights, shape: AttentionShape) -> Tensor:
     rank_heads = partial(share_of, heads=shape.q_heads, group=weights.group)
-    return weights.precise("sinks", shape.q_heads, part=rank_heads)
+    name = weights.first_of("sinks", "attention_sink_bias")
+    return weights.precise(name, shape.q_heads, part=rank_heads)
 
 
 def _prepared(weights: Weights, shape: AttentionShape, place: LayerPlace) -> RotaryEmbedding:

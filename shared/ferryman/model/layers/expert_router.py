@@ -83,15 +83,20 @@ class SharesOfAll:
 
 @dataclass(frozen=True, slots=True)
 class SigmoidOfChosen:
-    """The experts with the best scores have their sigmoids as shares (Llama 4)."""
+    """The experts with the best scores have their sigmoids as shares (Llama 4).
+
+    `norms_shares`: they are divided by their sum.
+    """
 
     score: Linear
     experts_per_token: int
+    norms_shares: bool = False
 
     def __call__(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         scores = self.score(hidden).to(accumulation_dtype(hidden.dtype))
         best, chosen = scores.topk(self.experts_per_token, dim=-1)
-        return sigmoid(best), chosen
+        shares = sigmoid(best)
+        return shares / shares.sum(-1, keepdim=True) if self.norms_shares else shares, chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,13 +191,26 @@ class GroupedRouter:
         return grouped.masked_fill(outside[:, :, None], -torch.inf).flatten(1)
 
 
+@dataclass(frozen=True, slots=True)
+class RouterNames:
+    """The names of a router's weight and bias; of several the first that a checkpoint has."""
+
+    weight: tuple[str, ...] = ("weight",)
+    bias: tuple[str, ...] = ("e_score_correction_bias",)
+
+
 def load_grouped_router(
-    weights: Weights, moe: MoeShape, routing: GroupedRouting, hidden_dim: int
+    weights: Weights,
+    moe: MoeShape,
+    routing: GroupedRouting,
+    hidden_dim: int,
+    names: RouterNames = RouterNames(),
 ) -> GroupedRouter:
-    """The router with weight and e_score_correction_bias under `weights`."""
+    """The router with the tensors `names` under `weights`."""
+    weight, bias = weights.first_of(*names.weight), weights.first_of(*names.bias)
     return GroupedRouter(
-        score=make_linear(weights.precise("weight", moe.num_experts, hidden_dim)),
-        bias=weights.precise("e_score_correction_bias", moe.num_experts),
+        score=make_linear(weights.precise(weight, moe.num_experts, hidden_dim)),
+        bias=weights.precise(bias, moe.num_experts),
         routing=routing,
         experts_per_token=moe.experts_per_token,
     )
@@ -221,7 +239,7 @@ def load_router(weights: Weights, shape: MixtureShape, hidden_dim: int) -> Exper
         return SharesOfBestGroups(score, experts.experts_per_token, routing)
     score = make_linear(weights.tensor("gate.weight", experts.num_experts, hidden_dim))
     if isinstance(routing, SigmoidRouting):
-        return SigmoidOfChosen(score, experts.experts_per_token)
+        return SigmoidOfChosen(score, experts.experts_per_token, routing.shares_sum_to_one)
     if not routing.shares_sum_to_one:
         return SharesOfAll(score, experts.experts_per_token, routing.scaling)
     if routing.scaling != 1.0:

@@ -18,7 +18,13 @@ from functools import partial
 from torch import Tensor
 
 from ferryman.model.layers.decoder_layers import FeedForward, LayerPlace, Norm, RmsNorm, load_norm
-from ferryman.model.layers.expert_router import ExpertRouter, SharesOfChosen, load_router
+from ferryman.model.layers.expert_router import (
+    ExpertRouter,
+    RouterNames,
+    SharesOfChosen,
+    load_grouped_router,
+    load_router,
+)
 from ferryman.model.layers.experts import (
     ExpertMatrices,
     RoutedExperts,
@@ -27,7 +33,12 @@ from ferryman.model.layers.experts import (
     load_experts_for,
 )
 from ferryman.model.layers.mlp import gate_and_up, gated_by, load_gated_mlp
-from ferryman.model.shapes.feed_forward_shapes import MixtureShape, MlpShape, MoeShape
+from ferryman.model.shapes.feed_forward_shapes import (
+    GroupedRouting,
+    MixtureShape,
+    MlpShape,
+    MoeShape,
+)
 from ferryman.model.shapes.ranks import Group, slice_of
 from ferryman.model.weights.linear import Linear, make_linear
 from ferryman.model.weights.matrix import Matrix
@@ -64,6 +75,16 @@ class ExpertsBesideShared:
 
     def __call__(self, hidden: Tensor) -> Tensor:
         return self.routed(hidden).add_(self.shared(hidden))
+
+
+@dataclass(frozen=True, slots=True)
+class MeanOfBoth:
+    """Half of what a mixture of two parts yields."""
+
+    both: FeedForward
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        return self.both(hidden).mul_(0.5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +190,33 @@ def load_routed(weights: Weights, shape: MixtureShape, hidden_dim: int) -> FeedF
     experts = load_mixture(weights.under("experts"), shape.experts, hidden_dim, router)
     if shape.shared is None:
         return experts
-    return ExpertsBesideShared(experts, _load_shared(weights, shape, shape.shared, hidden_dim))
+    both = ExpertsBesideShared(experts, _load_shared(weights, shape, shape.shared, hidden_dim))
+    return MeanOfBoth(both) if shape.is_mean else both
+
+
+def load_grouped_mixture(
+    weights: Weights,
+    shape: MixtureShape,
+    hidden_dim: int,
+    router: RouterNames,
+    *,
+    names: tuple[str, str, str] = GATE_UP_DOWN,
+    shared: tuple[str, ...] = ("shared_experts",),
+) -> FeedForward:
+    """A mixture with the routing of DeepSeek-V3, whose router is called otherwise.
+
+    `names` are those of an expert's products; `shared` those of the MLP that every token goes
+    through, of which the first is read that a checkpoint has.
+    """
+    if not isinstance(shape.routing, GroupedRouting):
+        raise TypeError(f"these experts are routed in groups, not by {shape.routing}")
+    routing = load_grouped_router(weights, shape.experts, shape.routing, hidden_dim, router)
+    experts = load_mixture(weights.under("experts"), shape.experts, hidden_dim, routing, names)
+    if shape.shared is None:
+        return experts
+    name = next((name for name in shared if weights.has_module(f"{name}.down_proj")), shared[0])
+    inner = load_gated_mlp(weights.under(name), shape.shared, hidden_dim)
+    return ExpertsBesideShared(experts, inner)
 
 
 def _load_shared(

@@ -30,6 +30,15 @@ def read_rotary_attention(
     return read_attention(fields, head_dim_of(fields) ** -0.5, positions)
 
 
+def with_rope_of(fields: ConfigFields, word: str) -> ConfigFields:
+    """The fields with the rope parameters of layers of the type `word` alone, if the config has
+    some for each type."""
+    rope = fields.raw.get("rope_parameters")
+    if not isinstance(rope, dict) or word not in rope:
+        return fields
+    return ConfigFields(fields.source, {**fields.raw, "rope_parameters": rope[word]})
+
+
 def read_windows(
     fields: ConfigFields, full: AttentionShape, is_window: Callable[[int], bool]
 ) -> tuple[AttentionShape, ...]:
@@ -80,6 +89,13 @@ def read_sparse_layers(fields: ConfigFields) -> tuple[bool, ...]:
         layer not in dense and (layer + 1) % step == 0
         for layer in range(fields.whole("num_hidden_layers"))
     )
+
+
+def read_mlp_types(fields: ConfigFields, num_dense: int) -> tuple[bool, ...]:
+    """True for layers with experts: by "mlp_layer_types", or else all but the first `num_dense`."""
+    if fields.raw.get("mlp_layer_types") is not None:
+        return read_layers(fields, "mlp_layer_types", {"sparse": True, "dense": False})
+    return tuple(layer >= num_dense for layer in range(fields.whole("num_hidden_layers")))
 
 
 def read_turning_layers(fields: ConfigFields) -> tuple[bool, ...]:

@@ -62,6 +62,25 @@ class QueryGrowth:
     first: int = 0
 
 
+class GateActivation(StrEnum):
+    """The activation of a gate."""
+
+    SIGMOID = "sigmoid"
+    SOFTPLUS = "softplus"
+
+
+@dataclass(frozen=True, slots=True)
+class GateShape:
+    """A gate on the heads' outputs by a product of its own, whose weight is called `name`.
+
+    `is_by_head`: it yields one number a head, not one a channel.
+    """
+
+    name: str
+    activation: GateActivation
+    is_by_head: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
     """Grouped-query attention; query head h reads key head h // (q_heads / kv_heads).
@@ -73,6 +92,9 @@ class AttentionShape:
     value. `gates_output`: each head of q is followed by a head that gates its output. Scores are
     capped at `score_cap` by a tanh (0: they are not). `values` is their origin (Gemma 4). Numbers
     of q, k and v are cut at -`clip` and `clip` before the rotation (0: they are not; OLMo 1).
+    `gate` is a gate whose product stands apart from that of q. With a `value_dim` below `head_dim`
+    values are that narrow (0: as wide as keys); pages hold them with zeros behind. Values are
+    multiplied by `value_scale` (both MiMo-V2).
     """
 
     q_heads: int
@@ -91,6 +113,14 @@ class AttentionShape:
     chunk_len: int = 0
     values: ValueSource = ValueSource.PROJECTED
     clip: float = 0.0
+    gate: GateShape | None = None
+    value_dim: int = 0
+    value_scale: float = 1.0
+
+    @property
+    def value_head_dim(self) -> int:
+        """The channels of a head's value and output."""
+        return self.value_dim or self.head_dim
 
     @property
     def projected_heads(self) -> int:

@@ -56,7 +56,10 @@ class SoftmaxRouting:
 
 @dataclass(frozen=True, slots=True)
 class SigmoidRouting:
-    """The routing of a token to the experts with the best scores, by their sigmoids (Llama 4)."""
+    """The routing of a token to the experts with the best scores, by their sigmoids (Llama 4),
+    whose sum may first be normalised to 1 (Command A with experts)."""
+
+    shares_sum_to_one: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +89,14 @@ class MixtureShape:
     """Routed experts, and one MLP that every token goes through (None: there is none).
 
     `gates_shared`: a gate of one number a token multiplies what that MLP yields (Qwen).
+    `is_mean`: a layer yields the mean of both, not their sum (Command A with experts).
     """
 
     experts: MoeShape
     routing: Routing
     shared: MlpShape | None = None
     gates_shared: bool = False
+    is_mean: bool = False
 
 
 FeedForwardShape = MlpShape | MixtureShape
