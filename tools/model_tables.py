@@ -20,7 +20,6 @@ from ferryman.cache.manifest import Kind
 from ferryman.model.config import family_of, load_config
 from ferryman.model.families import FAMILIES, Family
 from ferryman.model.shapes.model_shapes import ModelConfig
-from ferryman.model.weights.weight_formats import LINEAR_METHODS
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # so that it runs as a plain script
 
@@ -99,25 +98,15 @@ def family_rows(read: Iterable[ReadConfig]) -> list[Row]:
 
 
 def _family_row(family: Family[Any], read: list[ReadConfig]) -> Row:
-    kinds = {kind for each in read for kind in each.kinds}
     return (
         f"`{family.name}`",
         f"`{family.file}`",
-        summary_of(family),
+        family.summary,
         ", ".join(f"`{name}`" for name in family.architectures),
-        ", ".join(kind for kind in Kind if kind in kinds) or "–",
-        "any"
-        if family.quantisations == LINEAR_METHODS
-        else ", ".join(("plain", *family.quantisations)),
+        ", ".join(family.kinds),
+        family.formats,
         str(len(read)),
     )
-
-
-def summary_of(family: Family[Any]) -> str:
-    """The sentence that says what the models are: the first line of the reader's docstring, or of
-    the file's if it has one family."""
-    text = family.read.__doc__ or sys.modules[family.read.__module__].__doc__
-    return str(text).partition("\n")[0].rstrip(".")
 
 
 def published_rows(read: Iterable[ReadConfig]) -> list[Row]:

@@ -15,6 +15,7 @@ from ferryman.runtime.version import package_version
 from ferryman_cli.commands.bench import bench_app
 from ferryman_cli.commands.cluster import config, fit, up
 from ferryman_cli.commands.keys import certs, container_credentials, credentials, key
+from ferryman_cli.commands.models import models
 from ferryman_cli.commands.requests import chat, events, explain, generate, trace
 from ferryman_cli.commands.simulate import simulate
 from ferryman_cli.commands.workers import drain, roll, top
@@ -28,7 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 for command in (
-    *(up, fit, config),
+    *(up, fit, config, models),
     *(chat, generate, trace, explain, events),
     simulate,
     *(top, drain, roll),

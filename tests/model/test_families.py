@@ -12,9 +12,18 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.model.comparison import FAMILIES, OF_EACH_KIND, TOLERANCES, compare, random_config
+from tests.model.comparison import (
+    BY_NAME,
+    FAMILIES,
+    OF_EACH_KIND,
+    TOLERANCES,
+    architecture_of,
+    compare,
+    random_config,
+)
 from tests.tiny_models import save_random
 
+from ferryman.model.config import load_config
 from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_model
 
@@ -35,8 +44,22 @@ CONFIGS = [
 
 @pytest.mark.parametrize(("family", "seed"), CONFIGS)
 def test_logits_equal_transformers_in_any_chunking(family: str, seed: int, tmp_path: Path) -> None:
-    differences = compare(family, seed, tmp_path).differences
+    comparison = compare(family, seed, tmp_path)
+    differences = comparison.differences
     assert all(differences[dtype] < tolerance for dtype, tolerance in TOLERANCES.items())
+    assert set(comparison.kinds) <= set(BY_NAME[family].kinds)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_kind_that_a_family_names_is_kept_by_a_config(family: str, tmp_path: Path) -> None:
+    kept = set[str]()
+    for seed in range(NUM_CONFIGS):
+        config = random_config(family, seed)
+        config.architectures = [architecture_of(config)]
+        config.save_pretrained(tmp_path)
+        kept |= {shape.kind for layer in load_config(tmp_path).states for shape in layer}
+    assert kept == set(BY_NAME[family].kinds)
 
 
 @pytest.mark.slow

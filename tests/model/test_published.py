@@ -15,7 +15,7 @@ import pytest
 from tools.model_tables import PublishedConfig, published_configs
 
 from ferryman.errors import ConfigError
-from ferryman.model.config import load_config, load_format
+from ferryman.model.config import family_of, load_config, load_format
 from ferryman.model.shapes.model_shapes import ModelConfig
 from ferryman.model.weights.named_weights import WeightFormat
 from ferryman.model.weights.quantisation.awq import Awq
@@ -55,6 +55,8 @@ def test_a_published_config_is_read_completely(published: PublishedConfig, tmp_p
     read = load_config(published.write(tmp_path))
     text = {**published.config, **published.config.get("text_config", {})}
     assert len(read.states) == read.trunk.num_layers
+    kinds = {shape.kind for layer in read.states for shape in layer}
+    assert kinds <= set(family_of(tmp_path).kinds)
     assert (read.trunk.vocab_size, read.trunk.hidden_dim) == (
         text["vocab_size"],
         text["hidden_size"],

@@ -11,6 +11,7 @@ from ferryman.model.families import FAMILIES, Family
 from ferryman.model.layers.mtp import HiddenShape, MtpSource
 from ferryman.model.shapes.config_fields import ConfigFields, read_fields
 from ferryman.model.shapes.model_shapes import ModelConfig
+from ferryman.model.unsupported import unsupported
 from ferryman.model.weights.named_weights import WeightFormat
 from ferryman.model.weights.weight_formats import AS_STORED, read_format
 
@@ -70,7 +71,4 @@ def _family_of(fields: ConfigFields) -> Family[Any]:
     for family in FAMILIES:
         if set(architectures) & set(family.architectures):
             return family
-    raise ConfigError(
-        f"{fields.source}: architecture {', '.join(architectures) or '(none)'} is not supported; "
-        f"supported are {', '.join(SUPPORTED_ARCHITECTURES)}"
-    )
+    raise unsupported(fields, architectures)

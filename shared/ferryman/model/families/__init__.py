@@ -6,11 +6,12 @@ once; tables of the docs and tests take it from here. docs/adding-a-family.md is
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from ferryman.cache.manifest import StateManifest
+from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.model.families import (
     arcee,
     cohere,
@@ -55,10 +56,17 @@ from ferryman.model.weights.weight_formats import LINEAR_METHODS
 
 Config = TypeVar("Config", bound=ModelConfig)
 
+PAGES_OF_ALL = (Kind.FULL,)
+WINDOWED = (Kind.FULL, Kind.WINDOW)
+HYBRID = (Kind.FULL, Kind.RECURRENT)
+RECURRENT = (Kind.RECURRENT,)
+EVERY_KIND = tuple(Kind)
+
 
 @dataclass(frozen=True, slots=True)
 class Family(Generic[Config]):
-    """`name` is the family's in tables and tests, `architectures` are the names in config.json.
+    """`name` is the family's in tables and tests, `architectures` are the names in config.json,
+    `kinds` those of state that its models may keep.
 
     `read` raises ConfigError, by field name, for an unsupported config. `load` raises it for a
     tensor that is missing or has another shape than the config implies. `quantisations` are the
@@ -70,6 +78,7 @@ class Family(Generic[Config]):
     architectures: tuple[str, ...]
     read: Callable[[ConfigFields], Config]
     load: Callable[[Config, StateManifest, Weights], Decoder]
+    kinds: tuple[Kind, ...] = PAGES_OF_ALL
     quantisations: tuple[str, ...] = LINEAR_METHODS
     mtp: MtpSource[Config] | None = None
 
@@ -78,10 +87,26 @@ class Family(Generic[Config]):
         """The name of the file that reads the family's configs."""
         return self.read.__module__.rpartition(".")[2]
 
+    @property
+    def summary(self) -> str:
+        """The sentence that says what the models are: the first line of the reader's docstring, or
+        of the file's if it has one family."""
+        text = self.read.__doc__ or sys.modules[self.read.__module__].__doc__
+        return str(text).partition("\n")[0].rstrip(".")
+
+    @property
+    def formats(self) -> str:
+        """The quantisations that it loads, for a table."""
+        if self.quantisations == LINEAR_METHODS:
+            return "any"
+        return ", ".join(("plain", *self.quantisations))
+
 
 FAMILIES: tuple[Family[Any], ...] = (
     Family("llama", ("LlamaForCausalLM",), llama.read_llama, load_transformer),
-    Family("smollm3", ("SmolLM3ForCausalLM",), llama.read_smollm3, load_transformer),
+    Family(
+        "smollm3", ("SmolLM3ForCausalLM",), llama.read_smollm3, load_transformer, kinds=WINDOWED
+    ),
     Family("seed_oss", ("SeedOssForCausalLM",), llama.read_seed_oss, load_transformer),
     Family("hunyuan", ("HunYuanDenseV1ForCausalLM",), hunyuan.read_hunyuan, load_transformer),
     Family(
@@ -97,6 +122,7 @@ FAMILIES: tuple[Family[Any], ...] = (
         ("Llama4ForCausalLM", "Llama4ForConditionalGeneration"),
         llama.read_llama4,
         llama.load_llama4,
+        kinds=WINDOWED,
     ),
     Family(
         "qwen2",
@@ -107,19 +133,24 @@ FAMILIES: tuple[Family[Any], ...] = (
         ),
         qwen.read_qwen2,
         load_text_transformer,
+        kinds=WINDOWED,
     ),
-    Family("qwen2_moe", ("Qwen2MoeForCausalLM",), qwen.read_qwen2_moe, load_transformer),
+    Family(
+        "qwen2_moe", ("Qwen2MoeForCausalLM",), qwen.read_qwen2_moe, load_transformer, kinds=WINDOWED
+    ),
     Family(
         "qwen3",
         ("Qwen3ForCausalLM", "Qwen3VLForConditionalGeneration"),
         qwen.read_qwen3,
         load_text_transformer,
+        kinds=WINDOWED,
     ),
     Family(
         "qwen3_moe",
         ("Qwen3MoeForCausalLM", qwen.MOE_WITH_IMAGES),
         qwen.read_qwen3_moe,
         load_text_transformer,
+        kinds=WINDOWED,
     ),
     Family(
         "qwen3_next",
@@ -127,6 +158,7 @@ FAMILIES: tuple[Family[Any], ...] = (
         qwen_hybrid.read_qwen3_next,
         qwen_hybrid.load_qwen_hybrid,
         mtp=qwen_hybrid.QWEN3_NEXT_MTP,
+        kinds=HYBRID,
     ),
     Family(
         "qwen3_5",
@@ -139,6 +171,7 @@ FAMILIES: tuple[Family[Any], ...] = (
         qwen_hybrid.read_qwen3_5,
         qwen_hybrid.load_qwen_hybrid,
         mtp=qwen_hybrid.QWEN3_5_MTP,
+        kinds=HYBRID,
     ),
     Family(
         "mistral",
@@ -150,29 +183,73 @@ FAMILIES: tuple[Family[Any], ...] = (
         ),
         mistral.read_mistral,
         load_text_transformer,
+        kinds=WINDOWED,
     ),
-    Family("mixtral", ("MixtralForCausalLM",), mistral.read_mixtral, mistral.load_mixtral),
+    Family(
+        "mixtral",
+        ("MixtralForCausalLM",),
+        mistral.read_mixtral,
+        mistral.load_mixtral,
+        kinds=WINDOWED,
+    ),
     Family("phi", ("PhiForCausalLM",), phi.read_phi, phi.load_phi),
-    Family("phi3", ("Phi3ForCausalLM",), phi.read_phi3, load_transformer),
-    Family("phimoe", ("PhiMoEForCausalLM", "PhimoeForCausalLM"), phi.read_phimoe, phi.load_phimoe),
+    Family("phi3", ("Phi3ForCausalLM",), phi.read_phi3, load_transformer, kinds=WINDOWED),
+    Family(
+        "phimoe",
+        ("PhiMoEForCausalLM", "PhimoeForCausalLM"),
+        phi.read_phimoe,
+        phi.load_phimoe,
+        kinds=WINDOWED,
+    ),
     Family("ernie4_5", ("Ernie4_5ForCausalLM",), ernie.read_ernie4_5, load_transformer),
     Family("ernie4_5_moe", ("Ernie4_5_MoeForCausalLM",), ernie.read_ernie4_5_moe, load_transformer),
     Family("olmo", ("OlmoForCausalLM",), olmo.read_olmo, olmo.load_olmo),
     Family("olmoe", ("OlmoeForCausalLM",), olmo.read_olmoe, load_transformer),
     Family("flex_olmo", ("FlexOlmoForCausalLM",), olmo.read_flex_olmo, load_transformer),
-    Family("olmo2", ("Olmo2ForCausalLM", olmo.WITH_WINDOWS), olmo.read_olmo2, load_transformer),
-    Family("olmo_hybrid", ("OlmoHybridForCausalLM",), olmo.read_olmo_hybrid, olmo.load_olmo_hybrid),
-    Family("exaone4", ("Exaone4ForCausalLM",), exaone.read_exaone4, load_transformer),
-    Family("exaone_moe", ("ExaoneMoeForCausalLM",), exaone.read_exaone_moe, exaone.load_exaone_moe),
-    Family("cohere2", ("Cohere2ForCausalLM",), cohere.read_cohere2, cohere.load_cohere2),
-    Family("cohere2_moe", ("Cohere2MoeForCausalLM",), cohere.read_cohere2_moe, cohere.load_cohere2),
-    Family("afmoe", ("AfmoeForCausalLM",), arcee.read_afmoe, arcee.load_afmoe),
-    Family("laguna", ("LagunaForCausalLM",), laguna.read_laguna, laguna.load_laguna),
+    Family(
+        "olmo2",
+        ("Olmo2ForCausalLM", olmo.WITH_WINDOWS),
+        olmo.read_olmo2,
+        load_transformer,
+        kinds=WINDOWED,
+    ),
+    Family(
+        "olmo_hybrid",
+        ("OlmoHybridForCausalLM",),
+        olmo.read_olmo_hybrid,
+        olmo.load_olmo_hybrid,
+        kinds=HYBRID,
+    ),
+    Family(
+        "exaone4", ("Exaone4ForCausalLM",), exaone.read_exaone4, load_transformer, kinds=WINDOWED
+    ),
+    Family(
+        "exaone_moe",
+        ("ExaoneMoeForCausalLM",),
+        exaone.read_exaone_moe,
+        exaone.load_exaone_moe,
+        kinds=WINDOWED,
+    ),
+    Family(
+        "cohere2", ("Cohere2ForCausalLM",), cohere.read_cohere2, cohere.load_cohere2, kinds=WINDOWED
+    ),
+    Family(
+        "cohere2_moe",
+        ("Cohere2MoeForCausalLM",),
+        cohere.read_cohere2_moe,
+        cohere.load_cohere2,
+        kinds=WINDOWED,
+    ),
+    Family("afmoe", ("AfmoeForCausalLM",), arcee.read_afmoe, arcee.load_afmoe, kinds=WINDOWED),
+    Family(
+        "laguna", ("LagunaForCausalLM",), laguna.read_laguna, laguna.load_laguna, kinds=WINDOWED
+    ),
     Family(
         "mimo_v2_flash",
         ("MiMoV2FlashForCausalLM",),
         mimo.read_mimo_v2_flash,
         load_transformer,
+        kinds=WINDOWED,
     ),
     Family(
         "stablelm",
@@ -185,6 +262,7 @@ FAMILIES: tuple[Family[Any], ...] = (
         ("Starcoder2ForCausalLM",),
         transformer_variants.read_starcoder2,
         transformer_variants.load_starcoder2,
+        kinds=WINDOWED,
     ),
     Family(
         "apertus",
@@ -212,7 +290,7 @@ FAMILIES: tuple[Family[Any], ...] = (
     Family("glm4", ("Glm4ForCausalLM",), glm.read_glm4, glm.load_glm4),
     Family("solar_open", ("SolarOpenForCausalLM",), glm.read_solar_open, load_transformer),
     Family("glm4_moe", ("Glm4MoeForCausalLM",), glm.read_glm4_moe, load_transformer),
-    Family("dots1", ("Dots1ForCausalLM",), glm.read_dots1, load_transformer),
+    Family("dots1", ("Dots1ForCausalLM",), glm.read_dots1, load_transformer, kinds=WINDOWED),
     Family(
         "glm4_moe_lite", ("Glm4MoeLiteForCausalLM",), glm.read_glm4_moe_lite, deepseek.load_deepseek
     ),
@@ -223,24 +301,27 @@ FAMILIES: tuple[Family[Any], ...] = (
         deepseek.load_sparse_deepseek,
     ),
     Family("gemma", ("GemmaForCausalLM",), gemma.read_gemma, gemma.load_gemma1),
-    Family("gemma2", ("Gemma2ForCausalLM",), gemma.read_gemma2, gemma.load_gemma),
+    Family("gemma2", ("Gemma2ForCausalLM",), gemma.read_gemma2, gemma.load_gemma, kinds=WINDOWED),
     Family(
         "gemma3",
         ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
         gemma.read_gemma3,
         gemma.load_gemma,
+        kinds=WINDOWED,
     ),
     Family(
         "gemma3n",
         ("Gemma3nForCausalLM", "Gemma3nForConditionalGeneration"),
         gemma3n.read_gemma3n,
         gemma3n.load_gemma3n,
+        kinds=WINDOWED,
     ),
     Family(
         "gemma4",
         ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"),
         gemma4.read_gemma4,
         gemma4.load_gemma4,
+        kinds=WINDOWED,
     ),
     Family(
         "gpt_oss",
@@ -248,6 +329,7 @@ FAMILIES: tuple[Family[Any], ...] = (
         gpt_oss.read_gpt_oss,
         gpt_oss.load_gpt_oss,
         quantisations=(MXFP4,),
+        kinds=WINDOWED,
     ),
     Family(
         "granite3",
@@ -260,11 +342,22 @@ FAMILIES: tuple[Family[Any], ...] = (
         ("GraniteSWAForCausalLM", granite.EXPERTS_IN_WINDOWS),
         granite.read_granite_swa,
         granite.load_granite3,
+        kinds=WINDOWED,
     ),
-    Family("granite", ("GraniteMoeHybridForCausalLM",), granite.read_granite, granite.load_granite),
-    Family("bamba", ("BambaForCausalLM",), granite.read_bamba, granite.load_bamba),
     Family(
-        "falcon_h1", ("FalconH1ForCausalLM",), falcon_h1.read_falcon_h1, falcon_h1.load_falcon_h1
+        "granite",
+        ("GraniteMoeHybridForCausalLM",),
+        granite.read_granite,
+        granite.load_granite,
+        kinds=HYBRID,
+    ),
+    Family("bamba", ("BambaForCausalLM",), granite.read_bamba, granite.load_bamba, kinds=HYBRID),
+    Family(
+        "falcon_h1",
+        ("FalconH1ForCausalLM",),
+        falcon_h1.read_falcon_h1,
+        falcon_h1.load_falcon_h1,
+        kinds=HYBRID,
     ),
     Family(
         "nemotron_h",
@@ -272,36 +365,51 @@ FAMILIES: tuple[Family[Any], ...] = (
         nemotron_h.read_nemotron_h,
         nemotron_h.load_nemotron_h,
         mtp=nemotron_h.NEMOTRON_H_MTP,
+        kinds=HYBRID,
     ),
-    Family("zamba2", ("Zamba2ForCausalLM",), zamba2.read_zamba2, zamba2.load_zamba2),
-    Family("mamba", ("MambaForCausalLM",), mamba.read_mamba, mamba.load_mamba1_model),
+    Family("zamba2", ("Zamba2ForCausalLM",), zamba2.read_zamba2, zamba2.load_zamba2, kinds=HYBRID),
+    Family(
+        "mamba", ("MambaForCausalLM",), mamba.read_mamba, mamba.load_mamba1_model, kinds=RECURRENT
+    ),
     Family(
         "falcon_mamba",
         ("FalconMambaForCausalLM",),
         mamba.read_falcon_mamba,
         mamba.load_mamba1_model,
+        kinds=RECURRENT,
     ),
-    Family("mamba2", ("Mamba2ForCausalLM",), mamba.read_mamba2, mamba.load_mamba2_model),
-    Family("jamba", ("JambaForCausalLM",), jamba.read_jamba, jamba.load_jamba),
-    Family("lfm2", ("Lfm2ForCausalLM",), lfm.read_lfm2, lfm.load_lfm2),
-    Family("lfm2_moe", ("Lfm2MoeForCausalLM",), lfm.read_lfm2_moe, lfm.load_lfm2_moe),
+    Family(
+        "mamba2",
+        ("Mamba2ForCausalLM",),
+        mamba.read_mamba2,
+        mamba.load_mamba2_model,
+        kinds=RECURRENT,
+    ),
+    Family("jamba", ("JambaForCausalLM",), jamba.read_jamba, jamba.load_jamba, kinds=HYBRID),
+    Family("lfm2", ("Lfm2ForCausalLM",), lfm.read_lfm2, lfm.load_lfm2, kinds=HYBRID),
+    Family("lfm2_moe", ("Lfm2MoeForCausalLM",), lfm.read_lfm2_moe, lfm.load_lfm2_moe, kinds=HYBRID),
     Family(
         "minimax",
         ("MiniMaxForCausalLM", "MiniMaxText01ForCausalLM", "MiniMaxM1ForCausalLM"),
         minimax.read_minimax,
         minimax.load_minimax,
+        kinds=HYBRID,
     ),
     Family(
-        "minimax_m2",
-        ("MiniMaxM2ForCausalLM",),
-        minimax.read_minimax_m2,
-        minimax.load_minimax_m2,
+        "minimax_m2", ("MiniMaxM2ForCausalLM",), minimax.read_minimax_m2, minimax.load_minimax_m2
     ),
     Family(
         "kimi_linear",
         ("KimiLinearForCausalLM",),
         kimi_linear.read_kimi_linear,
         kimi_linear.load_kimi_linear,
+        kinds=HYBRID,
     ),
-    Family("native", ("FerrymanNativeForCausalLM",), native.read_native, native.load_native),
+    Family(
+        "native",
+        ("FerrymanNativeForCausalLM",),
+        native.read_native,
+        native.load_native,
+        kinds=EVERY_KIND,
+    ),
 )

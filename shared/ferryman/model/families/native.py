@@ -1,4 +1,4 @@
-"""The native family: any mix per layer of full attention, windows, Mamba-2 and gated delta nets.
+"""The native family: any mix per layer of attention, windows, Mamba-2 and gated delta nets.
 
 No such model is published. It has state of all kinds at once, for tests and for the demo.
 

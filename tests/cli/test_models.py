@@ -1,0 +1,84 @@
+"""`ferryman models`, and the error that points to it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ferryman.errors import ConfigError
+from ferryman.model.config import load_config
+from ferryman.model.families import FAMILIES
+from ferryman_cli.app import run
+
+
+def test_every_architecture_is_listed_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["models"]) == 0
+    words = capsys.readouterr().out.split()
+    for family in FAMILIES:
+        for name in family.architectures:
+            assert words.count(name) == 1, name
+
+
+def test_a_record_says_state_and_formats(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["models", "gpt_oss", "--json"]) == 0
+    (record,) = json.loads(capsys.readouterr().out)["families"]
+    assert record["architectures"] == ["GptOssForCausalLM"]
+    assert (record["state"], record["formats"]) == (["full", "window"], "plain, mxfp4")
+    assert not record["drafts_for_itself"]
+
+
+def test_a_word_of_no_family_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["models", "bert"]) == 2
+    assert "no family has 'bert'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        pytest.param(
+            {"architectures": ["Qwen9ForCausalLM"]},
+            ["Qwen9ForCausalLM is not supported", "Qwen3ForCausalLM (Qwen 3, dense", "hidden_size"],
+            id="an unknown one, and the field that is missed first",
+        ),
+        pytest.param(
+            {"architectures": ["LlamaForSequenceClassification"]},
+            ["only models that generate text", "LlamaForCausalLM", "ForSequenceClassification"],
+            id="another task",
+        ),
+        pytest.param(
+            {"architectures": ["DeepseekV4ForCausalLM"]},
+            ["compressed into one", "no resume set has a rule"],
+            id="one that is refused for its state",
+        ),
+        pytest.param(
+            {"architectures": ["Zyx"]}, ["no supported one has a similar name"], id="none is near"
+        ),
+        pytest.param({"architectures": []}, ["architecture (none)"], id="no architecture"),
+    ],
+)
+def test_an_unsupported_architecture_is_told_the_nearest(
+    fields: dict[str, object], words: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(ConfigError) as raised:
+        load_config(tmp_path)
+    for word in (*words, f"`ferryman models` lists the {len(FAMILIES)} families"):
+        assert word in str(raised.value)
+
+
+def test_a_config_that_reads_as_the_nearest_is_still_refused(tmp_path: Path) -> None:
+    fields = {
+        "architectures": ["Llama9ForCausalLM"],
+        "vocab_size": 97,
+        "hidden_size": 24,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 64,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(ConfigError, match="nobody has compared what its layers compute"):
+        load_config(tmp_path)
