@@ -31,6 +31,8 @@ from ferryman.model.families import (
     kimi_linear,
     laguna,
     lfm,
+    lfm3,
+    ling3,
     llama,
     mamba,
     mimo,
@@ -387,6 +389,7 @@ FAMILIES: tuple[Family[Any], ...] = (
     ),
     Family("jamba", ("JambaForCausalLM",), jamba.read_jamba, jamba.load_jamba, kinds=HYBRID),
     Family("lfm2", ("Lfm2ForCausalLM",), lfm.read_lfm2, lfm.load_lfm2, kinds=HYBRID),
+    Family("lfm3", ("Lfm3ForCausalLM",), lfm3.read_lfm3, lfm3.load_lfm3, kinds=EVERY_KIND),
     Family("lfm2_moe", ("Lfm2MoeForCausalLM",), lfm.read_lfm2_moe, lfm.load_lfm2_moe, kinds=HYBRID),
     Family(
         "minimax",
@@ -403,6 +406,13 @@ FAMILIES: tuple[Family[Any], ...] = (
         ("KimiLinearForCausalLM",),
         kimi_linear.read_kimi_linear,
         kimi_linear.load_kimi_linear,
+        kinds=HYBRID,
+    ),
+    Family(
+        "bailing_hybrid",
+        ("BailingHybridForCausalLM",),
+        ling3.read_bailing_hybrid,
+        ling3.load_bailing_hybrid,
         kinds=HYBRID,
     ),
     Family(

@@ -143,7 +143,7 @@ def _read_deepseek(
     )
     return DeepseekConfig(
         trunk=trunk,
-        attention=_attention(fields),
+        attention=read_turning_latent(fields),
         mlp=read_plain_mlp(fields),
         has_experts=read_expert_layers(fields, trunk.num_layers),
         experts=experts,
@@ -152,7 +152,8 @@ def _read_deepseek(
     )
 
 
-def _attention(fields: ConfigFields) -> LatentShape:
+def read_turning_latent(fields: ConfigFields) -> LatentShape:
+    """Latent attention with rotary positions, by the names of DeepSeek's fields."""
     return read_latent(
         fields,
         read_rotary(_turning_alone(fields), default_factor=1.0),

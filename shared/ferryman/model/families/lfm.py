@@ -132,7 +132,7 @@ def _with_present_names(fields: ConfigFields) -> ConfigFields:
 
 def _operators(fields: ConfigFields) -> tuple[Operator, ...]:
     """The operators by "layer_types", or attention in the layers that "full_attn_idxs" lists."""
-    attention, conv = partial(_attention, fields), partial(_short_conv, fields)
+    attention, conv = partial(_attention, fields), partial(read_short_conv, fields)
     readers: dict[str, Callable[[], Operator]] = {"full_attention": attention, "conv": conv}
     if fields.raw.get("layer_types") is not None:
         return read_used(read_layers(fields, "layer_types", readers))
@@ -146,7 +146,7 @@ def _attention(fields: ConfigFields) -> AttentionShape:
     return replace(read_rotary_attention(fields), head_norm=HeadNorm.EACH_HEAD, has_bias=False)
 
 
-def _short_conv(fields: ConfigFields) -> ShortConvShape:
+def read_short_conv(fields: ConfigFields) -> ShortConvShape:
     return ShortConvShape(
         dim=fields.whole("hidden_size"),
         conv_width=fields.whole("conv_L_cache", 3, least=2),
@@ -215,7 +215,7 @@ def _load(
     load_feed_forward: Callable[[Weights, LayerPlace], FeedForward],
 ) -> Decoder:
     def load_layer(weights: Weights, place: LayerPlace) -> DecoderLayer:
-        mixer = _load_operator(weights, config.operators[place.layer], place)
+        mixer = load_operator(weights, config.operators[place.layer], place)
         feed_forward = load_feed_forward(weights.under("feed_forward"), place)
         return load_decoder_layer(weights, place, mixer, feed_forward, norms=_NORMS)
 
@@ -229,7 +229,7 @@ def _load(
     )
 
 
-def _load_operator(weights: Weights, shape: Operator, place: LayerPlace) -> Mixer:
+def load_operator(weights: Weights, shape: Operator, place: LayerPlace) -> Mixer:
     if isinstance(shape, AttentionShape):
         return load_attention(weights.under("self_attn"), shape, place)
     return load_short_conv(weights.under("conv"), shape, place)

@@ -5,6 +5,9 @@ q, k, v    = silu(conv(u · Wqkv));   q, k scaled to length one in each head;   
 g          = -exp(A_log)·softplus(u · Wfa · Wfb + dt_bias)              by channel of the key
 y          = delta rule of q, k, v with decay exp(g) and rate β
 out        = norm(y) · sigmoid(u · Wga · Wgb) · Wout                    a norm for each head
+
+In Ling 3 one product stands for the two of g and of the gate, and
+g          = least · sigmoid(exp(A_log)·(u · Wf + dt_bias))
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from ferryman.model.shapes.delta_shapes import KimiDeltaShape
 from ferryman.model.shapes.ranks import share_of
 from ferryman.model.shapes.state import ModelState
 from ferryman.model.weights.linear import Linear, make_linear
-from ferryman.model.weights.matrix import join_linear, summed_linear
+from ferryman.model.weights.matrix import Matrix, join_linear, summed_linear
 from ferryman.model.weights.named_weights import Weights
 from ferryman_kernels.elementwise.activations import sigmoid, softplus
 from ferryman_kernels.elementwise.rms_norm import rms_norm
@@ -35,23 +38,34 @@ class ChannelDecay:
     """The log decay g of each channel, at most 0.
 
     `decay` (exp(A_log)) [heads, 1] and `dt_bias` [heads, head_dim] are in the accumulation dtype.
+    `least` is the least g, or 0.0 where there is none.
     """
 
     up: Linear
     decay: Tensor
     dt_bias: Tensor
+    least: float = 0.0
 
-    def __call__(self, low_rank: Tensor) -> Tensor:
+    def __call__(self, projected: Tensor) -> Tensor:
         """[tokens, heads, head_dim] in the accumulation dtype."""
-        steps = self.up(low_rank).to(self.decay.dtype).view(-1, *self.dt_bias.shape)
-        return softplus(steps + self.dt_bias) * -self.decay
+        steps = self.up(projected).to(self.decay.dtype).view(-1, *self.dt_bias.shape)
+        steps = steps + self.dt_bias
+        if self.least:
+            return sigmoid(steps * self.decay) * self.least
+        return softplus(steps) * -self.decay
+
+
+def as_projected(x: Tensor) -> Tensor:
+    """x itself: the in-projection has all channels already."""
+    return x
 
 
 @dataclass(frozen=True, slots=True)
 class KimiDelta:
     """The recurrent mixer of layer `layer`.
 
-    `project_in` yields q, k, v and b of a rank's heads, and the low ranks of decay and gate.
+    `project_in` yields q, k, v and b of a rank's heads, and `gate_dim` channels each of decay and
+    gate.
     `conv_weight` [conv_dim, conv_width] and `unit` [head_dim], all 1/√head_dim, are in the
     accumulation dtype. `shape` is a rank's share.
     """
@@ -85,7 +99,7 @@ class KimiDelta:
         """q k v [tokens, conv_dim]; β [tokens, heads] and g [tokens, heads, head_dim], both in the
         accumulation dtype; the gate [tokens, heads, head_dim]."""
         shape = self.shape
-        sizes = shape.conv_dim, shape.heads, shape.head_dim, shape.head_dim
+        sizes = shape.conv_dim, shape.heads, shape.gate_dim, shape.gate_dim
         mixed, b, steps, gate = self.project_in(hidden).split_with_sizes(sizes, dim=1)
         gate = self.gate_up(gate).view(len(hidden), shape.heads, shape.head_dim)
         return mixed, sigmoid(b.to(self.unit.dtype)), self.decay(steps), gate
@@ -116,27 +130,48 @@ def load_kimi_delta(weights: Weights, shape: KimiDeltaShape, place: LayerPlace) 
         share_of(weights.matrix(f"{name}_proj.weight", size, hidden_dim), heads, group)
         for name, size in (("q", inner_dim), ("k", inner_dim), ("v", inner_dim), ("b", heads))
     ]
-    rows += [weights.matrix(f"{name}_a_proj.weight", dim, hidden_dim) for name in ("f", "g")]
-    f_up, g_up = (
-        make_linear(weights.tensor(f"{name}_b_proj.weight", inner_dim, dim, part=rank_heads))
-        for name in ("f", "g")
-    )
+    downs, (f_up, g_up) = _gates(weights, shape, hidden_dim)
     convs = [
         weights.precise(f"{name}_conv1d.weight", inner_dim, 1, shape.conv_width, part=rank_heads)
         for name in ("q", "k", "v")
     ]
-    log_decay = weights.precise("A_log", 1, 1, heads, 1, part=partial(rank_heads, axis=2))
     dt_bias = weights.precise("dt_bias", inner_dim, part=rank_heads).view(-1, dim)
     conv = torch.cat(convs).squeeze(1)
     out = weights.matrix("o_proj.weight", hidden_dim, inner_dim)
     return KimiDelta(
         layer=place.layer,
         shape=shape.shard(group.num_ranks),
-        project_in=join_linear(rows),
+        project_in=join_linear([*rows, *downs]),
         conv_weight=conv,
         unit=conv.new_full((dim,), dim**-0.5),
-        decay=ChannelDecay(f_up, log_decay.exp().view(-1, 1), dt_bias),
+        decay=ChannelDecay(f_up, _decay(weights, heads), dt_bias, shape.least_decay),
         gate_up=g_up,
         norm=load_norm(weights, "o_norm", dim, place.norm_eps),
         project_out=summed_linear(share_of(out, heads, group, axis=1), None, group),
     )
+
+
+def _gates(
+    weights: Weights, shape: KimiDeltaShape, hidden_dim: int
+) -> tuple[list[Matrix], tuple[Linear, Linear]]:
+    """The rows of decay and gate in the in-projection, and the products behind it."""
+    heads, inner_dim, dim, group = shape.heads, shape.inner_dim, shape.head_dim, weights.group
+    if shape.has_wide_gates:
+        wide = [weights.matrix(f"{name}_proj.weight", inner_dim, hidden_dim) for name in "fg"]
+        return [share_of(rows, heads, group) for rows in wide], (as_projected, as_projected)
+    low = [weights.matrix(f"{name}_a_proj.weight", dim, hidden_dim) for name in "fg"]
+    rank_heads = partial(share_of, heads=heads, group=group)
+    f_up, g_up = (
+        make_linear(weights.tensor(f"{name}_b_proj.weight", inner_dim, dim, part=rank_heads))
+        for name in "fg"
+    )
+    return low, (f_up, g_up)
+
+
+def _decay(weights: Weights, heads: int) -> Tensor:
+    """exp(A_log) [heads, 1] of a rank, which checkpoints store with axes of length one or not."""
+    stored = weights.header("A_log").shape
+    axis = len(stored) // 2
+    shape = (heads,) if len(stored) == 1 else (1, 1, heads, 1)
+    part = partial(share_of, heads=heads, group=weights.group, axis=axis)
+    return weights.precise("A_log", *shape, part=part).exp().view(-1, 1)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ferryman.cache.manifest import Kind
+from ferryman.model.layers.attention import OutputGate
 from ferryman.model.layers.decoder_layers import LayerPlace, RmsNorm, load_norm
 from ferryman.model.layers.rotation import RotaryEmbedding, load_rotary
 from ferryman.model.shapes.attention_shapes import LatentShape
@@ -29,6 +30,7 @@ from ferryman.model.weights.linear import Linear, PanelLinear, make_linear
 from ferryman.model.weights.matrix import summed_linear
 from ferryman.model.weights.named_weights import Weights
 from ferryman_kernels.attention.latent_pages import write_latents
+from ferryman_kernels.elementwise.activations import sigmoid
 from ferryman_kernels.products.packed_product import (
     PanelStack,
     packed_grouped_product,
@@ -140,17 +142,21 @@ class LatentProjections:
         absorbed = self.keys_up(plain)
         return torch.cat((absorbed, turned), dim=2)
 
-    def finish(self, attended: Tensor) -> Tensor:
-        """Hidden [tokens, hidden_dim] from attended latents [tokens, heads, latent_dim]."""
-        return self.out(self.values_up(attended).flatten(1))
+    def finish(self, attended: Tensor, factors: Tensor | None = None) -> Tensor:
+        """Hidden [tokens, hidden_dim] from attended latents [tokens, heads, latent_dim]. With
+        `factors` [tokens, heads, 1] the heads' outputs are multiplied by them."""
+        heads = self.values_up(attended)
+        return self.out((heads if factors is None else heads * factors).flatten(1))
 
 
 @dataclass(frozen=True, slots=True)
 class LatentAttention:
-    """The mixer of layer `layer`; a token attends to all earlier positions."""
+    """The mixer of layer `layer`; a token attends to all earlier positions. `gate` yields a factor
+    of each head's output, or is None."""
 
     layer: int
     projections: LatentProjections
+    gate: OutputGate | None = None
 
     def forward(self, hidden: Tensor, batch: StepBatch, state: ModelState) -> Tensor:
         pages, shape = state.latent[self.layer], self.projections.shape
@@ -160,14 +166,22 @@ class LatentAttention:
             attended = state.kernels.latent_prefill(q, pages, table, batch.spans, *sizes)
         else:
             attended = state.kernels.latent_decode(q, pages, table, batch.positions, *sizes)
-        return self.projections.finish(attended)
+        return self.projections.finish(attended, None if self.gate is None else self.gate(hidden))
 
 
 def load_latent_attention(
     weights: Weights, shape: LatentShape, place: LayerPlace
 ) -> LatentAttention:
     """Dense latent attention with projections under `weights`."""
-    return LatentAttention(place.layer, load_projections(weights, shape, place))
+    gate = load_head_gate(weights, shape, place) if shape.gates_heads else None
+    return LatentAttention(place.layer, load_projections(weights, shape, place), gate)
+
+
+def load_head_gate(weights: Weights, shape: LatentShape, place: LayerPlace) -> OutputGate:
+    """A gate of one number a head (Ling 3)."""
+    rows = weights.matrix("g_proj.weight", shape.q_heads, place.hidden_dim)
+    rank_rows = share_of(rows, shape.q_heads, weights.group)
+    return OutputGate(rank_rows.linear(None), sigmoid, rank_rows.shape[0])
 
 
 def load_projections(weights: Weights, shape: LatentShape, place: LayerPlace) -> LatentProjections:

@@ -168,7 +168,7 @@ class LatentShape:
     rotated; its value has `value_dim`. Plain keys and values are computed from the row's
     `latent_dim` channels, queries from a latent of `query_rank` channels (0: directly from hidden).
     `is_interleaved`: neighbouring channels are rotated together, not channels half of `rope_dim`
-    apart.
+    apart. `gates_heads`: a gate of one number multiplies each head's output (Ling 3).
     """
 
     q_heads: int
@@ -181,6 +181,7 @@ class LatentShape:
     has_bias: bool
     positions: RotaryPositions | NoPositions
     is_interleaved: bool
+    gates_heads: bool = False
 
     @property
     def row_dim(self) -> int:

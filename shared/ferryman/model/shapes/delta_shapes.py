@@ -70,16 +70,28 @@ class DeltaShape:
 
 @dataclass(frozen=True, slots=True)
 class KimiDeltaShape:
-    """Kimi Delta Attention: a delta rule whose decay differs by channel of the key."""
+    """Kimi Delta Attention: a delta rule whose decay differs by channel of the key.
+
+    `has_wide_gates`: decay and gate are computed from hidden, not by way of `head_dim` channels.
+    The log of a decay is at least `least_decay` by a sigmoid, or has no bound (0.0). Ling 3 has
+    both.
+    """
 
     heads: int
     head_dim: int
     conv_width: int
+    has_wide_gates: bool = False
+    least_decay: float = 0.0
 
     @property
     def inner_dim(self) -> int:
         """Channels of q, of k, of v, and of the gate."""
         return self.heads * self.head_dim
+
+    @property
+    def gate_dim(self) -> int:
+        """Channels of the in-projection for the decay, and for the gate."""
+        return self.inner_dim if self.has_wide_gates else self.head_dim
 
     @property
     def conv_dim(self) -> int:
