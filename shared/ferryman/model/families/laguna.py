@@ -23,6 +23,7 @@ from ferryman.model.readers.transformer_readers import (
     read_mlp_types,
     read_plain_mlp,
     read_rotary_attention,
+    read_sparse_layers,
     with_rope_of,
 )
 from ferryman.model.shapes.attention_shapes import (
@@ -60,17 +61,32 @@ def read_laguna(fields: ConfigFields) -> TransformerConfig:
     """Laguna: gated attention in windows or not, as many heads as each layer says, experts."""
     fields = fields.with_defaults(**DEFAULTS)
     check_activation(fields)
-    check_flags(fields, moe_apply_router_weight_on_input=False)
-    if fields.raw.get("moe_router_logit_softcapping"):
-        raise fields.refusal("moe_router_logit_softcapping", "0: scores are not capped")
+    _refuse_other_routing(fields)
     mixture, mlp = _mixture(fields), read_plain_mlp(fields)
     return TransformerConfig(
         read_trunk(fields),
         attention=_attention(fields),
-        feed_forwards=tuple(
-            mixture if is_sparse else mlp for is_sparse in read_mlp_types(fields, NUM_DENSE)
-        ),
+        feed_forwards=tuple(mixture if is_sparse else mlp for is_sparse in _sparse_layers(fields)),
     )
+
+
+def _refuse_other_routing(fields: ConfigFields) -> None:
+    check_flags(
+        fields,
+        moe_apply_router_weight_on_input=False,
+        moe_router_use_sigmoid=True,
+        norm_topk_prob=True,
+    )
+    if fields.raw.get("moe_router_score_func", "sigmoid") != "sigmoid":
+        raise fields.refusal("moe_router_score_func", "'sigmoid'; nothing else is supported")
+    if fields.raw.get("moe_router_logit_softcapping"):
+        raise fields.refusal("moe_router_logit_softcapping", "0: scores are not capped")
+
+
+def _sparse_layers(fields: ConfigFields) -> tuple[bool, ...]:
+    """Older configs list the layers without experts."""
+    is_older = fields.raw.get("mlp_layer_types") is None and "mlp_only_layers" in fields.raw
+    return read_sparse_layers(fields) if is_older else read_mlp_types(fields, NUM_DENSE)
 
 
 def _attention(fields: ConfigFields) -> tuple[AttentionShape, ...]:

@@ -43,7 +43,7 @@ REFUSED: Mapping[str, str] = {
         "some experts are the identity"
     ),
     "RecurrentGemmaForCausalLM": (
-        "its gated linear recurrence (RG-LRU) has no kernel that scans token by token"
+        "its gated linear recurrence (RG-LRU) has no layer here that scans token by token"
     ),
     "xLSTMForCausalLM": (
         "its cells keep a matrix, a norm and a running maximum, and there is no kernel for them"

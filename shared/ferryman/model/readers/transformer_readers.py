@@ -32,11 +32,13 @@ def read_rotary_attention(
 
 def with_rope_of(fields: ConfigFields, word: str) -> ConfigFields:
     """The fields with the rope parameters of layers of the type `word` alone, if the config has
-    some for each type."""
+    some for each type; those beside the types are of all."""
     rope = fields.raw.get("rope_parameters")
     if not isinstance(rope, dict) or word not in rope:
         return fields
-    return ConfigFields(fields.source, {**fields.raw, "rope_parameters": rope[word]})
+    common = {name: value for name, value in rope.items() if not isinstance(value, dict)}
+    of_word = ConfigFields(fields.source, rope).inner(word).raw
+    return ConfigFields(fields.source, {**fields.raw, "rope_parameters": {**common, **of_word}})
 
 
 def read_windows(

@@ -1,0 +1,53 @@
+"""Fields that ask for other layers than a family has are refused by name, never read past."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.model.comparison import architecture_of, random_config
+
+from ferryman.errors import ConfigError
+from ferryman.model.config import load_config
+
+SWITCHED = [
+    ("laguna", {"moe_router_score_func": "sqrtsoftplus"}),
+    ("laguna", {"moe_router_use_sigmoid": False}),
+    ("laguna", {"moe_router_logit_softcapping": 30.0}),
+    ("laguna", {"gating": False}),
+    ("laguna", {"num_attention_heads_per_layer": [2] * 9}),
+    ("cohere2_moe", {"rms_norm_eps": 1e-5}),
+    ("cohere2_moe", {"expert_selection_fn": "tanh"}),
+    ("cohere2_moe", {"shared_expert_combination_strategy": "product"}),
+    ("hunyuan_moe", {"moe_topk": [1, 2, 1, 2]}),
+    ("hunyuan_moe", {"num_shared_expert": 2}),
+    ("minimax_m2", {"attn_type_list": [0, 1]}),
+    ("minimax_m2", {"qk_norm_type": "per_head"}),
+    ("mimo_v2_flash", {"swa_v_head_dim": 5}),
+    ("mimo_v2_flash", {"v_head_dim": 64}),
+    ("mimo_v2_flash", {"hybrid_layer_pattern": [2]}),
+    ("afmoe", {"score_func": "softmax"}),
+    ("phi", {"qk_layernorm": True}),
+    ("gemma", {"hidden_activation": "relu"}),
+    ("granite_swa", {"layer_rope_theta": [1.0]}),
+    ("bailing_hybrid", {"kda_lower_bound": 5.0}),
+    ("bailing_hybrid", {"q_lora_rank": 6}),
+]
+
+
+@pytest.mark.parametrize(
+    ("family", "switch"), SWITCHED, ids=[f"{family} {switch}" for family, switch in SWITCHED]
+)
+def test_a_field_of_other_layers_is_refused_by_name(
+    family: str, switch: dict[str, Any], tmp_path: Path
+) -> None:
+    config = random_config(family, 1)
+    config.architectures = [architecture_of(config)]
+    config.save_pretrained(tmp_path)
+    load_config(tmp_path)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**raw, **switch}))
+    with pytest.raises(ConfigError, match=f"field '{next(iter(switch))}'"):
+        load_config(tmp_path)
