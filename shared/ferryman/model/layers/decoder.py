@@ -19,7 +19,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ferryman.cache.manifest import StateManifest
-from ferryman.model.layers.decoder_layers import Layer, LayerPlace, Norm, NormLoader, load_norm
+from ferryman.model.layers.decoder_layers import (
+    DecoderLayer,
+    Layer,
+    LayerPlace,
+    Norm,
+    NormLoader,
+    OpenSum,
+    load_norm,
+)
 from ferryman.model.sampling.prompt_logprobs import PrefilledRows
 from ferryman.model.shapes.batch import DecodeBatch, PrefillBatch, StepBatch
 from ferryman.model.shapes.manifest import scan_block
@@ -119,16 +127,24 @@ class Decoder:
     def hidden_states(self, batch: StepBatch, state: ModelState) -> Tensor:
         """The hidden states of all tokens before the final norm: [tokens, hidden_dim]."""
         self._select_adapters(batch)
-        hidden = self.ends.embed(batch.token_ids)
+        hidden: Tensor | OpenSum = self.ends.embed(batch.token_ids)
         for layer in self.layers:
-            hidden = layer.forward(hidden, batch, state)
+            # The next layer's norm adds what this one leaves open: one kernel in place of two.
+            if isinstance(layer, DecoderLayer):
+                hidden = layer.left_open(hidden, batch, state)
+            else:
+                hidden = layer.forward(_closed(hidden), batch, state)
             state.layers_run.num_done += 1
-        return hidden
+        return _closed(hidden)
 
     def _select_adapters(self, batch: StepBatch) -> None:
         """Gives the adapted layers, which see only their rows, the adapter of each row."""
         if self.lora is not None:
             self.lora.active.select(batch.adapters, len(batch.token_ids))
+
+
+def _closed(hidden: Tensor | OpenSum) -> Tensor:
+    return hidden.closed() if isinstance(hidden, OpenSum) else hidden
 
 
 def load_decoder(

@@ -84,6 +84,23 @@ def add_and_norm(
     return total, norm(total)
 
 
+@dataclass(frozen=True, slots=True)
+class OpenSum:
+    """hidden + multiplier · added, both [tokens, hidden_dim], which is not added yet: the norm that
+    reads it adds it in the same kernel."""
+
+    hidden: Tensor
+    added: Tensor
+    multiplier: float
+
+    def closed(self) -> Tensor:
+        return scaled_sum(self.hidden, self.added, self.multiplier)
+
+    def normed(self, norm: Norm) -> tuple[Tensor, Tensor]:
+        """The sum, and its norm."""
+        return add_and_norm(self.hidden, self.added, self.multiplier, norm)
+
+
 def load_norm(weights: Weights, name: str, dim: int, eps: float, origin: float = 0.0) -> RmsNorm:
     """The norm called `name`; its weight is stored as the distance from `origin`."""
     return RmsNorm(weights.precise(f"{name}.weight", dim) + origin, eps)
@@ -138,10 +155,19 @@ class DecoderLayer:
     residual_multiplier: float = 1.0
 
     def forward(self, hidden: Tensor, batch: StepBatch, state: ModelState) -> Tensor:
-        mixed = self.mixer.forward(self.mixer_norm(hidden), batch, state)
+        return self.left_open(hidden, batch, state).closed()
+
+    def left_open(self, entering: Tensor | OpenSum, batch: StepBatch, state: ModelState) -> OpenSum:
+        """`forward`, with the layer's last sum left to whatever reads it; `entering` may be such a
+        sum of the layer before."""
+        if isinstance(entering, OpenSum):
+            hidden, normed = entering.normed(self.mixer_norm)
+        else:
+            hidden, normed = entering, self.mixer_norm(entering)
+        mixed = self.mixer.forward(normed, batch, state)
         multiplier = self.residual_multiplier
         hidden, normed = add_and_norm(hidden, mixed, multiplier, self.feed_forward_norm)
-        return scaled_sum(hidden, self.feed_forward(normed), multiplier)
+        return OpenSum(hidden, self.feed_forward(normed), multiplier)
 
 
 NORMS = ("input_layernorm", "post_attention_layernorm")

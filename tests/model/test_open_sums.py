@@ -1,0 +1,53 @@
+"""A layer's last sum, left to the next layer's norm, has the bits of one that is added at once."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from tests.model.families.granite import granite
+from tests.tiny_models import save_random
+from torch import Tensor
+
+from ferryman.cache.manifest import Kind
+from ferryman.model.layers.decoder import Decoder
+from ferryman.model.layers.decoder_layers import DecoderLayer
+from ferryman.model.load_options import LoadOptions
+from ferryman.model.registry import load_model
+from ferryman.model.shapes.batch import PrefillBatch
+from ferryman.model.shapes.state import ModelState, state_views
+
+TOKENS = 19
+
+
+def empty_state(model: Decoder) -> ModelState:
+    slabs = {
+        layout.kind: torch.zeros(4, layout.slot_bytes, dtype=torch.uint8)
+        for layout in model.manifest.layouts
+    }
+    return state_views(model.manifest, slabs)
+
+
+def closed_at_once(model: Decoder, batch: PrefillBatch) -> Tensor:
+    """The hidden states, layer after layer, each of which adds its own last sum."""
+    hidden, state = model.ends.embed(batch.token_ids), empty_state(model)
+    for layer in model.layers:
+        hidden = layer.forward(hidden, batch, state)
+    return hidden
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+@torch.inference_mode()
+def test_a_sum_left_open_has_the_bits_of_one_closed(dtype: str, tmp_path: Path) -> None:
+    folder = save_random(tmp_path, granite(random.Random(5)), 5)
+    model = load_model(folder, LoadOptions(dtype, page_size=16))
+    assert isinstance(model, Decoder)
+    assert sum(isinstance(layer, DecoderLayer) for layer in model.layers) >= 2
+    whole, one = torch.arange(TOKENS), torch.zeros(1, dtype=torch.int64)
+    tables = {kind: torch.tensor([[1, 2]]) for kind in model.manifest.kinds if kind is Kind.FULL}
+    batch = PrefillBatch(
+        whole + 3, whole, torch.zeros_like(whole), ((0, TOKENS),), tables, one, (), whole[-1:]
+    )
+    assert torch.equal(model.hidden_states(batch, empty_state(model)), closed_at_once(model, batch))
