@@ -43,6 +43,7 @@ from ferryman_kernels.products._grouped_product_triton import (
     grouped_floats_triton,
     tiles_of_any,
 )
+from ferryman_kernels.products.pair_order import sort_pairs_triton
 from ferryman_kernels.products.weighted_sum import weighted_sum_triton
 from ferryman_kernels.recurrence._delta_chunk_scan_triton import delta_chunk_scan_triton
 from ferryman_kernels.recurrence._ssd_chunk_scan_triton import chunk_scan_triton
@@ -245,8 +246,9 @@ def launch_kimi_delta(dtype: torch.dtype, heads: int, head_dim: int) -> None:
 
 
 def launch_experts(dtype: torch.dtype, num_experts: int, in_dim: int, out_dim: int) -> None:
-    """One product of all experts, of few, many and most pairs: in floats, in FP8 and four bits by
-    blocks, and in MXFP4 with a bias (gpt-oss)."""
+    """The order of few pairs, and one product of all experts, of few, many and most pairs: in
+    floats, in FP8 and four bits by blocks, and in MXFP4 with a bias (gpt-oss)."""
+    sort_pairs_triton(torch.zeros(8, 4, dtype=torch.int64), num_experts)
     starts = torch.zeros(num_experts + 1, dtype=torch.int64)
     weight = torch.empty(num_experts, out_dim, in_dim, dtype=dtype, device="meta")
     bias = torch.empty(num_experts, out_dim, dtype=dtype, device="meta")

@@ -33,6 +33,7 @@ from ferryman_kernels.products._grouped_product_triton import (
     grouped_floats_triton,
     tiles_of_any,
 )
+from ferryman_kernels.products.pair_order import sort_pairs
 
 __all__ = [
     "FP4",
@@ -100,14 +101,6 @@ class CodeStack:
             values = table[torch.stack((values & 15, values >> 4), dim=-1).flatten(-2).long()]
         zeros = 0 if self.zeros is None else self.zeros[expert][:, groups].double()
         return (values.double() - zeros) * self.scales[expert].double()[:, groups]
-
-
-def sort_pairs(chosen: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
-    """The pairs of `chosen` [tokens, experts_per_token] by expert, and [experts + 1] where each
-    expert's begin among them; both on the device, without a wait."""
-    sorted_experts, order = chosen.flatten().sort(stable=True)
-    bounds = torch.arange(num_experts + 1, dtype=sorted_experts.dtype, device=chosen.device)
-    return order, torch.searchsorted(sorted_experts, bounds)
 
 
 def grouped_product_reference(
