@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from ferryman.wire.handoff.host_network import listening_sockets
+
 SETTLING_SECONDS = 20.0
 PIPES = ("pipe:", "anon_inode:[pidfd")
-LISTENS = "0A"
-INODE, STATE, LOCAL = 9, 3, 1  # columns of /proc/net/tcp
 
 Held = dict[str, list[str]]
 
@@ -41,7 +41,7 @@ def _held(folder: Path) -> Held:
         "pipes and processes' handles": sorted(
             f"{number} → {name}" for number, name in files.items() if name.startswith(PIPES)
         ),
-        "ports": sorted(_ports(files)),
+        "ports": sorted(map(str, listening_sockets(os.getpid()))),
     }
 
 
@@ -82,15 +82,6 @@ def _locks(folder: Path) -> Iterator[str]:
         with suppress(OSError):
             if str(path.stat().st_ino) in held:
                 yield str(path)
-
-
-def _ports(files: Mapping[str, str]) -> Iterator[str]:
-    """The TCP ports at which this process listens."""
-    mine = {name.removeprefix("socket:[").rstrip("]") for name in files.values()}
-    for line in (*_lines("/proc/net/tcp")[1:], *_lines("/proc/net/tcp6")[1:]):
-        columns = line.split()
-        if columns[STATE] == LISTENS and columns[INODE] in mine:
-            yield str(int(columns[LOCAL].rpartition(":")[2], 16))
 
 
 def _lines(path: str) -> list[str]:
