@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +29,7 @@ OnLoad = Callable[[StartReport], None]
 LAST_OUTPUT_BYTES = 4096
 LAST_LINES = 3
 LINE_BYTES = 1 << 16
+_GROUP_FRAME = re.compile(r"^ *(\+-[-+ .0-9]*$|\| )")
 FLUSH_SECONDS = 1.0
 COMPUTING_SECONDS = 1.0
 """The processor time that shows that a process without a report computes."""
@@ -194,7 +196,7 @@ class Child(asyncio.SubprocessProtocol):
     async def _raise_start_failure(self) -> NoReturn:
         await self._output_ended()
         name, status = self.job.name, self._process.get_returncode()
-        words = (self.last_lines() or ("(it said nothing)",))[-1]
+        words = _last_words(self.last_lines())
         if status == EXIT_MISCONFIGURED:
             raise ConfigError(f"{name}: {words.removeprefix('error: ')}")
         raise ChildEnded(f"{name} {_manner(status)} before it was ready: {words}")
@@ -255,6 +257,13 @@ async def spawn(
         log.close()
         raise
     return child
+
+
+def _last_words(lines: Sequence[str]) -> str:
+    """The last line that is more than the frame that Python draws around an ExceptionGroup: the
+    message of the error within."""
+    words = (_GROUP_FRAME.sub("", line) for line in reversed(lines))
+    return next(filter(None, words), "(it said nothing)")
 
 
 def _printable(line: str) -> str:

@@ -91,6 +91,18 @@ async def test_a_service_that_ends_before_it_is_ready_is_named(tmp_path: Path) -
         await child.ready(30)
 
 
+async def test_the_reason_of_an_exception_group_is_the_error_within_it(tmp_path: Path) -> None:
+    """Python draws a frame around a group, which would be the last line."""
+    program = (
+        "raise ExceptionGroup('unhandled errors in a TaskGroup', "
+        "[ExceptionGroup('inner', [RuntimeError('no room')])])"
+    )
+    child = await started(program, tmp_path)
+    with pytest.raises(ChildEnded, match=r"before it was ready: RuntimeError: no room$"):
+        await child.ready(30)
+    assert "+------" in (tmp_path / "thing.log").read_text().splitlines()[-1]
+
+
 async def test_a_silent_end_is_told_too(tmp_path: Path) -> None:
     child = await started("raise SystemExit(3)", tmp_path)
     with pytest.raises(ChildEnded, match="said nothing"):

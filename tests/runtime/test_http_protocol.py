@@ -8,7 +8,7 @@ import logging
 import os
 import resource
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 
 import pytest
@@ -321,3 +321,31 @@ async def test_every_answer_has_a_date() -> None:
         _peer(port, b"GET /read HTTP/1.1\r\nhost: a\r\n\r\n") as peer,
     ):
         assert b"\r\ndate: " in await peer.head()
+
+
+async def _endless(scope: Scope, receive: Receive, send: Send) -> None:
+    """A stream whose next event never comes; `/bug` fails instead."""
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"first", "more_body": True})
+    if scope["path"] == "/bug":
+        raise KeyError("a bug")
+    await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize(("path", "logs_bug"), [(b"/stream", False), (b"/bug", True)])
+async def test_a_stream_that_is_open_when_the_server_ends_is_no_bug(
+    path: bytes, logs_bug: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    request = b"GET " + path + b" HTTP/1.1\r\nhost: a\r\n\r\n"
+    with caplog.at_level(logging.INFO):
+        async with AsyncExitStack() as stack:
+            async with listening(_endless, ListenSettings(), grace_seconds=1.0) as port:
+                peer = await stack.enter_async_context(_peer(port, request))
+                await peer.head()
+            # The server has cancelled it, and is told of its end a step later.
+            answer = await peer.answer()
+    assert b"first" in answer
+    bugs = [record for record in caplog.records if record.exc_info]
+    assert bool(bugs) is logs_bug
+    cut_off = [record for record in caplog.records if "cut off" in record.getMessage()]
+    assert len(cut_off) == (0 if logs_bug else 1)

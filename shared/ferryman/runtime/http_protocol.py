@@ -304,7 +304,7 @@ class _ClosesWhenWhole:
 
 
 class _RareWarnings(logging.LoggerAdapter[logging.Logger]):
-    """A log whose warnings are counted as refusals."""
+    """A log whose warnings are counted as refusals. An answer that was cancelled is no error."""
 
     def __init__(self, logger: logging.Logger, table: ConnectionTable) -> None:
         super().__init__(logger, {})
@@ -313,3 +313,11 @@ class _RareWarnings(logging.LoggerAdapter[logging.Logger]):
 
     def warning(self, msg: object, *args: object, **kwargs: Any) -> None:
         self._table.refuse(str(msg))
+
+    def error(self, msg: object, *args: object, **kwargs: Any) -> None:
+        # uvicorn cancels the answers that outlast a server's grace, and takes the end of each for a
+        # bug of the application.
+        if isinstance(kwargs.get("exc_info"), asyncio.CancelledError):
+            self.info("an answer was cut off: the server ends")
+        else:
+            super().error(msg, *args, **kwargs)
