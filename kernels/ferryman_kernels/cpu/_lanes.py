@@ -11,7 +11,13 @@ from functools import cache
 from typing import Any
 
 from ferryman_kernels.cpu._compiled import is_bfloat16, numba
-from ferryman_kernels.cpu._vectors import fused_values, generated, in_each_lane, pointer_at
+from ferryman_kernels.cpu._vectors import (
+    fused_values,
+    generated,
+    in_each_lane,
+    pointer_at,
+    shuffled,
+)
 
 if numba is not None:
     from llvmlite import ir
@@ -112,6 +118,18 @@ def _rounded(builder: Any, floats: Any) -> Any:
     is_none = builder.fcmp_unordered("uno", floats, floats)
     upper = builder.select(is_none, no_number, upper)
     return builder.trunc(upper, shorts)
+
+
+def bfloats_of(builder: Any, low: Any, high: Any) -> Any:
+    """bfloat16 nearest to 16 float32 and, behind them, to 16 others, as `_rounded` rounds."""
+    if HAS_DOTS:
+        # LLVM would round each half by itself and join them.
+        kind = ir.VectorType(_Bfloat(), 32)
+        signs = ir.FunctionType(kind, (low.type, low.type))
+        name = "llvm.x86.avx512bf16.cvtne2ps2bf16.512"
+        rounded = builder.call(get_or_insert_function(builder.module, signs, name), (high, low))
+        return builder.bitcast(rounded, ir.VectorType(ir.IntType(16), 32))
+    return _rounded(builder, shuffled(builder, low, high, range(32)))
 
 
 @generated

@@ -204,12 +204,18 @@ def multiply_panel(
     """The products of the panel at an address with as many rows of x, each `stride` bytes, as there
     are `rows` of y, flat [tokens, out_dim], to their outputs from `first` on; with the bias `added`
     [out_dim], or [0]. A row's bits do not depend on the others, nor on their number."""
-    sums, bias, config, _ = opened
+    sums_of(stored, multiplied, panel, steps, x, stride, len(rows), opened[2], opened[0])
+    write_panel(opened, rows, added, first, y, out_dim)
+
+
+@part
+def write_panel(opened: Any, rows: Any, added: Any, first: Any, y: Any, out_dim: Any) -> None:
+    """Writes the sums that `opened` holds, as `multiply_panel` does."""
+    sums, bias, _, _ = opened
     width = min(LANES, out_dim - first)
     bias[:] = 0
     for lane in range(min(width, len(added))):
         bias[lane] = wide(added[first + lane])
-    sums_of(stored, multiplied, panel, steps, x, stride, len(rows), config, sums)
     biases = lanes_at(bias, 0)
     for i in range(len(rows)):
         at = rows[i] * out_dim + first
