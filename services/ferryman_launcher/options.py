@@ -11,6 +11,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from ferryman.errors import ConfigError
+from ferryman.gguf.documents import has_document
+from ferryman.gguf.model_file import model_exists, model_name
 from ferryman.settings.cluster import UpOptions
 from ferryman.settings.declaration import leaves
 from ferryman.settings.engine import AUTO
@@ -74,7 +76,7 @@ def up_options(sources: Sources) -> UpOptions:
     services_settings(sources)
     settings = {role: _told(service_sources(sources), role) for role in SERVICES}
     folder = options.engine.model
-    name = DEMO_NAME if folder == demo_model() else folder.resolve().name
+    name = DEMO_NAME if folder == demo_model() else model_name(folder)
     roles = frozenset({"router", "hostcache", *(workers.role for workers in options.roles)})
     more = {
         # Routers alone have it: a value for their role is the cluster's.
@@ -131,8 +133,8 @@ def demo_model() -> Path:
 
 
 def check_model_folder(folder: Path) -> None:
-    """Raises ConfigError unless there is a folder with a config in it."""
-    if not folder.is_dir():
-        raise ConfigError(f"--model {folder}: there is no such folder")
-    if not (folder / "config.json").is_file():
+    """Raises ConfigError unless there is a folder with a config in it, or a GGUF file."""
+    if not model_exists(folder):
+        raise ConfigError(f"--model {folder}: there is no such folder, and no such GGUF file")
+    if not has_document(folder / "config.json"):
         raise ConfigError(f"--model {folder}: there is no config.json in it")

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ferryman.errors import ConfigError, InvalidRequest, UnknownModel
+from ferryman.gguf.documents import has_document, read_document
+from ferryman.gguf.model_file import model_name
 from ferryman.schedule.request import SamplingParams
 from ferryman.settings.declaration import suggestion
 from ferryman.text.chat_places import located_chat
@@ -48,7 +50,9 @@ class ServedModel:
         adapter with the model's name."""
         path = folder / "config.json"
         try:
-            config = json.loads(path.read_text(encoding="utf-8"))
+            config: Any = read_document(path)
+            if config is None:
+                config = json.loads(path.read_text(encoding="utf-8"))
             family = str(config.get("architectures", ["unknown"])[0])
             dtype = str(config.get("dtype") or config.get("torch_dtype") or "")
             vocab, max_len = int(config["vocab_size"]), int(config["max_position_embeddings"])
@@ -57,7 +61,7 @@ class ServedModel:
         except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
             raise ConfigError(f"{path} cannot be used: {error!r}") from error
         tokenizer = Tokenizer.load(folder)
-        name = model_id or folder.resolve().name
+        name = model_id or model_name(folder)
         if name in (adapters or {}):
             raise ConfigError(f"lora: {name} is the model's name; give the adapter another one")
         return cls(
@@ -168,10 +172,12 @@ def generation_defaults(folder: Path) -> dict[str, float]:
     """The sampling that `generation_config.json` asks for; the names are those of a body's fields.
     Raises ConfigError for a file that is none."""
     path = folder / "generation_config.json"
-    if not path.exists():
+    if not has_document(path):
         return {}
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config: Any = read_document(path)
+        if config is None:
+            config = json.loads(path.read_text(encoding="utf-8"))
         defaults = {name: config[name] for name in _DEFAULTS if config.get(name) is not None}
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path} cannot be used: {error!r}") from error

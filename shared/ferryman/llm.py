@@ -22,6 +22,7 @@ from ferryman.cache.resume import ResumePlan
 from ferryman.cache.slots import Ledger
 from ferryman.engine.engine import build_engine
 from ferryman.errors import ConfigError, InvalidRequest, UnknownModel
+from ferryman.gguf.documents import has_document
 from ferryman.grammar.compiler import CompiledGrammar
 from ferryman.hub import model_folder
 from ferryman.schedule.batch import Sampled
@@ -380,4 +381,4 @@ def _one_each(
 
 
 def _tokenizer_if_there(folder: Path) -> Tokenizer | None:
-    return Tokenizer.load(folder) if (folder / "tokenizer.json").exists() else None
+    return Tokenizer.load(folder) if has_document(folder / "tokenizer.json") else None

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.errors import ConfigError
+from ferryman.gguf.documents import has_document
 from ferryman.model.config import load_config, mtp_config
 from ferryman.model.drafted import join_configs
 from ferryman.model.shapes.manifest import state_manifest
@@ -117,15 +118,15 @@ def check_model(folder: Path) -> ModelConfig:
     """The config of a model of a known family. Raises ConfigError."""
     check_model_folder(folder)
     config = load_config(folder)
-    if not (folder / "tokenizer.json").is_file():
+    if not has_document(folder / "tokenizer.json"):
         raise ConfigError(f"--model {folder}: there is no tokenizer.json in it")
     return config
 
 
 def _draft_config(folder: Path) -> ModelConfig:
-    if not (folder / "config.json").is_file():
+    if not has_document(folder / "config.json"):
         raise ConfigError(
-            f"--draft {folder}: it should be ngram, mtp, or a folder with a config.json"
+            f"--draft {folder}: it should be ngram, mtp, a folder with a config.json or a GGUF file"
         )
     return load_config(folder)
 

@@ -29,7 +29,8 @@ from ferryman.model.load_options import LoadOptions
 from ferryman.model.one_order import in_one_order
 from ferryman.model.shapes.manifest import scan_block, state_manifest
 from ferryman.model.shapes.model_shapes import ModelConfig
-from ferryman.model.weights.checkpoint import Checkpoint, open_checkpoint
+from ferryman.model.weights.checkpoint import Checkpoint
+from ferryman.model.weights.gguf_checkpoint import open_model
 from ferryman.model.weights.load_progress import ByteCount, LoadStage
 from ferryman.model.weights.named_weights import OnRead, WeightFormat, Weights, uncounted
 from ferryman.model.weights.safetensors_header import StoredTensor
@@ -52,9 +53,9 @@ def load_model(folder: Path | str, options: LoadOptions) -> Decoder:
 def _loaded(folder: Path | str, options: LoadOptions) -> Iterator[tuple[Decoder, Weights]]:
     """The model alone, and its weights, from which more may be loaded before the block ends."""
     config = load_config(folder)
-    checkpoint = open_checkpoint(folder)
+    checkpoint = open_model(folder)
     hashed, copied = (
-        ByteCount(Path(folder).name, stage, checkpoint.tensors.values(), options.on_progress)
+        ByteCount(Path(folder).name, stage, checkpoint.places, options.on_progress)
         for stage in LoadStage
     )
     # Options that do not suit the folder are refused here, before a byte of its weights is read.
@@ -130,7 +131,7 @@ def _manifest(config: ModelConfig, fingerprint: str, options: LoadOptions) -> St
 def model_fingerprint(folder: Path | str, dtype: str, quantize: str = AS_STORED) -> str:
     """32 hex digits that name the model in `folder` run in `dtype`. Reads every byte of it once."""
     config, weight_format = load_config(folder), load_format(folder, quantize)
-    return fingerprint_of(config, open_checkpoint(folder), dtype, weight_format)
+    return fingerprint_of(config, open_model(folder), dtype, weight_format)
 
 
 def fingerprint_of(
@@ -141,7 +142,7 @@ def fingerprint_of(
     on_read: OnRead = uncounted,
 ) -> str:
     """The `model_fingerprint` of a checkpoint that is open."""
-    tensors = sorted(checkpoint.tensors.values(), key=lambda tensor: (tensor.file, tensor.start))
+    tensors = sorted(checkpoint.places, key=lambda tensor: (tensor.file, tensor.start))
     lines = sorted(
         line
         for file, stored in groupby(tensors, lambda tensor: tensor.file)

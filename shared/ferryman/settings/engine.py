@@ -17,6 +17,7 @@ from pydantic import (
 from ferryman.cache.capacity import CapacityPlan, Concurrency, plan_capacity, tracking_slots
 from ferryman.cache.manifest import StateManifest
 from ferryman.errors import ConfigError
+from ferryman.gguf.model_file import model_exists
 from ferryman.schedule.drafting import MTP, NGRAM, NO_DRAFTS, Drafting, ModelDrafts, PromptLookup
 from ferryman.schedule.step_sizes import StepSizes
 from ferryman.settings.declaration import (
@@ -46,7 +47,8 @@ class EngineOptions(BaseModel):
 
     model_config = GROUP
     model: ModelFolder
-    """A Hugging Face folder with safetensors, of a family in the README's model card."""
+    """A Hugging Face folder with safetensors, of a family in the README's model card, or a GGUF
+    file."""
     dtype: Literal["auto", "float32", "bfloat16", "float64"] = "float32"
     """`float32`, `bfloat16`, `float64`, or `auto` (`ferryman up`): the checkpoint's, but float32
     if the processor has no bfloat16 instructions and float32 fits."""
@@ -136,8 +138,8 @@ class EngineOptions(BaseModel):
     @field_validator("draft")
     @classmethod
     def _is_known_draft(cls, value: str) -> str:
-        if value not in ("", NGRAM, MTP) and not Path(value).is_dir():
-            raise ValueError("should be ngram, mtp, or a folder with a draft model")
+        if value not in ("", NGRAM, MTP) and not model_exists(Path(value)):
+            raise ValueError("should be ngram, mtp, or a folder or GGUF file with a draft model")
         return value
 
     @field_validator("lora")

@@ -13,6 +13,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator
 
+from ferryman.gguf.model_file import model_exists
+
 MAX_ADAPTERS = 64
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,95}")
 
@@ -56,11 +58,11 @@ def _check(name: str, folder: str) -> None:
         raise ValueError(f"{name}={folder}: there is no adapter_config.json in it")
 
 
-def _check_folder(folder: Path) -> Path:
-    if not folder.is_dir():
-        raise ValueError("there is no such folder")
-    return folder
+def _check_model(model: Path) -> Path:
+    if not model_exists(model):
+        raise ValueError("there is no such folder, and no such GGUF file")
+    return model
 
 
 LoraFolders = Annotated[str, BeforeValidator(lora_text)]
-ModelFolder = Annotated[Path, AfterValidator(_check_folder)]
+ModelFolder = Annotated[Path, AfterValidator(_check_model)]

@@ -12,7 +12,7 @@ from ferryman.cache.shards import over_ranks
 from ferryman.model.shapes.config_fields import read_fields
 from ferryman.model.shapes.manifest import attentions, state_manifest
 from ferryman.model.shapes.model_shapes import AS_COMPUTED, ModelConfig
-from ferryman.model.weights.checkpoint import open_checkpoint
+from ferryman.model.weights.gguf_checkpoint import open_model
 from ferryman.model.weights.safetensors_header import StoredTensor
 from ferryman.model.weights.weight_formats import AS_STORED
 from ferryman.schedule.step_sizes import RECORDING_BYTES
@@ -48,8 +48,8 @@ class ModelFiles:
 
 
 def model_files(folder: Path) -> ModelFiles:
-    """The files of a folder. Reads headers only; raises ConfigError as `open_checkpoint` does."""
-    return ModelFiles(folder, open_checkpoint(folder).tensors)
+    """The files of a folder. Reads headers only; raises ConfigError as `open_model` does."""
+    return ModelFiles(folder, open_model(folder).tensors)
 
 
 def stored_dtype(model: ModelFiles) -> str:

@@ -1,4 +1,4 @@
-"""The tokenizer of a Hugging Face folder: its vocabulary, special tokens and chat template."""
+"""The tokenizer of a folder or a GGUF file: vocabulary, special tokens and chat template."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 from ferryman.cache.keys import TokenIds
 from ferryman.errors import ConfigError, InvalidRequest
+from ferryman.gguf.documents import has_document, read_document
 from ferryman.text.chat import NO_VARIABLES, ChatTemplate, Message
 from ferryman.text.chat_beginnings import ChatBeginnings
 from ferryman.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
@@ -47,7 +48,8 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: Path | str) -> Tokenizer:
-        """Reads a model folder; raises ConfigError naming the file that is missing or unusable."""
+        """Reads a model folder or a GGUF file; raises ConfigError naming the file that is missing
+        or unusable."""
         folder = Path(folder)
         config = _read_json_if_there(folder / "tokenizer_config.json")
         path, description = read_vocabulary(folder, config)
@@ -232,7 +234,9 @@ def _mapped(value: Any, change: Callable[[str], str]) -> Any:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value: Any = read_document(path)
+        if value is None:
+            value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ConfigError(f"{path} is missing") from error
     except (OSError, ValueError) as error:
@@ -243,7 +247,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _read_json_if_there(path: Path) -> dict[str, Any]:
-    return _read_json(path) if path.exists() else {}
+    return _read_json(path) if has_document(path) else {}
 
 
 def _eos_token_ids(folder: Path, config: Mapping[str, Any], encoder: Any) -> frozenset[int]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ferryman.errors import ConfigError
+from ferryman.gguf.documents import read_document
 
 LEAST_FLOAT32, LARGEST_FLOAT32 = 2.0**-126, 3.4e38
 
@@ -115,9 +116,11 @@ def _is_positive(value: object) -> bool:
 
 
 def read_fields(path: Path) -> ConfigFields:
-    """The JSON object in `path`."""
+    """The JSON object in `path`, or the document that a GGUF file has in its place."""
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"), object_hook=_plain_number)
+        raw: Any = read_document(path)
+        if raw is None:
+            raw = json.loads(path.read_text(encoding="utf-8"), object_hook=_plain_number)
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist; name a Hugging Face model folder") from None
     except (OSError, ValueError) as error:

@@ -95,6 +95,12 @@ class Checkpoint:
         )
         return flat.view(stored.shape)
 
+    @property
+    def places(self) -> tuple[StoredTensor, ...]:
+        """The tensors as they lie in the files, each once."""
+        places = (place for tensor in self.tensors.values() for place in tensor.places)
+        return tuple({(place.file, place.start, place.end): place for place in places}.values())
+
     def check_unchanged(self) -> None:
         """Raises ConfigError, by name, for a file that was changed since it was opened."""
         for file in self.files.values():

@@ -220,7 +220,8 @@ class Weights:
                 f"{stored.file}: tensor {stored.name!r} has dtype {stored.dtype}; "
                 f"supported are {', '.join(dtypes)}"
             )
-        self.on_read(stored)
+        for place in stored.places:
+            self.on_read(place)
         return stored
 
     def _stored(self, name: str) -> StoredTensor:

@@ -52,6 +52,12 @@ class StoredTensor:
     def num_bytes(self) -> int:
         return self.end - self.start
 
+    @property
+    def places(self) -> tuple[StoredTensor, ...]:
+        """The tensors of files whose bytes this one is made of: itself, unless a file has it in
+        another form."""
+        return (self,)
+
 
 def read_header(file: Path, content: memoryview) -> tuple[StoredTensor, ...]:
     """All tensors of `file`, whose bytes are `content`, in the order of their bytes.

@@ -4,8 +4,9 @@
     tekken.json                         byte strings with ranks (Mistral)
     *.tiktoken, tiktoken.model          byte strings with ranks; the pattern follows from the class
     tokenizer.model                     sentencepiece, or byte strings with ranks (Llama 3)
+    *.gguf                              in the metadata of the model's own file
 
-Added tokens of `tokenizer_config.json` come on top of the last three.
+Added tokens of `tokenizer_config.json` come on top of all but the first and the last.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from ferryman.errors import ConfigError
+from ferryman.gguf.model_file import is_gguf
 from ferryman.text.vocabulary.byte_ranks import (
     ByteVocabulary,
     added_token,
     read_tekken,
     read_tiktoken,
 )
+from ferryman.text.vocabulary.gguf_vocabulary import read_gguf_vocabulary
 from ferryman.text.vocabulary.sentencepiece_model import read_sentencepiece
 
 Description = dict[str, Any]
@@ -53,6 +56,8 @@ def read_vocabulary(folder: Path, config: Mapping[str, Any]) -> tuple[Path, Desc
 
     Raises ConfigError, naming the file, when there is none, or for one that is not understood.
     """
+    if is_gguf(folder):
+        return folder, read_gguf_vocabulary(folder)
     for pattern, read in _READERS.items():
         for path in sorted(folder.glob(pattern)):
             try:

@@ -1,0 +1,146 @@
+"""Fields of a Hugging Face config from the keys of a GGUF file, as many architectures have them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ferryman.gguf.architectures.tensor_names import ROPE_FREQS
+from ferryman.gguf.model_file import GgufFile
+
+Fields = dict[str, Any]
+
+END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+"""Keys of the vocabulary for tokens that end a generation."""
+
+_FLOATS = {"F64": "float64", "F32": "float32"}
+_SCALINGS = ("none", "linear", "yarn")
+
+
+def trunk_fields(model: GgufFile, *, eps: str = "rms_norm_eps") -> Fields:
+    """Sizes and ends of a decoder. `eps` is the name of the norms' field in this config."""
+    metadata = model.metadata
+    return {
+        "vocab_size": _vocab_size(model),
+        "hidden_size": metadata.whole("{arch}.embedding_length"),
+        "num_hidden_layers": metadata.whole("{arch}.block_count"),
+        "max_position_embeddings": metadata.whole("{arch}.context_length"),
+        eps: metadata.number("{arch}.attention.layer_norm_rms_epsilon"),
+        "tie_word_embeddings": "output.weight" not in model.tensors,
+        "eos_token_id": end_token_ids(model),
+        "dtype": stored_dtype(model),
+    }
+
+
+def end_token_ids(model: GgufFile) -> list[int]:
+    """The token ids that end a generation."""
+    keys = [f"tokenizer.ggml.{key}" for key in END_KEYS]
+    return sorted({model.metadata.whole(key) for key in keys if model.metadata.has(key)})
+
+
+def stored_dtype(model: GgufFile) -> str:
+    """The dtype in which a file of floats was meant to run, by most of its numbers; bfloat16 for
+    one in blocks."""
+    sizes: dict[str, int] = {}
+    for tensor in model.tensors.values():
+        dtype = _FLOATS.get(tensor.kind.name, "bfloat16")
+        sizes[dtype] = sizes.get(dtype, 0) + tensor.end - tensor.start
+    return max(sizes, key=lambda dtype: sizes[dtype], default="bfloat16")
+
+
+def attention_fields(model: GgufFile) -> Fields:
+    """Rotary attention with grouped heads, of which every layer has as many."""
+    metadata = model.metadata
+    heads = _same_in_all(model, "{arch}.attention.head_count")
+    hidden = metadata.whole("{arch}.embedding_length")
+    head_dim = metadata.whole("{arch}.attention.key_length", hidden // max(heads, 1))
+    if metadata.whole("{arch}.attention.value_length", head_dim) != head_dim:
+        raise metadata.refusal("{arch}.attention.value_length", f"{head_dim}, as that of keys")
+    kv_heads = "{arch}.attention.head_count_kv"
+    return {
+        "num_attention_heads": heads,
+        "num_key_value_heads": _same_in_all(model, kv_heads) if metadata.has(kv_heads) else heads,
+        "head_dim": head_dim,
+        "attention_bias": "blk.0.attn_q.bias" in model.tensors,
+        **rope_fields(model, head_dim),
+    }
+
+
+def rope_fields(model: GgufFile, head_dim: int) -> Fields:
+    """Base, turning part and scaling. Raises ConfigError, by its name, for an unknown scaling."""
+    metadata = model.metadata
+    turning = metadata.whole("{arch}.rope.dimension_count", head_dim)
+    if not 0 < turning <= head_dim:
+        raise metadata.refusal("{arch}.rope.dimension_count", f"1 to {head_dim}")
+    fields: Fields = {"rope_theta": metadata.number("{arch}.rope.freq_base", 10_000.0)}
+    if turning != head_dim:
+        fields["partial_rotary_factor"] = turning / head_dim
+    if scaling := _scaling(model):
+        fields["rope_scaling"] = scaling
+    return fields
+
+
+def _scaling(model: GgufFile) -> Mapping[str, Any]:
+    metadata = model.metadata
+    if ROPE_FREQS in model.tensors:
+        # Llama 3.1's scaling, computed by the converter: a factor for each wave.
+        factors = [float(factor) for factor in model.floats(ROPE_FREQS)]
+        trained = metadata.whole("{arch}.context_length")
+        return {
+            "rope_type": "longrope",
+            "long_factor": factors,
+            "short_factor": factors,
+            "original_max_position_embeddings": trained,
+            "attention_factor": 1.0,
+        }
+    kind = metadata.text("{arch}.rope.scaling.type", "none")
+    if kind not in _SCALINGS:
+        raise metadata.refusal("{arch}.rope.scaling.type", f"one of {', '.join(_SCALINGS)}")
+    factor = metadata.number("{arch}.rope.scaling.factor", 1.0)
+    if kind == "none" or factor == 1.0:
+        return {}
+    if kind == "linear":
+        return {"rope_type": "linear", "factor": factor}
+    return {"rope_type": "yarn", "factor": factor, **_yarn(model)}
+
+
+def _yarn(model: GgufFile) -> Mapping[str, Any]:
+    metadata = model.metadata
+    grown = metadata.number("{arch}.rope.scaling.attn_factor", 1.0)
+    if grown != 1.0:
+        raise metadata.refusal("{arch}.rope.scaling.attn_factor", "1.0")
+    trained = "{arch}.rope.scaling.original_context_length"
+    return {
+        "original_max_position_embeddings": metadata.whole(trained),
+        "beta_fast": metadata.number("{arch}.rope.scaling.yarn_beta_fast", 32.0),
+        "beta_slow": metadata.number("{arch}.rope.scaling.yarn_beta_slow", 1.0),
+    }
+
+
+def expert_fields(model: GgufFile, *, count: str = "num_experts") -> Fields:
+    """Routed experts; `count` is the name of their number in this config."""
+    metadata = model.metadata
+    return {
+        count: metadata.whole("{arch}.expert_count"),
+        "num_experts_per_tok": metadata.whole("{arch}.expert_used_count"),
+    }
+
+
+def inner_dim(model: GgufFile) -> int:
+    """The channels within an MLP, of which every layer has as many."""
+    return _same_in_all(model, "{arch}.feed_forward_length")
+
+
+def _vocab_size(model: GgufFile) -> int:
+    embedding = model.tensors.get("token_embd.weight")
+    if embedding is None:
+        raise model.metadata.refusal("{arch}.vocab_size", "given with a tensor token_embd.weight")
+    return embedding.shape[0]
+
+
+def _same_in_all(model: GgufFile, key: str) -> int:
+    """A number that may be given for each layer; layers without any have 0."""
+    values = set(model.metadata.wholes(key)) - {0}
+    if len(values) != 1:
+        raise model.metadata.refusal(key, "alike in all layers")
+    return values.pop()

@@ -1,0 +1,141 @@
+"""Granite 3, with and without experts, and Granite 4: Mamba-2 and attention."""
+
+from __future__ import annotations
+
+from ferryman.gguf.architectures.config_fields import (
+    Fields,
+    attention_fields,
+    expert_fields,
+    inner_dim,
+    trunk_fields,
+)
+from ferryman.gguf.architectures.tensor_names import ATTENTION, ENDS, NORMS, TensorNames
+from ferryman.gguf.architectures.transformer import dense_fields
+from ferryman.gguf.model_file import GgufFile
+
+SHARED_IN, EXPERTS_IN = (
+    "shared_mlp.input_linear.weight",
+    "block_sparse_moe.input_linear.weight",
+)
+MAMBA = {
+    "ssm_in.weight": "mamba.in_proj.weight",
+    "ssm_conv1d.weight": "mamba.conv1d.weight",
+    "ssm_conv1d.bias": "mamba.conv1d.bias",
+    "ssm_dt.bias": "mamba.dt_bias",
+    "ssm_a": "mamba.A_log",
+    "ssm_d": "mamba.D",
+    "ssm_norm.weight": "mamba.norm.weight",
+    "ssm_out.weight": "mamba.out_proj.weight",
+}
+MAMBA_VECTORS = ("mamba.A_log", "mamba.D", "mamba.norm.weight")
+_EXPERTS = {
+    "ffn_gate_inp.weight": "block_sparse_moe.router.layer.weight",
+    "ffn_down_exps.weight": "block_sparse_moe.output_linear.weight",
+    "ffn_down_shexp.weight": "shared_mlp.output_linear.weight",
+}
+_JOINED: dict[tuple[str, ...], str] = {
+    ("ffn_gate_exps.weight", "ffn_up_exps.weight"): EXPERTS_IN,
+    ("ffn_gate_shexp.weight", "ffn_up_shexp.weight"): SHARED_IN,
+}
+
+
+def granite_moe_names(model: GgufFile) -> TensorNames:
+    layer = {**NORMS, **ATTENTION, **_EXPERTS}
+    return TensorNames(ENDS, layer, joined=_JOINED, pairs_rows=True)
+
+
+def hybrid_names(model: GgufFile) -> TensorNames:
+    """A model without experts has its MLP under the plain names."""
+    joined = {**_JOINED, ("ffn_gate.weight", "ffn_up.weight"): SHARED_IN}
+    dense = {"ffn_down.weight": "shared_mlp.output_linear.weight"}
+    return TensorNames(
+        ENDS,
+        {**NORMS, **ATTENTION, **_EXPERTS, **dense, **MAMBA},
+        joined=joined,
+        pairs_rows=True,
+        vectors=MAMBA_VECTORS,
+        convolutions=("mamba.conv1d.weight",),
+        logs=("mamba.A_log",),
+    )
+
+
+def granite_fields(model: GgufFile) -> Fields:
+    return {**dense_fields(model, "GraniteForCausalLM"), **_multipliers(model)}
+
+
+def granite_moe_fields(model: GgufFile) -> Fields:
+    shared = model.metadata.whole("{arch}.expert_shared_feed_forward_length", 0)
+    name = "GraniteMoeSharedForCausalLM" if shared else "GraniteMoeForCausalLM"
+    return {
+        **dense_fields(model, name),
+        **_multipliers(model),
+        **expert_fields(model, count="num_local_experts"),
+        "shared_intermediate_size": shared,
+    }
+
+
+def hybrid_fields(model: GgufFile) -> Fields:
+    """A layer without key heads is one of Mamba-2."""
+    metadata = model.metadata
+    kinds = [
+        "attention" if heads else "mamba"
+        for heads in metadata.wholes("{arch}.attention.head_count_kv")
+    ]
+    has_experts = metadata.whole("{arch}.expert_count", 0) > 0
+    shared = "{arch}.expert_shared_feed_forward_length"
+    # llama.cpp reads this key as "there are positions" in this architecture.
+    turns = metadata.flag("{arch}.rope.scaling.finetuned", True)
+    return {
+        "architectures": ["GraniteMoeHybridForCausalLM"],
+        **trunk_fields(model),
+        **attention_fields(model),
+        **_multipliers(model),
+        **mamba_fields(model),
+        "layer_types": kinds,
+        "position_embedding_type": "rope" if turns else "nope",
+        "intermediate_size": inner_dim(model),
+        "shared_intermediate_size": metadata.whole(shared) if has_experts else inner_dim(model),
+        **(
+            expert_fields(model, count="num_local_experts")
+            if has_experts
+            else {"num_local_experts": 0}
+        ),
+    }
+
+
+def mamba_fields(model: GgufFile) -> Fields:
+    """A Mamba-2 mixer, by the field names of Granite."""
+    metadata = model.metadata
+    heads, inner = (
+        metadata.whole("{arch}.ssm.time_step_rank"),
+        metadata.whole("{arch}.ssm.inner_size"),
+    )
+    expand, odd = divmod(inner, metadata.whole("{arch}.embedding_length"))
+    if odd or not heads or inner % heads:
+        raise metadata.refusal("{arch}.ssm.inner_size", "a multiple of hidden size and of heads")
+    return {
+        "mamba_n_heads": heads,
+        "mamba_d_head": inner // heads,
+        "mamba_expand": expand,
+        "mamba_d_state": metadata.whole("{arch}.ssm.state_size"),
+        "mamba_d_conv": metadata.whole("{arch}.ssm.conv_kernel"),
+        "mamba_n_groups": metadata.whole("{arch}.ssm.group_count"),
+        "mamba_conv_bias": _any_has(model, "ssm_conv1d.bias"),
+        "mamba_proj_bias": _any_has(model, "ssm_in.bias"),
+    }
+
+
+def _any_has(model: GgufFile, ending: str) -> bool:
+    return any(name.endswith(f".{ending}") for name in model.tensors)
+
+
+def _multipliers(model: GgufFile) -> Fields:
+    """Without a scale of attention, scores are divided by the root of the head's size."""
+    metadata = model.metadata
+    head_dim = int(attention_fields(model)["head_dim"])
+    return {
+        "embedding_multiplier": metadata.number("{arch}.embedding_scale", 1.0),
+        "residual_multiplier": metadata.number("{arch}.residual_scale", 1.0),
+        "attention_multiplier": metadata.number("{arch}.attention.scale", 0.0) or head_dim**-0.5,
+        "logits_scaling": metadata.number("{arch}.logit_scale", 1.0),
+    }

@@ -1,0 +1,112 @@
+"""The tensors of a GGUF file under the names of a Hugging Face folder.
+
+A view of a tensor in blocks, or of one that a converter changed, is made in float32; others are
+views of the file. Nothing of it is kept: loaders copy what they read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ferryman.gguf.architectures import tensors_of
+from ferryman.gguf.architectures.tensor_names import NamedTensor, TensorForm, TensorPart
+from ferryman.gguf.dequantisation import dequantised
+from ferryman.gguf.model_file import is_gguf, model_files, read_model
+from ferryman.model.weights.checkpoint import Checkpoint, map_file, open_checkpoint
+from ferryman.model.weights.safetensors_header import StoredTensor
+
+# Forms whose numbers are computed, and so are in float32.
+_COMPUTED = (TensorForm.AROUND_ONE, TensorForm.LOG_NEGATED)
+
+
+@dataclass(frozen=True, slots=True)
+class GgufStoredTensor(StoredTensor):
+    """A tensor of the folder; `dtype` is that of its view, `[start, end)` the bytes of its first
+    part."""
+
+    source: NamedTensor
+
+    @property
+    def places(self) -> tuple[StoredTensor, ...]:
+        return tuple(_place(part) for part in self.source.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class GgufCheckpoint(Checkpoint):
+    """All tensors of a GGUF file and its shards."""
+
+    def view(self, stored: StoredTensor) -> Tensor:
+        if not isinstance(stored, GgufStoredTensor):
+            return Checkpoint.view(self, stored)
+        source = stored.source
+        parts = [self._numbers(part) for part in source.parts]
+        numbers = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return _formed(numbers.view(stored.shape), source)
+
+    def _numbers(self, part: TensorPart) -> Tensor:
+        """[rows, columns]; in float32 if they are in blocks."""
+        place = _place(part)
+        if not part.header.kind.is_quantised:
+            return Checkpoint.view(self, place)
+        content = np.frombuffer(
+            self.files[place.file].content, np.uint8, place.num_bytes, place.start
+        )
+        return torch.from_numpy(dequantised(part.header.kind, content)).view(place.shape)
+
+
+def open_gguf(file: Path) -> GgufCheckpoint:
+    """The tensors of the model in `file`. Reads headers only.
+
+    Raises ConfigError, by name, for a file, an architecture or a tensor that cannot be read.
+    """
+    tensors = {name: _stored(name, source) for name, source in tensors_of(read_model(file)).items()}
+    return GgufCheckpoint(file, tensors, {path: map_file(path) for path in model_files(file)})
+
+
+def open_model(model: Path | str) -> Checkpoint:
+    """The tensors of a model folder or of a GGUF file. Raises ConfigError as `open_checkpoint` and
+    `open_gguf` do."""
+    path = Path(model)
+    return open_gguf(path) if is_gguf(path) else open_checkpoint(path)
+
+
+def _stored(name: str, source: NamedTensor) -> GgufStoredTensor:
+    first = source.parts[0]
+    kinds = {part.header.kind for part in source.parts}
+    is_plain = len(kinds) == 1 and not first.header.kind.is_quantised
+    dtype = first.header.kind.name if is_plain and source.form not in _COMPUTED else "F32"
+    return GgufStoredTensor(
+        name, first.header.file, dtype, source.shape, first.start, first.end, source
+    )
+
+
+def _place(part: TensorPart) -> StoredTensor:
+    shape = (part.rows, part.columns)
+    header = part.header
+    return StoredTensor(part.name, header.file, header.kind.name, shape, part.start, part.end)
+
+
+def _formed(numbers: Tensor, source: NamedTensor) -> Tensor:
+    match source.form:
+        case TensorForm.PAIRED:
+            return numbers[folder_rows(source)]
+        case TensorForm.AROUND_ONE:
+            return numbers.to(torch.float32) - 1
+        case TensorForm.LOG_NEGATED:
+            return torch.log(-numbers.to(torch.float32))
+        case TensorForm.PLAIN:
+            return numbers
+
+
+def folder_rows(source: NamedTensor) -> Tensor:
+    """The file's row at each row of the folder's tensor. In the folder a channel of a head turns
+    with the one half of `turning` further on, in the file with its neighbour."""
+    head_dim = source.shape[0] // source.heads
+    turned = torch.arange(source.turning).view(-1, 2).T.flatten()
+    rows = torch.cat([turned, torch.arange(source.turning, head_dim)])
+    return (torch.arange(source.heads)[:, None] * head_dim + rows).flatten()

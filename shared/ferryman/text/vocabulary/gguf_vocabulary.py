@@ -1,0 +1,235 @@
+"""The vocabulary in the metadata of a GGUF file, as `tokenizer.json` describes one.
+
+    tokenizer.ggml.model    "gpt2": tokens of bytes with merges, "llama": sentencepiece with scores
+    tokenizer.ggml.pre      of "gpt2": how a text is divided before tokens are merged
+
+The divisions are those of the models' own tokenizers, under the names that llama.cpp gave them
+(ggml-org/llama.cpp, src/llama-vocab.cpp and convert_hf_to_gguf_update.py).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ferryman.gguf.model_file import GgufMetadata, read_model
+from ferryman.text.vocabulary.byte_ranks import added_token
+from ferryman.text.vocabulary.sentencepiece_model import PieceModel, PieceType, ScoredPiece
+
+_TOKENS = "tokenizer.ggml.tokens"
+_TYPES = "tokenizer.ggml.token_type"
+_CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_ENDS = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_MARKS = rf" ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_ENDS}"
+_THREE_DIGITS = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_MARKS}"
+_ONE_DIGIT = _THREE_DIGITS.replace("{1,3}", "")
+_WITH_ACCENTS = (
+    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+    rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_ENDS}"
+)
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_SLASHED = rf" ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_ENDS}"
+_BY_CASE = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+%s|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*%s"
+_O200K = _BY_CASE % ((f"{_CONTRACTIONS}?",) * 2) + rf"|\p{{N}}{{1,3}}|{_SLASHED}"
+_TEKKEN = _BY_CASE % ("", "") + rf"|\p{{N}}|{_SLASHED}"
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_HAN = "[一-龥\u3040-ゟ゠-ヿ]+"
+_DEEPSEEK = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_ENDS}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TextDivision:
+    """Patterns that divide a text, one after another within the pieces of the one before.
+
+    With `takes_whole` a piece that is a token is not divided further. `begins` is True if a text
+    begins with a token of its own unless the file says otherwise; `composes`: the text is put into
+    Unicode's form NFC first.
+    """
+
+    patterns: tuple[str, ...]
+    takes_whole: bool = False
+    begins: bool = False
+    composes: bool = False
+
+
+_DIGITS_APART = TextDivision((r"\p{N}", _GPT2))
+_LLAMA3 = TextDivision((_THREE_DIGITS,), takes_whole=True, begins=True)
+_LLAMA3_MERGED = TextDivision((_THREE_DIGITS,))
+_QWEN = TextDivision((_ONE_DIGIT,))
+_O200K_DIVISION = TextDivision((_O200K,))
+
+DIVISIONS: Mapping[str, TextDivision] = {
+    "gpt-2": TextDivision((_GPT2,)),
+    "olmo": TextDivision((_GPT2,)),
+    "mpt": TextDivision((_GPT2,)),
+    "smollm": _DIGITS_APART,
+    "starcoder": _DIGITS_APART,
+    "refact": _DIGITS_APART,
+    "command-r": _DIGITS_APART,
+    "codeshell": _DIGITS_APART,
+    "exaone": _DIGITS_APART,
+    "llama-bpe": _LLAMA3,
+    "llama-v3": _LLAMA3,
+    "llama3": _LLAMA3,
+    "falcon3": _LLAMA3,
+    "falcon-h1": _LLAMA3,
+    "lfm2": _LLAMA3,
+    "dbrx": _LLAMA3_MERGED,
+    "smaug-bpe": _LLAMA3_MERGED,
+    "glm4": _LLAMA3_MERGED,
+    "chatglm-bpe": _LLAMA3_MERGED,
+    "qwen2": TextDivision((_ONE_DIGIT,), composes=True),
+    "qwen35": TextDivision((_WITH_ACCENTS,), composes=True),
+    "deepseek-r1-qwen": _QWEN,
+    "stablelm2": _QWEN,
+    "hunyuan": _QWEN,
+    "gpt-4o": _O200K_DIVISION,
+    "llama4": _O200K_DIVISION,
+    "minimax-m2": _O200K_DIVISION,
+    "tekken": TextDivision((_TEKKEN,), takes_whole=True, begins=True),
+    "deepseek-v3": TextDivision((r"\p{N}{1,3}", _HAN, _DEEPSEEK)),
+    "hunyuan-dense": TextDivision((r"\p{N}{1,3}", _HAN, _DEEPSEEK)),
+    "default": TextDivision(
+        (
+            r"[\p{P}\$\+<=>\^~\|]+",
+            _GPT2.removesuffix(r"|\s+"),
+            r"\p{N}+",
+            "[0-9][0-9][0-9]",
+        )
+    ),
+}
+"""The division by `tokenizer.ggml.pre`."""
+
+
+def read_gguf_vocabulary(file: Path) -> dict[str, Any]:
+    """The description of the vocabulary in a GGUF file. Raises ConfigError, by key, for one that is
+    missing, wrong or not understood."""
+    metadata = read_model(file).metadata
+    kind = metadata.text("tokenizer.ggml.model")
+    if kind == "gpt2":
+        return _byte_level(metadata)
+    if kind == "llama":
+        return _sentencepiece(metadata)
+    raise metadata.refusal("tokenizer.ggml.model", "gpt2 or llama; no other vocabulary is read")
+
+
+def _byte_level(metadata: GgufMetadata) -> dict[str, Any]:
+    division, tokens = _division(metadata), metadata.words(_TOKENS)
+    model = {
+        "type": "BPE",
+        "ignore_merges": division.takes_whole,
+        "vocab": _vocab(metadata, tokens),
+        "merges": _merges(metadata),
+    }
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    plain = {**byte_level, "use_regex": False}
+    description = {
+        "version": "1.0",
+        "added_tokens": _added(metadata, tokens),
+        "normalizer": {"type": "NFC"} if division.composes else None,
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [*map(_split, division.patterns), plain],
+        },
+        "post_processor": None,
+        "decoder": plain,
+        "model": model,
+    }
+    return _with_ends(metadata, description, tokens, begins=division.begins)
+
+
+def _division(metadata: GgufMetadata) -> TextDivision:
+    name = metadata.text("tokenizer.ggml.pre", "default")
+    if name not in DIVISIONS:
+        near = difflib.get_close_matches(name, DIVISIONS, 1)
+        nearest = f" (the nearest is {near[0]})" if near else ""
+        raise metadata.refusal(
+            "tokenizer.ggml.pre", f"one of {', '.join(DIVISIONS)}{nearest}, by which texts divide"
+        )
+    return DIVISIONS[name]
+
+
+def _split(pattern: str) -> dict[str, Any]:
+    return {
+        "type": "Split",
+        "pattern": {"Regex": pattern},
+        "behavior": "Isolated",
+        "invert": False,
+    }
+
+
+def _vocab(metadata: GgufMetadata, tokens: Sequence[str]) -> dict[str, int]:
+    vocab = {token: token_id for token_id, token in enumerate(tokens)}
+    if len(vocab) < len(tokens):
+        raise metadata.refusal(_TOKENS, "of tokens that differ")
+    return vocab
+
+
+def _merges(metadata: GgufMetadata) -> list[list[str]]:
+    merges = [merge.split(" ") for merge in metadata.words("tokenizer.ggml.merges")]
+    if any(len(pair) != 2 for pair in merges):
+        raise metadata.refusal("tokenizer.ggml.merges", "pairs of tokens with a space between")
+    return merges
+
+
+def _types(metadata: GgufMetadata, tokens: Sequence[str]) -> list[PieceType]:
+    """The type of each token. A file without types has normal ones alone."""
+    if not metadata.has(_TYPES):
+        return [PieceType.NORMAL] * len(tokens)
+    numbers = metadata.wholes(_TYPES)
+    if len(numbers) != len(tokens) or not set(numbers) <= set(PieceType):
+        raise metadata.refusal(_TYPES, f"{len(tokens)} numbers from 1 to {max(PieceType)}")
+    return [PieceType(number) for number in numbers]
+
+
+def _added(metadata: GgufMetadata, tokens: Sequence[str]) -> list[dict[str, Any]]:
+    """Control tokens, and those of users, which are found in a text before it is divided."""
+    added = {PieceType.CONTROL: True, PieceType.USER_DEFINED: False}
+    return [
+        added_token(token, token_id, special=added[kind])
+        for token_id, (token, kind) in enumerate(zip(tokens, _types(metadata, tokens), strict=True))
+        if kind in added
+    ]
+
+
+def _sentencepiece(metadata: GgufMetadata) -> dict[str, Any]:
+    tokens, scores = metadata.words(_TOKENS), metadata.numbers("tokenizer.ggml.scores")
+    _vocab(metadata, tokens)
+    types = _types(metadata, tokens)
+    if len(scores) != len(tokens) or PieceType.UNKNOWN not in types:
+        raise metadata.refusal(_TYPES, "one for each token, one of them 2 (unknown)")
+    if metadata.has("tokenizer.ggml.precompiled_charsmap"):
+        raise metadata.refusal("tokenizer.ggml.precompiled_charsmap", "absent")
+    pieces = tuple(map(ScoredPiece, tokens, scores, types))
+    adds_prefix = metadata.flag("tokenizer.ggml.add_space_prefix", True)
+    model = PieceModel(pieces, byte_fallback=PieceType.BYTE in types, adds_prefix=adds_prefix)
+    return _with_ends(metadata, model.description(), tokens, begins=True)
+
+
+def _with_ends(
+    metadata: GgufMetadata, description: dict[str, Any], tokens: Sequence[str], *, begins: bool
+) -> dict[str, Any]:
+    """The description with the tokens that every text gets at its beginning and end."""
+    steps: list[dict[str, Any]] = [{"Sequence": {"id": "A", "type_id": 0}}]
+    special: dict[str, Any] = {}
+    for end, default, place in (("bos", begins, 0), ("eos", False, len(steps) + 1)):
+        key = f"tokenizer.ggml.{end}_token_id"
+        if not metadata.flag(f"tokenizer.ggml.add_{end}_token", default) or not metadata.has(key):
+            continue
+        token_id = metadata.whole(key)
+        if token_id >= len(tokens):
+            raise metadata.refusal(key, f"less than the {len(tokens)} tokens of the vocabulary")
+        name = tokens[token_id]
+        steps.insert(place, {"SpecialToken": {"id": name, "type_id": 0}})
+        special[name] = {"id": name, "ids": [token_id], "tokens": [name]}
+    if not special:
+        return description
+    pair = [*steps, {"Sequence": {"id": "B", "type_id": 1}}]
+    processor = {"type": "TemplateProcessing", "single": steps, "pair": pair}
+    return {**description, "post_processor": {**processor, "special_tokens": special}}

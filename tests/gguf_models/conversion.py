@@ -1,0 +1,154 @@
+"""Tiny model folders as GGUF files, by a second reading of llama.cpp's converter.
+
+The tables go from a folder to a file, word for word; nothing is shared with what is tested.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.torch import load_file
+from tests.gguf_models.files import Value, floats, write
+
+_NAMES = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "block_sparse_moe.gate": "ffn_gate_inp",
+}
+_GEMMA = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+_EXPERT = re.compile(
+    r"(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(gate_proj|up_proj|down_proj|w1|w2|w3)"
+)
+_EXPERT_NAMES = {"w1": "gate", "w3": "up", "w2": "down"}
+_SIZES = {
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.key_length": "head_dim",
+    "attention.value_length": "head_dim",
+    "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+    "attention.sliding_window": "sliding_window",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+}
+
+
+def write_converted(
+    folder: Path, file: Path, architecture: str, more: Mapping[str, Value] | None = None
+) -> Path:
+    """Writes the model in `folder` to `file`, its tensors in float32."""
+    config = json.loads((folder / "config.json").read_text())
+    # transformers 5 writes another name.
+    config.setdefault("num_experts", config.get("num_local_experts"))
+    keys = {
+        f"{architecture}.{key}": config[field]
+        for key, field in _SIZES.items()
+        if config.get(field) is not None
+    }
+    rope = config.get("rope_parameters") or {}
+    rope = rope.get("full_attention", rope)
+    theta = rope.get("rope_theta", config.get("rope_theta", 10_000.0))
+    metadata: dict[str, Value] = {
+        "general.architecture": architecture,
+        **keys,
+        f"{architecture}.rope.freq_base": float(theta),
+        "tokenizer.ggml.eos_token_id": 2,
+        **(more or {}),
+    }
+    tensors = load_file(folder / "model.safetensors")
+    written = dict(
+        _written(architecture, config, name, tensor.float().numpy())
+        for name, tensor in tensors.items()
+        if not _EXPERT.search(name)
+    )
+    written |= _experts({name: tensor.float().numpy() for name, tensor in tensors.items()})
+    return write(file, metadata, [floats(name, values) for name, values in written.items()])
+
+
+def _written(
+    architecture: str, config: Mapping[str, Any], name: str, values: np.ndarray
+) -> tuple[str, np.ndarray]:
+    target = _target(architecture, name)
+    if architecture.startswith("gemma") and target.endswith("norm.weight"):
+        values = values + np.float32(1)
+    if architecture in ("llama", "smollm3", "granite") and re.search(r"attn_[qk]\.", target):
+        heads = "num_attention_heads" if "attn_q" in target else "num_key_value_heads"
+        # As llama.cpp's converter does: the halves of each head become neighbours.
+        by_half = values.reshape(config[heads], 2, -1, *values.shape[1:])
+        values = by_half.swapaxes(1, 2).reshape(values.shape)
+    if target.endswith("ffn_gate_inp_shexp.weight"):
+        values = values[0]
+    return target, values
+
+
+def _target(architecture: str, name: str) -> str:
+    names = {**_NAMES, **_GEMMA} if architecture.startswith("gemma") else _NAMES
+    match = re.fullmatch(r"model\.layers\.(\d+)\.(.*)\.(weight|bias)", name)
+    if match is None:
+        return names[name]
+    return f"blk.{match[1]}.{names[match[2]]}.{match[3]}"
+
+
+def _experts(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The experts of each layer on an axis of their own."""
+    stacks: dict[str, dict[int, np.ndarray]] = {}
+    for name, values in tensors.items():
+        if match := _EXPERT.search(name):
+            layer, part = name.split(".")[2], match[2].removesuffix("_proj")
+            target = f"blk.{layer}.ffn_{_EXPERT_NAMES.get(part, part)}_exps.weight"
+            stacks.setdefault(target, {})[int(match[1])] = values
+    return {
+        name: np.stack([stack[index] for index in range(len(stack))])
+        for name, stack in stacks.items()
+    }
+
+
+def split_experts(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Tensors of transformers 5, which stacks experts, under the published names of each one."""
+    separate: dict[str, Any] = {}
+    for name, values in tensors.items():
+        prefix, is_stack, part = name.partition(".experts.")
+        if not is_stack or part[0].isdigit():
+            separate[name] = values
+            continue
+        for index, of_expert in enumerate(values):
+            if part == "down_proj":
+                separate[f"{prefix}.experts.{index}.down_proj.weight"] = of_expert.clone()
+            else:
+                gate, up = of_expert.chunk(2)
+                separate[f"{prefix}.experts.{index}.gate_proj.weight"] = gate.clone()
+                separate[f"{prefix}.experts.{index}.up_proj.weight"] = up.clone()
+    return separate

@@ -1,0 +1,247 @@
+"""A model is the same model from its folder and from its GGUF file: config, tensors and tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.gguf_models.conversion import split_experts, write_converted
+from tests.gguf_models.files import Value, floats, q8_0, write
+from tests.tiny_models import save_random
+from tests.tools.bench.gguf_reader import GgufReader
+from tests.tools.bench.tiny_shapes import save_tiny
+from tools.bench.gguf.conversion import convert_folder
+from transformers import (
+    Gemma2Config,
+    Gemma3TextConfig,
+    LlamaConfig,
+    PretrainedConfig,
+    Qwen2Config,
+    Qwen2MoeConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+    SmolLM3Config,
+)
+
+from ferryman.errors import ConfigError
+from ferryman.gguf.architectures import ARCHITECTURES
+from ferryman.gguf.model_file import model_name
+from ferryman.model.config import load_config
+from ferryman.model.load_options import LoadOptions
+from ferryman.model.registry import load_model, model_fingerprint
+from ferryman.model.shapes.rotary import rotary_frequencies
+from ferryman.model.weights.gguf_checkpoint import open_gguf, open_model
+
+SIZES: Mapping[str, Any] = {
+    "vocab_size": 131,
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 96,
+    "max_position_embeddings": 1024,
+    "rms_norm_eps": 1e-5,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": None,
+}
+EXPERTS: Mapping[str, Any] = {
+    **SIZES,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+}
+WINDOWS: Mapping[str, Any] = {**SIZES, "sliding_window": 32, "query_pre_attn_scalar": 16}
+MODELS: Mapping[str, PretrainedConfig] = {
+    "llama": LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True),
+    "smollm3": SmolLM3Config(**{**SIZES, "num_hidden_layers": 4}),
+    "qwen2": Qwen2Config(**SIZES, tie_word_embeddings=True),
+    "qwen3": Qwen3Config(**SIZES),
+    "qwen2moe": Qwen2MoeConfig(**EXPERTS, shared_expert_intermediate_size=48),
+    "qwen3moe": Qwen3MoeConfig(**EXPERTS, norm_topk_prob=True),
+    "gemma2": Gemma2Config(**WINDOWS),
+    "gemma3": Gemma3TextConfig(**{**WINDOWS, "num_hidden_layers": 7}),
+}
+BENCH = ("granite", "granite-experts", "granite-hybrid", "granite-hybrid-experts")
+"""Models that the bench converts, whose files llama.cpp answered from as from the folder."""
+
+
+@pytest.fixture(params=[*MODELS, *BENCH])
+def folder_and_file(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path]:
+    name, folder, file = request.param, tmp_path / "folder", tmp_path / "tiny.gguf"
+    if name in BENCH:
+        save_tiny(folder, name)
+        convert_folder(folder, "float32")
+        (folder / "gguf").rename(file)
+        return folder, file
+    save_random(folder, MODELS[name], seed=1)
+    tensors = folder / "model.safetensors"
+    save_file(split_experts(load_file(tensors)), tensors, metadata={"format": "pt"})
+    return folder, write_converted(folder, file, name)
+
+
+def test_a_file_has_the_config_and_the_tensors_of_its_folder(
+    folder_and_file: tuple[Path, Path],
+) -> None:
+    folder, file = folder_and_file
+    expected: Any = load_config(folder)
+    actual = load_config(file)
+    # The bench writes no vocabulary, so nothing in its files ends a generation.
+    ends = replace(expected.trunk, eos_token_ids=actual.trunk.eos_token_ids)
+    assert actual == replace(expected, trunk=ends)
+    ours, theirs = open_model(file), open_model(folder)
+    names = {name for name in theirs.tensors if name != "lm_head.weight"}
+    assert names <= ours.tensors.keys()
+    for name in names:
+        view, weight = (held.view(held.tensors[name]).float() for held in (ours, theirs))
+        assert view.shape == weight.shape, name
+        if "hybrid" in expected_name(folder) and name.endswith(("q_proj.weight", "k_proj.weight")):
+            # Without positions the order of a head's channels has no meaning, if that of q and k is
+            # the same: llama.cpp's converter pairs them all the same, the bench does not.
+            view, weight = view.sort(dim=0).values, weight.sort(dim=0).values
+        # A norm was stored as 1 + w, A_log as its exponential: both are rounded once.
+        assert torch.allclose(view, weight, rtol=1e-6, atol=1e-6), name
+
+
+def expected_name(folder: Path) -> str:
+    return str(json.loads((folder / "config.json").read_text())["architectures"]).lower()
+
+
+def test_every_architecture_is_tried() -> None:
+    by_bench = {"granite", "granitemoe", "granitehybrid"}
+    assert set(ARCHITECTURES) == {*MODELS, *by_bench}
+
+
+def tiny_llama(folder: Path, more: Mapping[str, Value] | None = None) -> tuple[Path, Path]:
+    save_random(folder / "folder", MODELS["llama"], seed=1)
+    return folder / "folder", write_converted(
+        folder / "folder", folder / "tiny.gguf", "llama", more
+    )
+
+
+def test_a_file_in_blocks_is_the_model_of_the_numbers_that_they_stand_for(tmp_path: Path) -> None:
+    _, plain = tiny_llama(tmp_path)
+    checkpoint = open_gguf(plain)
+    metadata, tensors = _rewritten(plain)
+    coded = [
+        q8_0(name, values) if values.ndim == 2 else floats(name, values)
+        for name, values in tensors.items()
+    ]
+    file = write(tmp_path / "coded.gguf", metadata, coded)
+    (weight,) = (tensor for tensor in coded if tensor.name == "blk.0.attn_q.weight")
+    blocks = np.frombuffer(weight.content, np.dtype([("d", "<f2"), ("q", "i1", 32)]))
+    rows = (blocks["d"].astype(np.float32)[:, None] * blocks["q"]).reshape(4, 8, 2, 64)
+    expected = rows.swapaxes(1, 2).reshape(64, 64)
+    held = open_gguf(file)
+    name = "model.layers.0.self_attn.q_proj.weight"
+    assert torch.equal(held.view(held.tensors[name]), torch.from_numpy(expected.copy()))
+    exact = checkpoint.view(checkpoint.tensors[name])
+    assert 0 < (held.view(held.tensors[name]) - exact).abs().max() < 0.1
+    options = LoadOptions("float32", page_size=16)
+    assert load_model(file, options).manifest.fingerprint == model_fingerprint(file, "float32")
+    assert model_fingerprint(file, "float32") != model_fingerprint(plain, "float32")
+
+
+def test_shards_are_one_model(tmp_path: Path) -> None:
+    _, whole = tiny_llama(tmp_path)
+    metadata, tensors = _rewritten(whole)
+    half = len(tensors) // 2
+    parts = (list(tensors.items())[:half], list(tensors.items())[half:])
+    first, second = (tmp_path / f"tiny-0000{number}-of-00002.gguf" for number in (1, 2))
+    for file, part in zip((first, second), parts, strict=True):
+        write(file, {**metadata, "split.count": 2}, [floats(*named) for named in part])
+    assert load_config(first) == load_config(whole)
+    assert model_fingerprint(first, "float32") == model_fingerprint(whole, "float32")
+    assert model_name(first) == model_name(whole) == "tiny"
+    with pytest.raises(ConfigError, match=r"name the first shard, tiny-00001-of-00002\.gguf"):
+        load_config(second)
+    second.unlink()
+    with pytest.raises(ConfigError, match=r"tiny-00002-of-00002\.gguf is missing"):
+        load_config(first)
+
+
+def test_factors_of_the_waves_are_those_of_llama_3(tmp_path: Path) -> None:
+    folder, plain = tiny_llama(tmp_path)
+    rope = {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 256,
+    }
+    config = json.loads((folder / "config.json").read_text())
+    waves = 1 / 10_000 ** (np.arange(0, 16, 2) / 16)
+    turns = 256 * waves / (2 * np.pi)
+    kept = np.clip((turns - 1) / 3, 0, 1)
+    factors = 1 / ((1 - kept) / 8 + kept)
+    (folder / "config.json").write_text(
+        json.dumps({**config, "rope_parameters": {**rope, "rope_theta": 10_000.0}})
+    )
+    metadata, tensors = _rewritten(plain)
+    tensors["rope_freqs.weight"] = factors.astype(np.float32)
+    file = write(tmp_path / "long.gguf", metadata, [floats(*named) for named in tensors.items()])
+    expected, actual = (_waves(load_config(model)) for model in (folder, file))
+    assert torch.allclose(actual, expected, rtol=1e-6)
+
+
+def _waves(config: Any) -> torch.Tensor:
+    positions = config.attention[0].positions
+    scaling = positions.theta, positions.rotary_dim, positions.scaling
+    return rotary_frequencies(*scaling, torch.float64)[0]
+
+
+REFUSED: Mapping[str, tuple[Mapping[str, Value], str]] = {
+    "architecture": (
+        {"general.architecture": "llama5"},
+        "of the architecture llama5 are not read; the nearest is llama",
+    ),
+    "scaling": ({"llama.rope.scaling.type": "longrope"}, "must be one of none, linear, yarn"),
+    "heads": ({"llama.attention.head_count": "four"}, "must be an array of whole numbers"),
+    "values": ({"llama.attention.value_length": 8}, "must be 16, as that of keys; it is 8"),
+    "turning": ({"llama.rope.dimension_count": 20}, "must be 1 to 16; it is 20"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_understood_is_refused_by_its_key(name: str, tmp_path: Path) -> None:
+    keys, message = REFUSED[name]
+    _, file = tiny_llama(tmp_path, keys)
+    with pytest.raises(ConfigError, match=message):
+        load_config(file)
+
+
+def test_a_tensor_that_no_table_knows_is_refused(tmp_path: Path) -> None:
+    _, file = tiny_llama(tmp_path)
+    metadata, tensors = _rewritten(file)
+    tensors["blk.0.attn_extra.weight"] = np.zeros(4, dtype=np.float32)
+    write(file, metadata, [floats(*named) for named in tensors.items()])
+    with pytest.raises(ConfigError, match=r"no tensor blk\.0\.attn_extra\.weight is known"):
+        open_gguf(file)
+
+
+def test_a_missing_tensor_is_named_as_the_loader_asks_for_it(tmp_path: Path) -> None:
+    _, file = tiny_llama(tmp_path)
+    metadata, tensors = _rewritten(file)
+    del tensors["blk.1.ffn_up.weight"]
+    write(file, metadata, [floats(*named) for named in tensors.items()])
+    with pytest.raises(ConfigError, match=r"model\.layers\.1\.mlp\.up_proj\.weight' is missing"):
+        load_model(file, LoadOptions("float32", page_size=16))
+
+
+def _rewritten(file: Path) -> tuple[dict[str, Value], dict[str, np.ndarray]]:
+    """The metadata and the tensors in float32 of a file, to be written again with a change."""
+    metadata, tensors = GgufReader(file).read()
+    return metadata, {
+        name: np.frombuffer(
+            tensor.content, "<f4", count=int(np.prod(tensor.sizes)), offset=0
+        ).reshape(tensor.sizes[::-1])
+        for name, tensor in tensors.items()
+    }
