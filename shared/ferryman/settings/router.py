@@ -66,8 +66,8 @@ class RouterSettings(BaseModel):
 
     model_config = GROUP
     model: ModelFolder
-    """A Hugging Face folder with safetensors, of a family in the README's model card; the router
-    reads tokenizer, chat template and config."""
+    """A Hugging Face folder with safetensors, of a family in the README's model card, or a GGUF
+    file; the router reads tokenizer, chat template and config."""
     cluster_key_file: Path
     """The cluster's secret. See docs/operating.md."""
     served_name: str = ""
