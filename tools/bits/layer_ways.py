@@ -22,6 +22,7 @@ from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.model.layers.decoder import Model
 from ferryman.model.shapes.batch import DecodeBatch, PrefillBatch
 from ferryman.model.shapes.state import ModelState
+from ferryman_kernels.ragged import on_host
 
 NUM_DRAFTS = 4
 CHUNK_TOKENS = 1_024
@@ -56,7 +57,7 @@ class EndsModel:
 
     def prefill(self, batch: PrefillBatch, state: ModelState) -> EndRows:
         prefilled = self.inner.prefill(batch, state)
-        ends = torch.tensor([end - start for start, end in batch.spans]).cumsum(0) - 1
+        ends = torch.tensor([end - start for start, end in on_host(batch.spans)]).cumsum(0) - 1
         with self.layers.ends(ends.tolist()):
             values = prefilled.logits(ends)
         return EndRows(ends, values, len(batch.token_ids))

@@ -21,7 +21,7 @@ from ferryman_kernels._triton import (
 )
 from ferryman_kernels.attention._attention_tiles import decode_tiles, prefill_tiles
 from ferryman_kernels.attention.page_layout import PageScales, check_page_layout
-from ferryman_kernels.ragged import Span, first_tokens, on_device
+from ferryman_kernels.ragged import PaddedSpan, Span, Spans, first_tokens, on_device, result_for
 
 BLOCK_KEYS = 64
 
@@ -303,7 +303,7 @@ def paged_attention_prefill_triton(
     key_pages: Tensor,
     value_pages: Tensor,
     page_table: Tensor,
-    spans: Sequence[Span],
+    spans: Spans,
     scale: float,
     window_len: int,
     sinks: Tensor | None = None,
@@ -314,10 +314,10 @@ def paged_attention_prefill_triton(
     pages = _as_read(key_pages, value_pages, scales)
     _, q_heads, head_dim = q.shape
     kv_heads, page_size = key_pages.shape[1:3]
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    out = result_for(spans, q, q.dtype)
     block_dim = max(16, next_power_of_two(head_dim))
     chosen = prefill_tiles(q, block_dim)
-    described = on_device(_tiles(spans, chosen.queries), q.device)
+    described = _described(spans, chosen.queries, q.device)
     _prefill_kernel[len(described), q_heads](
         q, *pages, page_table, described, out if sinks is None else sinks, out,
         q.stride(0), key_pages.stride(0), pages[2].stride(0), page_table.stride(0),
@@ -341,6 +341,13 @@ def _as_read(
     assert keys.stride() == values.stride(), (keys.stride(), values.stride())
     assert keys.stride()[1:] == (key_pages.shape[2], 1), keys.stride()
     return key_pages.view(torch.uint8), value_pages.view(torch.uint8), keys, values
+
+
+def _described(spans: Spans, queries: int, device: torch.device) -> Tensor:
+    """The rows [tiles, 4] of `_tiles` on the device."""
+    if isinstance(spans, PaddedSpan):
+        return torch.stack(spans.tiles(queries), dim=1)
+    return on_device(_tiles(spans, queries), device)
 
 
 def _tiles(spans: Sequence[Span], queries: int) -> tuple[tuple[int, ...], ...]:

@@ -36,7 +36,7 @@ from ferryman_kernels.attention.splits._split_attention_triton import (
     split_prefill_triton,
 )
 from ferryman_kernels.cpu._compiled import serves
-from ferryman_kernels.ragged import Span
+from ferryman_kernels.ragged import Span, Spans, check_rows, on_host
 
 QUERY_BLOCK = 256
 """Queries whose scores the reference has in memory at once."""
@@ -163,7 +163,7 @@ def paged_attention_prefill(
     key_pages: Tensor,
     value_pages: Tensor,
     page_table: Tensor,
-    spans: Sequence[Span],
+    spans: Spans,
     scale: float,
     window_len: int = 0,
     sinks: Tensor | None = None,
@@ -177,10 +177,13 @@ def paged_attention_prefill(
     """
     _check_pages(q, key_pages, value_pages, scales)
     _check_sinks(q, sinks)
-    _check_spans(q, page_table, spans)
-    given = (q, key_pages, value_pages, page_table, spans, scale, window_len, sinks, score_cap)
+    check_rows(spans, page_table, len(q))
+    seen = scale, window_len, sinks, score_cap
     if q.is_cuda and q.dtype != torch.float64:
-        return paged_attention_prefill_triton(*given, scales)
+        return paged_attention_prefill_triton(
+            q, key_pages, value_pages, page_table, spans, *seen, scales
+        )
+    given = (q, key_pages, value_pages, page_table, on_host(spans), *seen)
     if serves(q) and q.dtype != torch.float64:
         return paged_attention_prefill_compiled(*given)
     return paged_attention_reference(*given)
@@ -213,7 +216,7 @@ def paged_prefill_by_splits(
     key_pages: Tensor,
     value_pages: Tensor,
     page_table: Tensor,
-    spans: Sequence[Span],
+    spans: Spans,
     scale: float,
     window_len: int = 0,
     sinks: Tensor | None = None,
@@ -227,7 +230,7 @@ def paged_prefill_by_splits(
         return paged_attention_prefill(*given, scales)
     _check_pages(q, key_pages, value_pages, scales)
     _check_sinks(q, sinks)
-    _check_spans(q, page_table, spans)
+    check_rows(spans, page_table, len(q))
     return split_prefill_triton(*given, scales)
 
 
@@ -239,11 +242,6 @@ def reads_codes(table: Tensor, dtype: torch.dtype) -> bool:
 
 def _check_tokens(q: Tensor, page_table: Tensor, positions: Tensor) -> None:
     assert page_table.shape[0] == positions.shape[0] == q.shape[0], (page_table.shape, q.shape)
-
-
-def _check_spans(q: Tensor, page_table: Tensor, spans: Sequence[Span]) -> None:
-    assert page_table.shape[0] == len(spans), (page_table.shape, spans)
-    assert sum(end - start for start, end in spans) == q.shape[0], (spans, q.shape)
 
 
 def _check_pages(

@@ -20,7 +20,17 @@ from torch.nn import functional as F
 from ferryman_kernels._precision import wide_dtype
 from ferryman_kernels._triton import Kernel, cdiv, tl, wide_type
 from ferryman_kernels.cpu._compiled import serves
-from ferryman_kernels.ragged import SlotAt, Span, first_tokens, on_device
+from ferryman_kernels.ragged import (
+    PaddedSpan,
+    SlotAt,
+    Span,
+    Spans,
+    check_rows,
+    first_tokens,
+    on_device,
+    on_host,
+    result_for,
+)
 from ferryman_kernels.recurrence.loops._causal_conv_compiled import (
     causal_conv_decode_compiled,
     causal_conv_prefill_compiled,
@@ -150,7 +160,7 @@ def _store_conv_states_kernel(
     BLOCK_DIM: tl.constexpr,
 ) -> None:
     """Writes states at the given positions; `stores` rows: request, first, length, dst_slot (or
-    -1).
+    -1). A negative length is nothing to write.
 
     One thread handles a channel throughout, so it reads the old columns before it shifts them.
     """
@@ -159,15 +169,15 @@ def _store_conv_states_kernel(
     first, length, dst = tl.load(store + 1), tl.load(store + 2), tl.load(store + 3)
     dst = tl.where(dst < 0, src, dst)
     offs_dim = tl.program_id(1) * BLOCK_DIM + tl.arange(0, BLOCK_DIM)
-    mask_dim = offs_dim < conv_dim
+    stored_dim = tl.where(length < 0, 0, conv_dim)
     for j in tl.static_range(WIDTH - 1):
         since = length - (WIDTH - 1) + j
         old_at = conv_states_ptr + src * stride_slot + offs_dim * (WIDTH - 1) + since + (WIDTH - 1)
-        old = tl.load(old_at, mask=offs_dim < tl.where(since < 0, conv_dim, 0), other=0.0)
+        old = tl.load(old_at, mask=offs_dim < tl.where(since < 0, stored_dim, 0), other=0.0)
         x_at = x_ptr + (first + since) * stride_x_token + offs_dim
-        x = tl.load(x_at, mask=offs_dim < tl.where(since < 0, 0, conv_dim), other=0.0)
+        x = tl.load(x_at, mask=offs_dim < tl.where(since < 0, 0, stored_dim), other=0.0)
         at = conv_states_ptr + dst * stride_slot + offs_dim * (WIDTH - 1) + j
-        tl.store(at, tl.where(since < 0, old, x), mask=mask_dim)
+        tl.store(at, tl.where(since < 0, old, x), mask=offs_dim < stored_dim)
 
 
 def causal_conv_prefill_triton(
@@ -175,32 +185,44 @@ def causal_conv_prefill_triton(
     conv_states: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    spans: Sequence[Span],
+    spans: Spans,
     slots: Tensor,
     snapshots: Sequence[SlotAt],
     activates: bool = True,
 ) -> Tensor:
     """Three launches: those that read old states run before the one that overwrites them."""
     _check_strides(x, conv_states, weight)
-    tokens, conv_dim = x.shape
-    y = torch.empty(tokens, conv_dim, dtype=x.dtype, device=x.device)
-    tiles = on_device(_tiles(spans), x.device)
+    conv_dim = x.shape[1]
+    y = result_for(spans, x, x.dtype)
+    tiles, stored = _tables(spans, snapshots, x.device)
     _causal_conv_prefill_kernel[len(tiles), cdiv(conv_dim, BLOCK_DIM)](
         x, conv_states, weight, x if bias is None else bias, y, slots, tiles,
         x.stride(0), conv_states.stride(0), conv_dim,
         HAS_BIAS=bias is not None, ACTIVATES=activates, WIDTH=weight.shape[1],
         BLOCK_TOKENS=BLOCK_TOKENS, BLOCK_DIM=BLOCK_DIM, WIDE=wide_type(x.dtype),
     )  # fmt: skip
-    firsts = first_tokens(spans)
-    asked = [(i, firsts[i], position - spans[i][0], slot) for i, position, slot in snapshots]
-    ends = [(i, firsts[i], end - start, -1) for i, (start, end) in enumerate(spans)]
-    for stores in filter(None, (asked, ends)):
+    for stores in stored:
         _store_conv_states_kernel[len(stores), cdiv(conv_dim, BLOCK_DIM)](
-            x, conv_states, slots, on_device(tuple(stores), x.device),
+            x, conv_states, slots, stores,
             x.stride(0), conv_states.stride(0), conv_dim,
             WIDTH=weight.shape[1], BLOCK_DIM=BLOCK_DIM,
         )  # fmt: skip
     return y
+
+
+def _tables(
+    spans: Spans, snapshots: Sequence[SlotAt], device: torch.device
+) -> tuple[Tensor, list[Tensor]]:
+    """The tiles, and the states to store: at snapshots, then at the ends of spans."""
+    if isinstance(spans, PaddedSpan):
+        requests, lows, _, counts = spans.tiles(BLOCK_TOKENS)
+        tiles = torch.stack((requests, requests, lows, lows + counts), dim=1)
+        return tiles, [spans.stores[:-1], spans.stores[-1:]]
+    firsts = first_tokens(spans)
+    asked = [(i, firsts[i], position - spans[i][0], slot) for i, position, slot in snapshots]
+    ends = [(i, firsts[i], end - start, -1) for i, (start, end) in enumerate(spans)]
+    stored = [on_device(tuple(stores), device) for stores in (asked, ends) if stores]
+    return on_device(_tiles(spans), device), stored
 
 
 def _tiles(spans: Sequence[Span]) -> tuple[tuple[int, ...], ...]:
@@ -290,7 +312,7 @@ def causal_conv_prefill(
     conv_states: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    spans: Sequence[Span],
+    spans: Spans,
     slots: Tensor,
     snapshots: Sequence[SlotAt] = (),
     activates: bool = True,
@@ -305,15 +327,13 @@ def causal_conv_prefill(
     assert weight.shape[0] == conv_dim
     assert bias is None or bias.shape == (conv_dim,)
     assert conv_states.dtype == x.dtype, (conv_states.dtype, x.dtype)
-    assert slots.shape == (len(spans),), (slots.shape, spans)
-    assert sum(end - start for start, end in spans) == tokens, (spans, tokens)
-    assert all(spans[i][0] < p <= spans[i][1] for i, p, _ in snapshots), (spans, snapshots)
+    check_rows(spans, slots, tokens, snapshots)
     if x.is_cuda:
         return causal_conv_prefill_triton(
             x, conv_states, weight, bias, spans, slots, snapshots, activates
         )
     run = causal_conv_prefill_compiled if serves(x) else causal_conv_prefill_reference
-    return run(x, conv_states, weight, bias, spans, slots, snapshots, activates)
+    return run(x, conv_states, weight, bias, on_host(spans), slots, snapshots, activates)
 
 
 def causal_conv_decode(

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ferryman_kernels._triton import Kernel, KernelPart, cdiv, laid_out, next_power_of_two, tl
-from ferryman_kernels.ragged import SlotAt, Span
+from ferryman_kernels.ragged import SlotAt, Spans, check_rows, on_host, result_for
 from ferryman_kernels.recurrence.loops._delta_compiled import delta_scan_compiled, has_delta_loop
 from ferryman_kernels.recurrence.loops.runs import decode_runs, prefill_runs
 from ferryman_kernels.recurrence.selective_scan import runs_of_spans, runs_of_tokens
@@ -152,7 +152,7 @@ def channel_delta_scan(
     g: Tensor,
     beta: Tensor,
     ssm_states: Tensor,
-    spans: Sequence[Span],
+    spans: Spans,
     slots: Tensor,
     snapshots: Sequence[SlotAt] = (),
 ) -> Tensor:
@@ -164,13 +164,11 @@ def channel_delta_scan(
     snapshot's position lies in (start, end]; no two of a request are at the same one.
     """
     _check((q, k, v, g, beta), ssm_states)
-    assert slots.shape == (len(spans),), (slots.shape, spans)
-    assert sum(end - start for start, end in spans) == len(v), (spans, v.shape)
-    assert all(spans[i][0] < p <= spans[i][1] for i, p, _ in snapshots), (spans, snapshots)
+    check_rows(spans, slots, len(v), snapshots)
     if has_delta_loop(v, g, beta, ssm_states):
-        pieces = prefill_runs(spans, slots, snapshots)
+        pieces = prefill_runs(on_host(spans), slots, snapshots)
         return delta_scan_compiled(q, k, v, g, beta, ssm_states, pieces)
-    y = v.new_empty(v.shape, dtype=ssm_states.dtype)
+    y = result_for(spans, v, ssm_states.dtype)
     for runs in runs_of_spans(spans, slots, snapshots):
         _run((q, k, v, g, beta), ssm_states, runs, y)
     return y.to(v.dtype)

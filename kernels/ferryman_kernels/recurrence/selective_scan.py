@@ -23,7 +23,16 @@ from ferryman_kernels._triton import Kernel, aligned, cdiv, next_power_of_two, t
 from ferryman_kernels.cpu._compiled import STRICT, Loop, as_array, as_flat, prange, serves
 from ferryman_kernels.cpu._row_tiles import padded
 from ferryman_kernels.cpu._vectors import LANES, exps, fused, load, spread, store, total
-from ferryman_kernels.ragged import SlotAt, Span, first_tokens, on_device
+from ferryman_kernels.ragged import (
+    PaddedSpan,
+    SlotAt,
+    Span,
+    Spans,
+    check_rows,
+    first_tokens,
+    on_device,
+    result_for,
+)
 
 BLOCK_DIM = 32
 """Channels that one program, or one iteration of the shared loop, computes."""
@@ -211,11 +220,12 @@ def _cuts(index: int, span: Span, snapshots: Sequence[SlotAt]) -> list[tuple[int
     return [(low, high, slot) for low, (high, slot) in zip(lows, wanted, strict=True)]
 
 
-def runs_of_spans(
-    spans: Sequence[Span], slots: Tensor, snapshots: Sequence[SlotAt]
-) -> Iterator[Tensor]:
+def runs_of_spans(spans: Spans, slots: Tensor, snapshots: Sequence[SlotAt]) -> Iterator[Tensor]:
     """The `rounds_of` a prefill on the device of `slots`, with the slots that runs read, write and
-    copy to: [runs, 5]."""
+    copy to: [runs, 5]. A padded span brings its own."""
+    if isinstance(spans, PaddedSpan):
+        yield from torch.split(spans.runs[:, :5], 1)
+        return
     for rows in rounds_of(spans, snapshots):
         first, count, request, copy = on_device(rows, slots.device).unbind(1)
         slot = slots[request]
@@ -237,7 +247,7 @@ def selective_scan(
     C: Tensor,
     D: Tensor,
     ssm_states: Tensor,
-    spans: Sequence[Span],
+    spans: Spans,
     slots: Tensor,
     snapshots: Sequence[SlotAt] = (),
 ) -> Tensor:
@@ -250,10 +260,8 @@ def selective_scan(
     """
     tokens = len(x)
     _check(x, dt, A, B, C, D, ssm_states)
-    assert slots.shape == (len(spans),), (slots.shape, spans)
-    assert sum(end - start for start, end in spans) == tokens, (spans, tokens)
-    assert all(spans[i][0] < p <= spans[i][1] for i, p, _ in snapshots), (spans, snapshots)
-    run, y = _backend(x, ssm_states), x.new_empty(x.shape, dtype=ssm_states.dtype)
+    check_rows(spans, slots, tokens, snapshots)
+    run, y = _backend(x, ssm_states), result_for(spans, x, ssm_states.dtype)
     for runs in runs_of_spans(spans, slots, snapshots):
         run((x, dt, A, B, C, D), ssm_states, runs, y)
     return y

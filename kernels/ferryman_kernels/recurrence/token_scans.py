@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ferryman_kernels.ragged import SlotAt, Span
+from ferryman_kernels.ragged import PaddedSpan, SlotAt, Spans, check_rows, on_host, result_for
 from ferryman_kernels.recurrence._ssd_runs_triton import ssd_runs_triton
 from ferryman_kernels.recurrence.causal_conv import causal_conv_decode
 from ferryman_kernels.recurrence.channel_delta_scan import delta_runs_triton
@@ -34,16 +34,17 @@ def chunk_scan_by_token(
     C: Tensor,
     D: Tensor,
     ssm_states: Tensor,
-    spans: Sequence[Span],
+    spans: Spans,
     slots: Tensor,
     snapshots: Sequence[SlotAt],
     chunk_len: int,
 ) -> Tensor:
     """`chunk_scan`; on a card `chunk_len` decides nothing."""
     if not ssm_states.is_cuda:
-        return chunk_scan(x, dt, A, B, C, D, ssm_states, spans, slots, snapshots, chunk_len)
-    check_spans(spans, snapshots, len(x))
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        inputs = x, dt, A, B, C, D, ssm_states
+        return chunk_scan(*inputs, on_host(spans), slots, snapshots, chunk_len)
+    _check_spans(spans, slots, snapshots, len(x))
+    y = result_for(spans, x, x.dtype)
     for runs in runs_of_spans(spans, slots, snapshots):
         ssd_runs_triton((x, dt, A, B, C, D), ssm_states, runs, y)
     return y
@@ -93,16 +94,17 @@ def delta_scan_by_token(
     g: Tensor,
     beta: Tensor,
     ssm_states: Tensor,
-    spans: Sequence[Span],
+    spans: Spans,
     slots: Tensor,
     snapshots: Sequence[SlotAt],
     chunk_len: int,
 ) -> Tensor:
     """`delta_chunk_scan`; on a card `chunk_len` decides nothing."""
     if not ssm_states.is_cuda:
-        return delta_chunk_scan(q, k, v, g, beta, ssm_states, spans, slots, snapshots, chunk_len)
-    check_spans(spans, snapshots, len(v))
-    y = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+        inputs = q, k, v, g, beta, ssm_states
+        return delta_chunk_scan(*inputs, on_host(spans), slots, snapshots, chunk_len)
+    _check_spans(spans, slots, snapshots, len(v))
+    y = result_for(spans, v, v.dtype)
     for runs in runs_of_spans(spans, slots, snapshots):
         delta_runs_triton((q, k, v, g, beta), ssm_states, runs, y)
     return y
@@ -128,3 +130,9 @@ def delta_step_by_token(
     given = q, k, v, *weights.rates(a, b)
     delta_runs_triton(given, ssm_states, runs_of_tokens(slots, into), y)
     return y
+
+
+def _check_spans(spans: Spans, slots: Tensor, snapshots: Sequence[SlotAt], tokens: int) -> None:
+    check_rows(spans, slots, tokens)
+    if not isinstance(spans, PaddedSpan):
+        check_spans(spans, snapshots, tokens)

@@ -43,6 +43,7 @@ from ferryman.model.shapes.model_shapes import ModelConfig, StateShape, TrunkSha
 from ferryman.model.shapes.ranks import Group
 from ferryman.model.shapes.state import ModelState
 from ferryman_kernels.attention.latent_pages import write_latents
+from ferryman_kernels.ragged import on_host
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,7 @@ class SelfDraftingModel:
     def prefill(self, batch: PrefillBatch, state: ModelState) -> PrefilledRows:
         ends, kept = self.target.ends, state.hidden[self.state_layer]
         hidden = ends.norm(self.target.hidden_states(batch, state))
-        firsts = [0, *accumulate(end - start for start, end in batch.spans)]
+        firsts = [0, *accumulate(end - start for start, end in on_host(batch.spans))]
         before = hidden.roll(1, dims=0)
         before[firsts[:-1]] = kept[batch.working_slots]
         self.head.write(ends.embed(batch.token_ids), before, batch, state)
@@ -184,7 +185,8 @@ def _keep_hidden(kept: Tensor, hidden: Tensor, batch: PrefillBatch, firsts: Sequ
     """Writes the hidden states at the ends of all chunks, and those of the snapshots."""
     kept[batch.working_slots] = hidden[[end - 1 for end in firsts[1:]]]
     if batch.snapshots:
-        rows = [firsts[i] + at - batch.spans[i][0] - 1 for i, at, _ in batch.snapshots]
+        spans = on_host(batch.spans)
+        rows = [firsts[i] + at - spans[i][0] - 1 for i, at, _ in batch.snapshots]
         kept[[slot for _, _, slot in batch.snapshots]] = hidden[rows]
 
 

@@ -35,7 +35,7 @@ from ferryman_kernels.attention._paged_attention_triton import (
     _tiles,
 )
 from ferryman_kernels.attention.page_layout import PageScales
-from ferryman_kernels.ragged import Span, on_device
+from ferryman_kernels.ragged import PaddedSpan, Spans, on_device, result_for
 
 SPLIT_KEYS = 512
 """The keys of a split, as on a CPU."""
@@ -266,19 +266,20 @@ def split_attention_triton(
     pages: tuple[Tensor, Tensor, Tensor, Tensor],
     page_table: Tensor,
     tiles: Tiles,
-    splits: tuple[int, int],
+    splits: tuple[Tensor, int],
     seen: tuple[float, int, Tensor | None, float, bool],
 ) -> Tensor:
-    """`splits` are the parts of each tile and the splits of each part; `seen` is the scale of
-    scores, the window, the sinks, the scores' cap, and whether pages are codes."""
-    (parts, each), (scale, window_len, sinks, score_cap, is_coded) = splits, seen
-    q, (tokens, q_heads, head_dim) = laid_out(q), q.shape
+    """`splits` are the memory for the sums of weights [tokens, q_heads, parts], zeros for a row of
+    no tile, and the splits of each part; `seen` is the scale of scores, the window, the sinks, the
+    scores' cap, and whether pages are codes."""
+    (norms, each), (scale, window_len, sinks, score_cap, is_coded) = splits, seen
+    q, (tokens, q_heads, head_dim), parts = laid_out(q), q.shape, norms.shape[2]
     kv_heads, page_size = pages[0].shape[1:3]
     group, block_dim = q_heads // kv_heads, max(16, next_power_of_two(head_dim))
     block_group = next_power_of_two(group)
     chosen = split_tiles(q.dtype, block_dim, block_group)
     partial = torch.empty(tokens, q_heads, parts, head_dim, device=q.device)
-    tops, norms = (torch.empty(tokens, q_heads, parts, device=q.device) for _ in range(2))
+    tops = torch.empty_like(norms)
     _split_attention_kernel[len(tiles[0]), kv_heads, parts](
         q, *pages, page_table, *tiles, partial, tops, norms,
         pages[0].stride(0), pages[2].stride(0), page_table.stride(0), each,
@@ -310,7 +311,7 @@ def split_prefill_triton(
     key_pages: Tensor,
     value_pages: Tensor,
     page_table: Tensor,
-    spans: Sequence[Span],
+    spans: Spans,
     scale: float,
     window_len: int,
     sinks: Tensor | None = None,
@@ -321,10 +322,14 @@ def split_prefill_triton(
     group = next_power_of_two(q.shape[1] // key_pages.shape[1])
     block_dim = max(16, next_power_of_two(q.shape[2]))
     queries = split_tiles(q.dtype, block_dim, group).rows // group
-    tiles = _columns(_tiles(spans, queries), q.device)
+    if isinstance(spans, PaddedSpan):
+        tiles = spans.tiles(queries)
+    else:
+        tiles = _columns(_tiles(spans, queries), q.device)
     seen = scale, window_len, sinks, score_cap, scales is not None
     pages = _as_read(key_pages, value_pages, scales)
-    return split_attention_triton(q, pages, page_table, tiles, (1, EVERY_SPLIT), seen)
+    norms = result_for(spans, q[:, :, :1], torch.float32)
+    return split_attention_triton(q, pages, page_table, tiles, (norms, EVERY_SPLIT), seen)
 
 
 def _columns(rows: Sequence[tuple[int, ...]], device: torch.device) -> Tiles:
@@ -356,4 +361,5 @@ def split_decode_triton(
     tiles = rows, rows, positions.to(torch.int64), torch.ones_like(rows)
     seen = scale, window_len, sinks, score_cap, scales is not None
     pages = _as_read(key_pages, value_pages, scales)
-    return split_attention_triton(q, pages, page_table, tiles, (parts, 1), seen)
+    norms = torch.empty(*q.shape[:2], parts, device=q.device)
+    return split_attention_triton(q, pages, page_table, tiles, (norms, 1), seen)

@@ -8,7 +8,7 @@ y = softmax(scale · q kᵀ + causal mask) v · Wo             (with sinks: one 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -40,7 +40,7 @@ from ferryman.model.weights.linear import Linear
 from ferryman.model.weights.matrix import Matrix, join_linear, split_rows, summed_linear
 from ferryman.model.weights.named_weights import Weights
 from ferryman_kernels.elementwise.activations import sigmoid, softplus
-from ferryman_kernels.ragged import Span
+from ferryman_kernels.ragged import Spans, on_host
 
 BY_GROUP = "query_key_value"
 """The tensor of q, k and v in which these are divided by key heads (GPT-NeoX)."""
@@ -134,9 +134,9 @@ def attend(
     keys, values = opened.key_pages, opened.value_pages
     chunk = ChunkOfPages(shape.chunk_len, keys.shape[2]) if shape.chunk_len else None
     if isinstance(batch, PrefillBatch):
-        spans: Sequence[Span] = batch.spans
+        spans: Spans = batch.spans
         if chunk:
-            table, spans = chunks_of_spans(table, spans, chunk)
+            table, spans = chunks_of_spans(table, on_host(spans), chunk)
         return kernels.paged_prefill(q, keys, values, table, spans, *seen)
     positions = batch.positions
     if chunk:

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from ferryman.cache.manifest import Kind
+from ferryman_kernels.ragged import PaddedSpan
 
-Spans = tuple[tuple[int, int], ...]
+Spans = tuple[tuple[int, int], ...] | PaddedSpan
 Snapshots = tuple[tuple[int, int, int], ...]
 
 
@@ -32,10 +33,11 @@ class PrefillBatch:
     """One chunk of each request.
 
     `token_ids`, `positions`, `rows` [tokens]: a token's row is the index of its request. `spans`:
-    the absolute (start, end) of each chunk. `page_tables[kind]` [requests, pages]; `working_slots`
-    [requests]; `snapshots` of (request index, position, recurrent slot). `last_tokens` [sampled]:
-    indices of the tokens whose logits are computed. `adapters`: the segments of those tokens that
-    use one.
+    the absolute (start, end) of each chunk; or one chunk with padding behind it, at position -1,
+    whose snapshots are in the span's own tables. `page_tables[kind]` [requests, pages];
+    `working_slots` [requests]; `snapshots` of (request index, position, recurrent slot).
+    `last_tokens` [sampled]: indices of the tokens whose logits are computed. `adapters`: the
+    segments of those tokens that use one.
     """
 
     token_ids: Tensor
