@@ -46,3 +46,14 @@ def test_float64_on_a_card_says_what_the_processor_says(tmp_path: Path) -> None:
         expected = [llm.generate(PROMPTS, params) for params in PARAMS]
     for some, others in zip(found, expected, strict=True):
         assert [c.token_ids for c in some] == [c.token_ids for c in others]
+
+
+def test_a_replayed_chunk_on_a_card_has_the_bits_of_the_launched_one(tmp_path: Path) -> None:
+    """One prompt in a step, cold and from the device, with a page end within it."""
+    folder, answered = save_native(tmp_path, native_config()), []
+    for replay_steps in (True, False):
+        options = {"page_size": 16, "memory_bytes": 1 << 28, "replay_steps": replay_steps}
+        with LLM(folder, device="cuda", dtype="bfloat16", exactness="bits", **options) as llm:
+            prompts = (*PROMPTS, *PROMPTS, PROMPTS[4] + PROMPTS[3])
+            answered.append([llm.generate([prompt], PARAMS[0]) for prompt in prompts])
+    assert answered[0] == answered[1]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ferryman.cache.manifest import Kind
 from ferryman.engine.forward import replayed_forward
-from ferryman.engine.forward.decode_forward import DecodeForward, EagerForward
+from ferryman.engine.forward.decode_forward import EagerForward, StepForward
 from ferryman.engine.forward.recorded_launches import recorded_launches
 from ferryman.engine.forward.replayed_forward import ReplayedForward
 from ferryman.llm import LLM
@@ -43,7 +43,7 @@ class Recordings:
         self._max_bytes = max_bytes
         self.made: list[ReplayedForward] = []
 
-    def forward_of(self, eager: EagerForward) -> DecodeForward:
+    def forward_of(self, eager: EagerForward) -> StepForward:
         self.made.append(ReplayedForward(eager, self._max_bytes))
         return self.made[-1]
 

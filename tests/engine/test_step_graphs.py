@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -26,10 +25,6 @@ from tests.native import native_config, save_native
 
 from ferryman.cache.manifest import Kind
 from ferryman.engine.forward.step import StepGraphs
-from ferryman.model.families import gpt_oss, nemotron_h
-from ferryman.model.layers import moe
-from ferryman.model.layers.experts import load_experts_for
-from ferryman.model.weights import linear
 from ferryman.schedule.batch import SlotOps, StepOutcome, StepPlan
 from ferryman.schedule.step_sizes import StepSizes
 
@@ -124,15 +119,7 @@ def saved(folder: Path, family: str) -> Path:
     return save_telling(folder, family, PAGE_SIZE, 64)
 
 
-@pytest.fixture
-def _layers_of_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    load = partial(load_experts_for, torch.device("cuda"))
-    for module in (moe, gpt_oss, nemotron_h):
-        monkeypatch.setattr(module, "load_experts_for", lambda _, *given: load(*given))
-    monkeypatch.setattr(linear, "packed_bytes", lambda weight: 0)  # no panels, so torch multiplies
-
-
-@pytest.mark.usefixtures("_layers_of_a_card")
+@pytest.mark.usefixtures("layers_of_a_card")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_replayed_steps_have_the_bits_of_launched_ones(family: str, tmp_path: Path) -> None:
     pair = pair_of(saved(tmp_path, family))

@@ -166,17 +166,21 @@ def test_no_decode_step_launches_what_the_warm_up_has_not(tmp_path: Path) -> Non
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="launches are noted on the processor")
-def test_no_prompts_launch_what_the_warm_up_has_not(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tail_rows", [(), (16, 64, 256)], ids=["launched", "padded"])
+def test_no_prompts_launch_what_the_warm_up_has_not(
+    tail_rows: tuple[int, ...], tmp_path: Path
+) -> None:
     folder = save_native(tmp_path, native_config(max_position_embeddings=MAX_LEN + 1))
     model = load_model(folder, LoadOptions("float32", page_size=16))
     slots = {Kind.FULL: 40, Kind.WINDOW: 40, Kind.RECURRENT: 80}
     slabs = Slabs.allocate(model.manifest, slots, "cpu")
-    runner = Runner(model, slabs, max_rows=9, max_len=MAX_LEN + 1)
+    sizes = StepSizes(0, MAX_LEN // 16 + 1, 16, tail_rows=tail_rows)
+    runner = Runner(model, slabs, max_rows=9, max_len=MAX_LEN + 1, sizes=sizes)
     rng = random.Random("prompts")
     with noted_launches() as seen:
         warm_up(runner, model.manifest)
         first = set(seen)
-        warm_up(runner, model.manifest, most=MostTokens(prefill=512))
+        warm_up(runner, model.manifest, sizes, MostTokens(prefill=512))
         compiled = set(seen)
         seen.clear()
         for number in range(1, 31):

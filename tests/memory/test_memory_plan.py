@@ -463,11 +463,18 @@ def test_a_decode_worker_counts_what_it_replays(folder: Path) -> None:
     on_ranks = on_processor.model_copy(update={"tp_size": 2})
     assert replay_bytes(config, launched) == replay_bytes(config, on_ranks) == 0
     assert replay_bytes(config, on_processor) == RECORDING_BYTES
-    sizes = decode.options.step_sizes(config.trunk.max_positions)
+    sizes = decode.options.step_sizes(config.trunk.max_positions, pads_prompts=True)
     assert sizes is not None
+    assert sizes.tail_rows == (16, 64, 256)
     assert sizes.max_tokens == 16, "running, and handed over in advance"
     assert sizes.widths() == (64, 128), "the context, and its next token"
     num_graphs, logits = 5 * 2, 16 * config.trunk.vocab_size * 4
     integers = 8 * (1 + 2 + 4 + 8 + 16) * (2 * 64 + 4 + 2 * 128 + 4)
-    launches = num_graphs * len(config.states) * (64 << 10)
+    integers += 8 * (2 * (16 + 64 + 256) + 3 * 2 * 128)
+    launches = (num_graphs + 3) * len(config.states) * (64 << 10)
     assert replay_bytes(config, decode.options) == logits + integers + launches
+    prefill = groups(folder, dtype="float32", device="cuda", max_running=8, memory_bytes=GIB)[0]
+    of_prompts = prefill.options.step_sizes(config.trunk.max_positions, pads_prompts=True)
+    assert of_prompts is not None
+    assert (of_prompts.max_requests, of_prompts.tail_rows) == (0, (16, 64, 256))
+    assert 0 < replay_bytes(config, prefill.options) < replay_bytes(config, decode.options)

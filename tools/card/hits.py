@@ -1,5 +1,7 @@
 """The first token of one long prompt through a cluster: cold, from the device, from the host tier.
 
+And of a hit on the device by an engine alone, with graphs of short chunks and without.
+
     python -m tools.card.hits MODEL --device cuda --prompt-len 8192
 
 Usage must name the tier, and each answer must be the cold one's. Prints JSON.
@@ -19,6 +21,7 @@ from pathlib import Path
 from time import perf_counter
 
 from ferryman.client import Client, SamplingParams, TokenChunk
+from ferryman.llm import LLM
 from ferryman.model.config import load_config
 from ferryman.settings.cluster import TierOptions
 from ferryman.settings.declaration import size_of
@@ -91,6 +94,22 @@ async def flushable_cluster(
             yield FlushableCluster(client, Nodes(jobs.said, bus, channels))
 
 
+def offline_hit(
+    model: Path, device: str, prompt: Sequence[int], memory: int, *, replays: bool
+) -> float:
+    """The least milliseconds of five answers of one token whose prompt is on the device."""
+    sampling = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
+    options = {"memory_bytes": memory, "max_running": 1, "replay_steps": replays}
+    with LLM(model, device=device, dtype="auto", **options) as llm:
+        llm.generate([list(prompt)], sampling)
+        times = []
+        for _ in range(5):
+            began = perf_counter()
+            llm.generate([list(prompt)], sampling)
+            times.append(perf_counter() - began)
+    return round(min(times) * 1e3, 1)
+
+
 async def measured(model: Path, device: str, prompt_len: int, memory: int) -> dict[str, object]:
     """Milliseconds by tier, and whether all answers were the cold one's."""
     vocab_size = load_config(model).trunk.vocab_size
@@ -101,7 +120,12 @@ async def measured(model: Path, device: str, prompt_len: int, memory: int) -> di
         device_hit = await cluster.answer(prompt)
         host_hit = await cluster.host_hit(prompt)
     hits = {"device": device_hit, "host": host_hit}
+    alone = {
+        f"offline_{name}_ms": offline_hit(model, device, prompt, memory, replays=replays)
+        for name, replays in (("graphs", True), ("launched", False))
+    }
     return {
+        **alone,
         "cold_ms": cold.first_ms,
         **{f"{tier}_ms": hit.first_ms for tier, hit in hits.items()},
         **{f"{tier}_tokens": hit.cached.get(tier, 0) for tier, hit in hits.items()},

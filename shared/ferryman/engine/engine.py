@@ -35,7 +35,7 @@ from ferryman.grammar.compiler import GrammarCompiler
 from ferryman.grammar.forced_runs import ForcedRunDrafting
 from ferryman.model.layers.decoder import Decoder, Model
 from ferryman.model.load_options import LoadOptions
-from ferryman.model.shapes.manifest import state_manifest
+from ferryman.model.shapes.manifest import pads_prompts, state_manifest
 from ferryman.model.shapes.ranks import SINGLE_RANK
 from ferryman.model.shapes.state import LayerCount
 from ferryman.model.weights.load_progress import ProgressListener, unheard
@@ -160,7 +160,8 @@ def _engine_of(
     scheduler = Scheduler(
         manifest, capacity.slots, limits, FIRST_GUESS, root, prepare=growth.prepare
     )
-    steps = options.step_sizes(max_len)
+    pads = pads_prompts(model.config)
+    steps = options.step_sizes(max_len, pads_prompts=pads)
     replays = _replays(options, steps)
     graph_tokens = replays.max_tokens if isinstance(replays, StepGraphs) else 0
     sizes = SlabSizes(capacity.slots, rows, max_len + 1, graph_tokens)

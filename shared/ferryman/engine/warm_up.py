@@ -1,9 +1,10 @@
 """Runs a first step of each sort before the first request: compiles kernels and touches memory.
 
-If decode steps have a few sizes, steps of nothing but padding run as well, so that no request
-waits for a compiler: Triton compiles a kernel anew when an integer becomes 1 or a multiple of 16,
-when a pointer is no longer aligned, and for every constant. Of these only page tables and waves
-change from step to step; requests do not, but their graphs are captured for the narrowest tables.
+If steps have a few sizes, each sort runs as well, so that no request waits for a compiler: decode
+steps of nothing but padding, and a prompt as long as each padded chunk. Triton compiles a kernel
+anew when an integer becomes 1 or a multiple of 16, when a pointer is no longer aligned, and for
+every constant. Of these only page tables and waves change from step to step; requests do not, but
+their graphs are captured for the narrowest tables. All graphs of prompts are captured here.
 A prefill step of as many tokens as there can be runs too, of two prompts: many rows are multiplied
 by other kernels than few, and a library makes its plans when it is first asked.
 
@@ -60,8 +61,8 @@ def warm_up(
     most: MostTokens = MostTokens(),
 ) -> None:
     """Prefills one page and a token, then decodes one token, on slot 0 of each pool; then a step of
-    padding of each sort of `sizes`, or without sizes the largest decode step. Before them runs
-    the largest prefill step.
+    padding of each sort of `sizes`, or without them the largest decode step. Before them run short
+    prompts as they are and padded, and the largest prefill step.
 
     Raises ConfigError when the logits are not finite.
     """
@@ -73,9 +74,11 @@ def warm_up(
                 "the model computes no finite logits: its weights are damaged, its config does not "
                 "belong to them, or its dtype is too narrow for it"
             )
+    for prompts in _short_prompts(manifest, sizes, most):
+        engine.launch(prompts).outcome()
     if most.prefill:
         engine.launch(_full(manifest, most.prefill)).outcome()
-    if sizes is None:
+    if sizes is None or not sizes.max_requests:
         # A loop has a version for several threads, which a step of one token may not take.
         engine.launch(_crowded(manifest, prompt_len, most.decode)).outcome()
     else:
@@ -97,6 +100,18 @@ def warm_up_decode_first(
     """
     engine.launch(idle_step(DecodeSize(1, 1, 1), manifest)).outcome()
     warm_up(engine, manifest, sizes, most)
+
+
+def _short_prompts(
+    manifest: StateManifest, sizes: StepSizes | None, most: MostTokens
+) -> Iterator[PrefillStep]:
+    """If one short prompt alone is padded: two, which are not, and one of each size."""
+    tails = sizes.tails() if sizes else ()
+    if tails:
+        yield _prefill(manifest, (manifest.page_size + 1, 1), 2)
+    for tail in tails:
+        length = min(tail.rows, most.prefill or tail.rows)
+        yield _prefill(manifest, (length,), -(-length // manifest.page_size))
 
 
 def _each_sort(sizes: StepSizes) -> Iterator[DecodeSize]:

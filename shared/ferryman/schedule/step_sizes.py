@@ -1,4 +1,4 @@
-"""The sizes of decode steps on a card: each step is padded to the next larger one.
+"""The sizes of steps on a card: a step is padded to the next larger one.
 
 A graph replays a step of one size, and kernels are compiled by their arguments: so there are few
 sizes. Padding is a token at position -1, which reads nothing and writes nothing.
@@ -6,6 +6,9 @@ sizes. Padding is a token at position -1, which reads nothing and writes nothing
     tokens     wave after wave, each as wide as the size says
                [known, known, known, -][draft, draft, -, -][draft, -, -, -]
     pages      the width of every page table
+
+A prompt's chunk of few tokens is padded likewise, behind its tokens. Longer ones, and steps of
+several prompts, are as large as they are.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ferryman.schedule.batch import DecodeStep, Ints
+from ferryman.schedule.batch import AuditStep, DecodeStep, Ints, PrefillStep
 
 SMALL = (1, 2, 4, 8)
 STRIDE = 8
@@ -26,6 +29,12 @@ LEAST_TOKENS = 1024
 
 ALIGNED_PAGES = 16
 """Triton compiles a stride that 16 divides for itself: so all widths are such strides."""
+
+TAIL_ROWS = (16, 64, 256)
+"""The rows of padded chunks. Longer ones are as long as they are."""
+
+TAIL_SNAPSHOTS = 2
+"""The most snapshots in a padded chunk: one more is one more launch a recurrent layer, for all."""
 
 PADDING = -1
 
@@ -63,14 +72,24 @@ class DecodeSize:
 
 
 @dataclass(frozen=True, slots=True)
+class TailSize:
+    """A chunk of one prompt in `rows` rows, and page tables of `pages` pages."""
+
+    rows: int
+    pages: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepSizes:
-    """All sizes of a worker: of up to `max_requests` requests with `num_drafts` drafts each, and
-    tables of up to `max_pages` pages of `page_size` tokens."""
+    """All sizes of a worker: of up to `max_requests` requests with `num_drafts` drafts each, none
+    if it never decodes, and tables of up to `max_pages` pages of `page_size` tokens. Chunks are
+    padded to one of `tail_rows`."""
 
     max_requests: int
     max_pages: int
     page_size: int
     num_drafts: int = 0
+    tail_rows: tuple[int, ...] = ()
 
     def of(self, step: DecodeStep) -> DecodeSize:
         """The least size that holds the step. A step that verifies has as many waves as there may
@@ -80,9 +99,29 @@ class StepSizes:
         requests = next(n for n in self._requests(waves) if n >= step.verify_depths[0])
         return DecodeSize(requests, waves, next(n for n in self.widths() if n >= width))
 
+    def tail_of(self, step: PrefillStep) -> TailSize | None:
+        """The least size that holds a step of one short chunk; None for one that is not padded.
+
+        An audit is not: it computes what a graph has computed, kernel by kernel.
+        """
+        chunk, *others = step.chunks
+        if others or chunk.scores or step.adapters.any() or isinstance(step, AuditStep):
+            return None
+        if chunk.draws and [draw.position for draw in chunk.draws] != [chunk.end]:
+            return None
+        if len(chunk.snapshots) > TAIL_SNAPSHOTS:
+            return None
+        length = chunk.end - chunk.start
+        return next((size for size in self.tails() if size.rows >= length), None)
+
+    def tails(self) -> tuple[TailSize, ...]:
+        """All sizes of chunks, the shortest first. No kernel's grid follows from the width of a
+        prompt's table, so it has one."""
+        return tuple(TailSize(rows, self.widths()[-1]) for rows in self.tail_rows)
+
     def each(self) -> Iterator[DecodeSize]:
-        """All sizes, those with the fewest pages first."""
-        for pages in self.widths():
+        """All sizes of decode steps, those with the fewest pages first."""
+        for pages in self.widths() if self.max_requests else ():
             for waves in self.wave_counts():
                 for requests in self._requests(waves):
                     yield DecodeSize(requests, waves, pages)
@@ -99,7 +138,8 @@ class StepSizes:
 
     @property
     def max_tokens(self) -> int:
-        """The tokens of the largest step, padding included."""
+        """The tokens of the largest decode step, padding included; a padded chunk has the logits of
+        one."""
         return max(self._requests(waves)[-1] * waves for waves in self.wave_counts())
 
     def _requests(self, waves: int) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,7 +20,7 @@ from ferryman.cache.manifest import StateManifest
 from ferryman.errors import ConfigError
 from ferryman.gguf.model_file import model_exists
 from ferryman.schedule.drafting import MTP, NGRAM, NO_DRAFTS, Drafting, ModelDrafts, PromptLookup
-from ferryman.schedule.step_sizes import StepSizes
+from ferryman.schedule.step_sizes import TAIL_ROWS, StepSizes
 from ferryman.settings.declaration import (
     GROUP,
     Called,
@@ -84,8 +85,8 @@ class EngineOptions(BaseModel):
     device: Device = "cpu"
     """`cpu`, `cuda`, `cuda:1`, …, or `auto` (`ferryman up`): a card if torch finds one."""
     replay_steps: bool = True
-    """Replay decode steps of a size that was seen before: on a card as graphs, on a processor as
-    recorded launches."""
+    """Replay steps of a size that was seen before: on a card as graphs, a prompt's short chunk too;
+    on a processor decode steps, as recorded launches."""
     num_threads: Annotated[int, Field(ge=0), Called(flag="--threads")] = 0
     """Threads of compute of each rank; 0: what torch takes, divided among ranks."""
     prefix_cache: bool = True
@@ -198,14 +199,22 @@ class EngineOptions(BaseModel):
     def is_on_card(self) -> bool:
         return self.device.startswith("cuda")
 
-    def step_sizes(self, max_len: int) -> StepSizes | None:
-        """The sizes of decode steps on a card, for contexts of `max_len` tokens; on the processor
-        a step is as large as it is."""
-        if not (self.decodes and self.is_on_card):
+    def step_sizes(self, max_len: int, *, pads_prompts: bool) -> StepSizes | None:
+        """The sizes of steps on a card, for contexts of `max_len` tokens, if there are any; on the
+        processor a step is as large as it is. `pads_prompts`: the model takes padded chunks, as
+        none with a draft model does."""
+        if not self.is_on_card:
             return None
-        drafts = self.drafting.num_tokens
+        # Padding alone gains nothing; in a graph it does.
+        pads = pads_prompts and self.replays and not self.drafted_by
+        longest = min(self.chunk_tokens, max_len)
+        shorter = (0, *TAIL_ROWS)
+        tails = tuple(rows for before, rows in pairwise(shorter) if pads and before < longest)
+        if not (self.decodes or tails):
+            return None
+        requests, drafts = self.concurrency.rows if self.decodes else 0, self.drafting.num_tokens
         num_pages = (max_len + drafts) // self.page_size + 1
-        return StepSizes(self.concurrency.rows, num_pages, self.page_size, drafts)
+        return StepSizes(requests, num_pages, self.page_size, drafts, tails)
 
     @property
     def concurrency(self) -> Concurrency:

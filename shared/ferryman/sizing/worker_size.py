@@ -10,7 +10,7 @@ from ferryman.cache.capacity import CapacityPlan, StateDemand, bytes_for, reques
 from ferryman.cache.manifest import StateManifest
 from ferryman.cache.shards import over_ranks
 from ferryman.model.shapes.config_fields import read_fields
-from ferryman.model.shapes.manifest import attentions, state_manifest
+from ferryman.model.shapes.manifest import attentions, pads_prompts, state_manifest
 from ferryman.model.shapes.model_shapes import AS_COMPUTED, ModelConfig
 from ferryman.model.weights.gguf_checkpoint import open_model
 from ferryman.model.weights.safetensors_header import StoredTensor
@@ -255,14 +255,20 @@ def replay_bytes(config: ModelConfig, options: EngineOptions) -> int:
 
     Graphs share the memory of what a step computes, which is counted with the step.
     """
-    if not (options.replays and options.decodes):
+    if not options.replays:
         return 0
-    sizes = options.step_sizes(config.trunk.max_positions)
+    pads = pads_prompts(config)
+    sizes = options.step_sizes(config.trunk.max_positions, pads_prompts=pads)
     if sizes is None:
-        return RECORDING_BYTES if options.tp_size == 1 else 0
+        return RECORDING_BYTES if _records(options) else 0
     item = 8 if options.dtype == "float64" else 4
     logits = sizes.max_tokens * config.trunk.vocab_size * item
-    step_sizes = list(sizes.each())
+    step_sizes, tails = list(sizes.each()), sizes.tails()
     integers = 8 * sum(size.num_tokens * (size.pages * PAGED_KINDS + 4) for size in step_sizes)
-    launches: int = len(step_sizes) * len(config.states) * GRAPH_LAYER_BYTES
+    integers += 8 * sum(2 * tail.rows + tail.pages * PAGED_KINDS for tail in tails)
+    launches: int = (len(step_sizes) + len(tails)) * len(config.states) * GRAPH_LAYER_BYTES
     return logits + integers + launches
+
+
+def _records(options: EngineOptions) -> bool:
+    return options.device == CPU and options.decodes and options.tp_size == 1

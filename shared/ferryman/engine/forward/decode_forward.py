@@ -1,8 +1,9 @@
-"""The forward of a decode step, from the history to logits: kernel by kernel, or as a graph.
+"""The forward of a step, from its tokens to logits: kernel by kernel, or as a graph.
 
-A graph is captured once for each size of step (`step_sizes.py`) and replayed for every step of that
-size: one launch from the host instead of some hundreds. It reads its integers in a buffer of its
-own, and writes into a result that all graphs share, at addresses that never change:
+Graphs are of decode steps and of a prompt's short chunk. A graph is captured once for each size
+(`step_sizes.py`) and replayed for every step of that size: one launch from the host instead of some
+hundreds. It reads its integers in a buffer of its own, and writes into a result that all graphs
+share, at addresses that never change:
 
     upload ──body──► the graph's buffer ──replay──► token ids, logits ──► draws, kernel by kernel
 
@@ -19,31 +20,36 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ferryman.engine.forward.step_tensors import DecodeTensors, StepPadding
-from ferryman.model.shapes.batch import DecodeBatch
+from ferryman.engine.forward.step_tensors import DecodeTensors, ForwardTensors
+from ferryman.engine.forward.tail_tensors import TailTensors
+from ferryman.model.sampling.prompt_logprobs import PrefilledRows
+from ferryman.model.shapes.batch import DecodeBatch, PrefillBatch
 from ferryman.model.shapes.ranks import Group
 from ferryman.model.shapes.state import ModelState
-from ferryman.schedule.step_sizes import PADDING, DecodeSize
+from ferryman.schedule.step_sizes import DecodeSize, TailSize
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Forwarded:
-    """All tokens of a step as they were consumed [tokens], and the logits after each."""
+    """All tokens of a decode step as they were consumed [tokens], and the logits after each; of a
+    chunk no tokens, which the plan names, and the logits after its last."""
 
     token_ids: Tensor
     logits: Tensor
 
 
-class DecodeForward(Protocol):
-    """Runs the forward of a decode step; the result is valid until the next one is queued."""
+class StepForward(Protocol):
+    """Runs the forward of a step; the result is valid until the next one is queued."""
 
-    def run(self, tensors: DecodeTensors) -> Forwarded: ...
+    def run(self, tensors: ForwardTensors) -> Forwarded: ...
 
 
-class DecodingModel(Protocol):
-    """The part of a model that a decode step calls."""
+class ForwardedModel(Protocol):
+    """The part of a model that a step calls."""
+
+    def prefill(self, batch: PrefillBatch, state: ModelState) -> PrefilledRows: ...
 
     def decode(self, batch: DecodeBatch, state: ModelState) -> Tensor: ...
 
@@ -61,13 +67,21 @@ class EagerForward:
     """Launches kernel by kernel. Padding finds token 0 in the last row of `history`. Without a
     `drafter` the plan names the drafts, or there are none."""
 
-    model: DecodingModel
+    model: ForwardedModel
     drafter: Drafter | None
     state: ModelState
     history: Tensor
     group: Group
 
-    def run(self, tensors: DecodeTensors) -> Forwarded:
+    def run(self, tensors: ForwardTensors) -> Forwarded:
+        return self._chunk(tensors) if isinstance(tensors, TailTensors) else self._decode(tensors)
+
+    def _chunk(self, tensors: TailTensors) -> Forwarded:
+        batch = tensors.batch()
+        prefilled = self.model.prefill(batch, self.state.by_token)
+        return Forwarded(batch.token_ids[:0], prefilled.logits(batch.last_tokens))
+
+    def _decode(self, tensors: DecodeTensors) -> Forwarded:
         rows, positions, first = tensors.rows, tensors.positions, tensors.waves[0]
         token_ids = self.history[rows[:first], positions[:first]].long()
         if tensors.drafts is not None:
@@ -128,12 +142,12 @@ class GraphedForward:
     then on.
     """
 
-    def __init__(self, eager: DecodeForward, capture: GraphCapture, max_tokens: int) -> None:
-        """`max_tokens` of the largest step, padding included."""
+    def __init__(self, eager: StepForward, capture: GraphCapture, max_tokens: int) -> None:
+        """`max_tokens` of the largest decode step, padding included."""
         self._eager = eager
         self._capture = capture
         self._max_tokens = max_tokens
-        self._graphs: dict[DecodeSize, _StepGraph] = {}
+        self._graphs: dict[DecodeSize | TailSize, _StepGraph] = {}
         self._shared: Forwarded | None = None
         self._is_refused = False
 
@@ -141,23 +155,21 @@ class GraphedForward:
     def num_graphs(self) -> int:
         return len(self._graphs)
 
-    def run(self, tensors: DecodeTensors) -> Forwarded:
+    def run(self, tensors: ForwardTensors) -> Forwarded:
         padding = tensors.padding
-        if padding is None or tensors.adapters or self._is_refused:
+        if padding is None or self._is_refused or _has_adapters(tensors):
             return self._eager.run(tensors)
-        if padding.size not in self._graphs and not self._try_capture(tensors, padding):
+        if padding.size not in self._graphs and not self._try_capture(tensors):
             return self._eager.run(tensors)
         graph = self._graphs[padding.size]
         graph.body.copy_(padding.body)
         graph.graph.replay()
         return graph.forwarded
 
-    def _try_capture(self, tensors: DecodeTensors, padding: StepPadding) -> bool:
+    def _try_capture(self, tensors: ForwardTensors) -> bool:
         """Captures the size of `tensors` on padding alone; False if the model cannot be."""
-        body = torch.full_like(padding.body, PADDING)
-        idle = laid_on(tensors, padding.body, body)
-        if idle.drafts is not None:
-            idle.drafts.zero_()
+        idle = tensors.idle()
+        assert idle.padding is not None, "a padded step is padded"
         # The first run compiles kernels and allocates, which a capture must not.
         into = self._result_for(self._eager.run(idle))
 
@@ -169,10 +181,10 @@ class GraphedForward:
         try:
             graph = self._capture.capture(run)
         except RuntimeError as error:
-            log.warning("decode runs without graphs: a layer cannot be captured error=%s", error)
+            log.warning("steps run without graphs: a layer cannot be captured error=%s", error)
             self._is_refused = True
             return False
-        self._graphs[padding.size] = _StepGraph(body, graph, into)
+        self._graphs[idle.padding.size] = _StepGraph(idle.padding.body, graph, into)
         return True
 
     def _result_for(self, forwarded: Forwarded) -> Forwarded:
@@ -182,23 +194,9 @@ class GraphedForward:
             self._shared = Forwarded(
                 forwarded.token_ids.new_empty(self._max_tokens), forwarded.logits.new_empty(shape)
             )
-        count = len(forwarded.token_ids)
-        return Forwarded(self._shared.token_ids[:count], self._shared.logits[:count])
+        tokens, rows = len(forwarded.token_ids), len(forwarded.logits)
+        return Forwarded(self._shared.token_ids[:tokens], self._shared.logits[:rows])
 
 
-def laid_on(tensors: DecodeTensors, body: Tensor, other: Tensor) -> DecodeTensors:
-    """The same views of `other` as `tensors` are of `body`."""
-
-    def moved(view: Tensor) -> Tensor:
-        offset = view.storage_offset() - body.storage_offset() + other.storage_offset()
-        return other.as_strided(view.shape, view.stride(), offset)
-
-    return replace(
-        tensors,
-        rows=moved(tensors.rows),
-        positions=moved(tensors.positions),
-        page_tables={kind: moved(table) for kind, table in tensors.page_tables.items()},
-        read_slots=moved(tensors.read_slots),
-        write_slots=moved(tensors.write_slots),
-        drafts=None if tensors.drafts is None else moved(tensors.drafts),
-    )
+def _has_adapters(tensors: ForwardTensors) -> bool:
+    return isinstance(tensors, DecodeTensors) and bool(tensors.adapters)

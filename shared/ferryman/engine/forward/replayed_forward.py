@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 from ferryman.cache.manifest import Kind
-from ferryman.engine.forward.decode_forward import DecodeForward, EagerForward, Forwarded
+from ferryman.engine.forward.decode_forward import EagerForward, Forwarded, StepForward
 from ferryman.engine.forward.recorded_launches import LaunchRecording, recorded_launches
-from ferryman.engine.forward.step_tensors import DecodeTensors
+from ferryman.engine.forward.step_tensors import DecodeTensors, ForwardTensors
 from ferryman.schedule.step_sizes import PADDING, RECORDING_BYTES
 
 log = logging.getLogger(__name__)
@@ -74,9 +74,9 @@ class ReplayedForward:
     def num_recordings(self) -> int:
         return len(self._recorded)
 
-    def run(self, tensors: DecodeTensors) -> Forwarded:
-        shape = _shape_of(tensors)
-        if shape is None or shape in self.refused:
+    def run(self, tensors: ForwardTensors) -> Forwarded:
+        shape = _shape_of(tensors) if isinstance(tensors, DecodeTensors) else None
+        if not isinstance(tensors, DecodeTensors) or shape is None or shape in self.refused:
             return self._eager.run(tensors)
         if shape in self._recorded:
             return self._replay(shape, tensors)
@@ -121,7 +121,7 @@ class ReplayedForward:
 class StepRecordings:
     """Makes the forward of a worker whose decode steps are recorded."""
 
-    def forward_of(self, eager: EagerForward) -> DecodeForward:
+    def forward_of(self, eager: EagerForward) -> StepForward:
         return ReplayedForward(eager)
 
 

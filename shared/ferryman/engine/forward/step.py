@@ -17,15 +17,16 @@ from torch import Tensor
 
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.engine.forward.decode_forward import (
-    DecodeForward,
     Drafter,
     EagerForward,
     GraphCapture,
     GraphedForward,
+    StepForward,
 )
 from ferryman.engine.forward.grammar_masks import GrammarMasks
 from ferryman.engine.forward.slot_op_tensors import OpTensors, SlotPairs
 from ferryman.engine.forward.step_tensors import DecodeTensors, PrefillTensors, StepTensors
+from ferryman.engine.forward.tail_tensors import TailTensors
 from ferryman.engine.forward.token_source import token_source
 from ferryman.engine.memory.slabs import Slabs
 from ferryman.model.sampling.prompt_logprobs import PrefilledRows, head_alone, prompt_logprobs
@@ -47,19 +48,20 @@ class ForwardModel(Protocol):
 
 
 class ForwardMaker(Protocol):
-    """Makes the forward of a worker's decode steps from the one that launches them."""
+    """Makes the forward of a worker's steps from the one that launches them."""
 
-    def forward_of(self, eager: EagerForward) -> DecodeForward: ...
+    def forward_of(self, eager: EagerForward) -> StepForward: ...
 
 
 @dataclass(frozen=True, slots=True)
 class StepGraphs:
-    """Graphs for padded decode steps of at most `max_tokens` tokens, padding included."""
+    """Graphs for padded chunks, and for padded decode steps of at most `max_tokens` tokens, padding
+    included."""
 
     max_tokens: int
     capture: GraphCapture
 
-    def forward_of(self, eager: EagerForward) -> DecodeForward:
+    def forward_of(self, eager: EagerForward) -> StepForward:
         return GraphedForward(eager, self.capture, self.max_tokens)
 
 
@@ -103,7 +105,7 @@ class StepRunner:
         self._history = torch.full(shape, -1, dtype=torch.int32, device=device)
         self._history[-1] = 0
         eager = EagerForward(model, drafter, self._state, self._history, group)
-        self._forward: DecodeForward = replays.forward_of(eager) if replays else eager
+        self._forward: StepForward = replays.forward_of(eager) if replays else eager
 
     @property
     def layers_run(self) -> LayerCount:
@@ -121,6 +123,8 @@ class StepRunner:
         self._prologue(tensors.ops)
         if isinstance(tensors, PrefillTensors):
             logits, arrays = self._prefill(tensors)
+        elif isinstance(tensors, TailTensors):
+            logits, arrays = self._tail(tensors), ()
         else:
             logits, arrays = self._decode(tensors)
         draws, errors = tensors.draws, dict[int, Exception]()
@@ -153,6 +157,12 @@ class StepRunner:
         prefilled = self._model.prefill(batch, self._state)
         scores = self._score(prefilled, tensors.scored) if tensors.scored else ()
         return prefilled.logits(batch.last_tokens), scores
+
+    def _tail(self, tensors: TailTensors) -> Tensor:
+        """Logits of the chunk's last token [1, vocab]."""
+        tokens = slice(len(tensors.rows))
+        self._write(tensors.rows, tensors.positions[tokens], tensors.token_ids[tokens])
+        return self._forward.run(tensors).logits
 
     def _decode(self, tensors: DecodeTensors) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Logits of the step's own tokens, and its drafts as they were consumed."""

@@ -5,6 +5,7 @@ A value is complete when it is made; a part that only some steps have is None wi
     prefill   token_ids, positions, requests, rows [tokens]; adapters if one is used
               pages.KIND [requests, pages]; working_slots [requests]; spans [requests, 2]
               last_tokens [sampled]; scan_snapshots [snapshots, 3]; scored, if asked for
+    tail      a prefill step of one short chunk, padded (`tail_tensors`)
     decode    rows, positions, read_slots, write_slots [tokens]; pages.KIND [tokens, pages]
               drafts [drafts] that the plan names, or place for drafts in a padded step
               waves; adapters if one is used; of a padded step kept, size, num_first
@@ -14,7 +15,7 @@ A value is complete when it is made; a part that only some steps have is None wi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from ferryman.cache.manifest import Kind
 from ferryman.engine.forward.draw_tensors import DrawTensors, draw_arrays, unpack_draws
 from ferryman.engine.forward.packed_step import Arrays, PackedStep, StepViews, group, packed_step
 from ferryman.engine.forward.slot_op_tensors import OpTensors, op_arrays, unpack_ops
+from ferryman.engine.forward.tail_tensors import TailTensors, moved, tail_arrays, unpack_tail
 from ferryman.model.sampling.prompt_logprobs import ScoredRows
 from ferryman.model.shapes.batch import AdapterSegment, DecodeBatch, PrefillBatch
 from ferryman.schedule.batch import (
@@ -34,7 +36,7 @@ from ferryman.schedule.batch import (
     SampleRequest,
     StepPlan,
 )
-from ferryman.schedule.step_sizes import DecodeSize, StepSizes
+from ferryman.schedule.step_sizes import PADDING, DecodeSize, StepSizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,20 +99,38 @@ class DecodeTensors:
             adapters=self.adapters,
         )
 
+    def idle(self) -> DecodeTensors:
+        """A step of nothing but padding, of the size of this one, in memory of its own."""
+        padding = self.padding
+        assert padding is not None, "only a padded step has a size"
+        body = torch.full_like(padding.body, PADDING)
 
-StepTensors = PrefillTensors | DecodeTensors
+        def on_body(view: Tensor) -> Tensor:
+            return moved(view, padding.body, body)
+
+        drafts = None if self.drafts is None else on_body(self.drafts).zero_()
+        return replace(
+            self,
+            rows=on_body(self.rows),
+            positions=on_body(self.positions),
+            page_tables={kind: on_body(table) for kind, table in self.page_tables.items()},
+            read_slots=on_body(self.read_slots),
+            write_slots=on_body(self.write_slots),
+            drafts=drafts,
+            padding=replace(padding, body=body),
+        )
+
+
+ForwardTensors = DecodeTensors | TailTensors
+"""The steps whose forward may be replayed."""
+
+StepTensors = PrefillTensors | ForwardTensors
 
 
 def pack(plan: StepPlan, sizes: StepSizes | None = None) -> PackedStep:
-    """Everything that the device needs of `plan`; a decode step is padded to one of `sizes`."""
-    tables = {f"pages.{kind}": table for kind, table in plan.page_tables.items()}
-    body: Arrays
-    if isinstance(plan, PrefillStep):
-        body = {**_prefill(plan), **tables}
-    elif sizes is None:
-        body = {**_decode(plan), **tables}
-    else:
-        body = _padded(plan, {**_decode(plan), **tables}, sizes.of(plan))
+    """Everything that the device needs of `plan`; a decode step is padded to one of `sizes`, and
+    so is one of a short chunk."""
+    body = _prompts(plan, sizes) if isinstance(plan, PrefillStep) else _tokens(plan, sizes)
     return packed_step({**body, **op_arrays(plan.ops), **draw_arrays(plan.draws)})
 
 
@@ -119,6 +139,20 @@ def pack_scores(chunks: Sequence[Chunk]) -> PackedStep:
     them."""
     lens = np.array([chunk.end - chunk.start for chunk in chunks])
     return packed_step(_scores(chunks, np.cumsum(lens) - lens))
+
+
+def _prompts(plan: PrefillStep, sizes: StepSizes | None) -> Arrays:
+    tail = sizes.tail_of(plan) if sizes else None
+    return tail_arrays(plan, tail) if tail else {**_prefill(plan), **_tables(plan)}
+
+
+def _tokens(plan: DecodeStep, sizes: StepSizes | None) -> Arrays:
+    arrays = {**_decode(plan), **_tables(plan)}
+    return _padded(plan, arrays, sizes.of(plan)) if sizes and sizes.max_requests else arrays
+
+
+def _tables(plan: StepPlan) -> dict[str, Ints]:
+    return {f"pages.{kind}": table for kind, table in plan.page_tables.items()}
 
 
 def _prefill(plan: PrefillStep) -> Arrays:
@@ -203,6 +237,8 @@ def unpack(
     gets the `requests` of its draws."""
     views = StepViews(packed, uploaded)
     ops, draws = unpack_ops(views), unpack_draws(views, requests)
+    if "tail" in views:
+        return unpack_tail(views, ops, draws)
     if "spans" in views:
         return PrefillTensors(
             _unpack_batch(views), views["rows"], ops, draws, _unpack_scored(views)

@@ -14,7 +14,7 @@ from ferryman.cache.manifest import (
     lay_out,
 )
 from ferryman.errors import ConfigError
-from ferryman.model.shapes.attention_shapes import AttentionShape
+from ferryman.model.shapes.attention_shapes import AttentionShape, LatentShape
 from ferryman.model.shapes.model_shapes import AS_COMPUTED, ModelConfig, StatePlace, share_of_rank
 
 SCAN_BLOCK = 64
@@ -73,6 +73,16 @@ def _window_len(config: ModelConfig) -> int:
     """The longest window or chunk: older pages of the kind are freed together. A layer with a
     shorter one reads less of them."""
     return max((shape.reach for shape in attentions(config)), default=0)
+
+
+def pads_prompts(config: ModelConfig) -> bool:
+    """Whether all layers take a chunk with padding behind it on a card. Attention over latents and
+    attention within chunks do not: they cut a prompt by its positions on the host."""
+    shapes = [shape for states in config.states for shape in states]
+    return not any(
+        isinstance(shape, LatentShape) or (isinstance(shape, AttentionShape) and shape.chunk_len)
+        for shape in shapes
+    )
 
 
 def attentions(config: ModelConfig) -> Iterator[AttentionShape]:

@@ -11,7 +11,12 @@ import torch
 from torch import Tensor
 
 from ferryman.cache.manifest import Kind, KindLayout, Section, StateManifest
-from ferryman.model.shapes.state_kernels import StateKernels, fastest, in_one_order
+from ferryman.model.shapes.state_kernels import (
+    StateKernels,
+    fastest,
+    in_one_order,
+    scanned_by_token,
+)
 from ferryman_kernels.attention.page_layout import PageScales
 from ferryman_kernels.attention.paged_attention import reads_codes
 from ferryman_kernels.attention.pages import write_kv
@@ -103,6 +108,11 @@ class ModelState:
     hidden: Mapping[int, Tensor]
     kernels: StateKernels
     layers_run: LayerCount = field(default_factory=LayerCount)
+
+    @property
+    def by_token(self) -> ModelState:
+        """The same state, whose recurrences are scanned token by token."""
+        return replace(self, kernels=scanned_by_token(self.kernels))
 
     def from_layer(self, num_layers: int) -> ModelState:
         """The layers from `num_layers` on, counted from there: those of a draft model."""

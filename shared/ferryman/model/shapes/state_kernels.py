@@ -9,7 +9,7 @@ have it, and the two ways are one.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -85,6 +85,12 @@ def fastest() -> StateKernels:
         delta_scan=delta_chunk_scan,
         delta_step=delta_step,
     )
+
+
+def scanned_by_token(kernels: StateKernels) -> StateKernels:
+    """The same, but for scans in blocks: those lie on a grid of positions, so their launches follow
+    from where a span begins, and a padded span's may not."""
+    return replace(kernels, scan=chunk_scan_by_token, delta_scan=delta_scan_by_token)
 
 
 def in_one_order() -> StateKernels:
