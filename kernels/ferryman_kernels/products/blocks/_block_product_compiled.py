@@ -68,7 +68,7 @@ _BLOCK_STEPS = ROWS
 _BLOCK_INPUT_BYTES = 2 * ROWS * 2
 _HALVES_BYTES = 2 * LANES
 NO_CODES, UNSIGNED, SIGNED = 0, 1, 2
-"""How scales of a group are stored beside those of a record: not at all, or as bytes."""
+"""Scales of a group beside those of a record: none, or bytes without and with a sign."""
 
 
 @part
