@@ -23,6 +23,7 @@ from ferryman.wire.grpc.status import typed_errors
 from ferryman.wire.v1 import decode_pb2, prefill_pb2_grpc
 from ferryman.wire.values import RouterAbort, StopAnswer, StopOrder, WriterAbort
 from ferryman_decode.decode_request import name_of
+from ferryman_decode.departures import Departures
 from ferryman_decode.handoff_receiver import HandoffReceiver
 from ferryman_decode.nixl_receiver import NixlReceiver
 from ferryman_decode.requests import Requests
@@ -101,6 +102,7 @@ class Aborts:
     """Aborts of requests and reservations on this worker by other processes."""
 
     requests: Requests
+    departures: Departures
     receiver: HandoffReceiver
     quarantine: Quarantine
     clock: Callable[[], float]
@@ -111,6 +113,7 @@ class Aborts:
         if self.requests.is_of_another(request_id, order.router_id):
             return decode_pb2.AbortResponse()
         was_known = self.requests.abort(request_id, attempt, order.cause)
+        self.departures.unwanted(order)
         self.free_reservation(request_id, attempt)
         # Over gRPC the writer is this process, so it has stopped already.
         is_pending = self.receiver.table.is_quarantined(request_id, attempt)

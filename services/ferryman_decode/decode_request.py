@@ -26,6 +26,8 @@ from ferryman.wire.values import (
     Usage,
 )
 
+_GOES_ON = StreamContinues()
+
 
 def name_of(request_id: str, attempt: int) -> str:
     """The name of an attempt in the schedule, where attempts of one request are different
@@ -51,7 +53,7 @@ class DecodeRequest:
         self._moved = order.drawn_token_id if isinstance(order, ReserveOrder) else None
         self.name = name_of(order.context.request_id, order.context.attempt)
         self.base = order.request.num_generated
-        self.ending: Ending = StreamContinues()
+        self.ending: Ending = StreamContinues(held) if held.total else _GOES_ON
         self._held = held
         self._usage = Usage(prompt_tokens=order.request.prompt_len, at_decode=held)
         first = order.request.prompt_len - order.request.num_generated
@@ -117,10 +119,12 @@ class DecodeRequest:
             self.ending, self.grammar = failure, None
 
     def tokens_from(self, offset: int) -> RequestTokens:
-        """All tokens from `offset` on, and the ending if there is one."""
+        """All tokens from `offset` on, and the ending if there is one; with the first, what this
+        worker held."""
         start = max(0, offset - self.base)
         token_ids, logprobs = tuple(self._token_ids[start:]), tuple(self._logprobs[start:])
         frame = TokenFrame(self.context.attempt, self.base + start, token_ids, self._running_hash)
         if not all(logprobs):
             logprobs = ()
-        return RequestTokens(self.context.request_id, frame, logprobs, self.ending)
+        ending = _GOES_ON if start and not self.is_over else self.ending
+        return RequestTokens(self.context.request_id, frame, logprobs, ending)

@@ -23,7 +23,7 @@ from ferryman.handoff.effects import WriterId
 from ferryman.handoff.offer import offered_ranges
 from ferryman.wire.plane_values import GrpcOnly
 from ferryman.wire.signed_orders import SignatureCheck
-from ferryman.wire.values import PrefillOrder, StopOrder, WorkerAddress
+from ferryman.wire.values import PrefillOrder, RouterAbort, StopOrder, WorkerAddress
 from ferryman.worker.handoff_transport import HandoffTransport
 from ferryman.worker.handoff_writer import SendingSide
 from ferryman.worker.order_check import OrderCheck
@@ -58,6 +58,7 @@ class _DetachedState:
     request: DecodeRequest
     until: float
     departure: Departure | None = None
+    is_wanted: bool = True
 
 
 class Departures:
@@ -138,8 +139,22 @@ class Departures:
         self._side.send_leases.expire()
         late = [held for held in self._held.values() if now >= held.until and not held.departure]
         for held in late:
-            self._num_given_up += 1
-            self._leave(held)
+            self._give_up(held)
+
+    def unwanted(self, order: RouterAbort) -> None:
+        """Frees the state of a request whose router will not order it again: it ended an attempt
+        after the one that decoded here. An abort of that one itself may be late, and says
+        nothing."""
+        held = self._held.get(order.request_id)
+        if held is None or order.attempt <= held.request.context.attempt:
+            return
+        held.is_wanted = False
+        if held.departure is None:
+            self._give_up(held)
+
+    def _give_up(self, held: _DetachedState) -> None:
+        self._num_given_up += 1
+        self._leave(held)
 
     def has(self, request: DecodeRequest) -> bool:
         """Whether the state of a request that stands still is kept here."""
@@ -200,11 +215,14 @@ class Departures:
         return self._side if sum(sizes) >= MIN_NIXL_BYTES else self._small_side
 
     def ended(self, departure: Departure) -> None:
-        """The attempt is over. If it failed, the state is as it was, and another one may come."""
+        """The attempt is over. If it failed, the state is as it was, and another one may come,
+        unless its router has said that none will."""
         held = self._held[departure.order.context.request_id]
         if departure.is_handed_off:
             self._num_handed_off += 1
             self._leave(held)
+        elif not held.is_wanted:
+            self._give_up(held)
         else:
             held.departure, held.until = None, self._parts.clock() + HOLD_SECONDS
 

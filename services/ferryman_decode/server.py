@@ -142,7 +142,9 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         self._quarantine = Quarantine(self.receiver, self._nixl_receiver, parts.channels)
         self._unit_bytes = {each.kind: each.slot_bytes for each in parts.engine.manifest.layouts}
         self._grammars = BackgroundCompiler(parts.engine.grammars)
-        self._aborts = Aborts(self.requests, self.receiver, self._quarantine, parts.clock)
+        self._aborts = Aborts(
+            self.requests, self._departures, self.receiver, self._quarantine, parts.clock
+        )
         self._is_draining = False
 
     def _ask_to_stop(self, order: StopWriter) -> None:

@@ -211,6 +211,35 @@ async def test_an_order_that_fails_leaves_the_state_for_another_one() -> None:
             await again.answer_at_taker(tokens)
 
 
+async def test_state_whose_router_will_not_order_it_again_is_freed_at_once() -> None:
+    """No time passes: without the router's word the worker keeps it for another order."""
+    async with leaving(num_slots=4) as moved:
+        tokens = await moved.detached()
+        with pytest.raises((OutOfSlots, InvalidRequest)):
+            await moved.hand_off(moved.order(tokens))
+        await moved.pair.abort(RouterAbort("r1", 1, "attempt_lost", "router-1"))
+        await moved.pair.abort(RouterAbort("r1", 2, "not_moved", "router-2"))
+        statistics = moved.source.service._departures.statistics
+        assert (statistics().held, statistics().given_up) == (1, 0)
+        await moved.pair.abort(RouterAbort("r1", 2, "not_moved", "router-1"))
+        assert (statistics().held, statistics().given_up) == (0, 1)
+        await moved.nothing_is_kept()
+        with pytest.raises(LeaseLost):
+            await moved.hand_off(moved.order(tokens, attempt=3))
+
+
+async def test_state_that_is_being_moved_when_its_router_gives_it_up_is_freed_behind_that() -> None:
+    async with leaving(make_taker=OvertakesItself) as moved:
+        tokens = await moved.detached()
+        kept = moved.source.service._departures
+        departure = kept.begin(moved.order(tokens))
+        await moved.pair.abort(RouterAbort("r1", 2, "client_gone", "router-1"))
+        assert kept.statistics().held == 1, "a departure still reads it"
+        kept.ended(departure)
+        assert (kept.statistics().held, kept.statistics().given_up) == (0, 1)
+        await moved.nothing_is_kept()
+
+
 async def test_only_its_own_router_may_have_a_request_leave() -> None:
     async with leaving() as moved:
         for forged in ({"router": "router-2"}, {"attempt": 2}):

@@ -6,9 +6,12 @@ from tests.harness.pair import WorkerPair, pair_of_workers, request
 
 from ferryman.cache.manifest import Kind
 from ferryman.handoff.usage import NONE_CACHED, CachedTokens
+from ferryman.schedule.batch import Sampled
+from ferryman.schedule.request import FinishReason
 from ferryman.wire.values import (
     PrefillOrder,
     RequestContext,
+    StreamContinues,
     StreamFinished,
     Usage,
     WorkerAddress,
@@ -61,3 +64,15 @@ def test_decode_takes_no_other_s_word_for_it() -> None:
     decoding = DecodeRequest(PREFILL_ORDER, held=held)
     decoding.committed(Usage(21, cached=CachedTokens(host=16), at_decode=CachedTokens(peer=21)))
     assert decoding.usage == Usage(21, cached=CachedTokens(host=16), at_decode=held)
+
+
+def test_the_first_token_says_what_decode_held_and_no_other() -> None:
+    """An answer that the router ends at a stop string has no usage of decode's but this one."""
+    held = CachedTokens(device=16)
+    decoding = DecodeRequest(PREFILL_ORDER, held=held)
+    for token_id in (5, 6):
+        decoding.drawn(Sampled(token_id, {}))
+    assert decoding.tokens_from(0).ending == StreamContinues(held), "also when it is asked again"
+    assert decoding.tokens_from(1).ending == StreamContinues()
+    decoding.finish(FinishReason.LENGTH)
+    assert isinstance(decoding.tokens_from(1).ending, StreamFinished)

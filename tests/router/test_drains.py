@@ -157,8 +157,13 @@ async def test_a_worker_that_cannot_let_go_yet_is_asked_again(two: RouterCluster
 async def test_a_request_that_cannot_be_moved_is_computed_again(
     two: RouterCluster, error: Exception
 ) -> None:
-    await drained_with(two, Refuse(FaultStage.HAND_OFF, error, times=1))
+    victim = await drained_with(two, Refuse(FaultStage.HAND_OFF, error, times=1))
     assert attempts(two) == [1, 3]
+    (moved,) = victim.moved
+    await victim.until_aborted(moved.context.request_id)
+    # The attempt that was to move, so that the worker frees the state at once.
+    assert victim.aborted == [(moved.context.request_id, 2, "not_moved")]
+    assert not victim.kept
 
 
 async def test_a_full_worker_is_tried_again_and_nothing_is_computed(two: RouterCluster) -> None:
@@ -187,3 +192,17 @@ async def test_a_client_that_leaves_while_its_request_moves_ends_it(two: RouterC
     await two.until_free()
     (order,) = victim.moved
     assert await other.until_aborted(order.context.request_id) == "client_gone"
+
+
+async def test_a_client_that_leaves_before_its_state_has_moved_frees_it(two: RouterCluster) -> None:
+    drained = DrainedWorker(two)
+    victim, other = await drained.begin()
+    at_victim = victim.suffers(Pause(FaultStage.HAND_OFF))
+    drained.drain(victim, other)
+    await at_victim.reached(1)
+    for answer in drained.answers:
+        answer.cancel()
+    await two.until_free()
+    (order,) = victim.moved
+    assert await victim.until_aborted(order.context.request_id) == "client_gone"
+    assert not victim.kept

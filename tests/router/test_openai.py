@@ -11,6 +11,7 @@ import pytest
 from tests.harness.router import SENTENCE, RouterCluster, frames
 
 from ferryman.handoff.chain_prints import decode_prints
+from ferryman.handoff.usage import CachedTokens
 
 LONG = SENTENCE * 2
 
@@ -68,6 +69,16 @@ async def test_a_stop_string_ends_the_answer_and_the_work(one_pair: RouterCluste
     assert choice["text"] == SENTENCE[: SENTENCE.index("state ac")]
     request_id = response.headers["x-request-id"]
     assert await one_pair.decodes[0].until_aborted(request_id) == "stop"
+
+
+async def test_an_answer_that_ends_at_a_stop_string_has_what_decode_held(
+    one_pair: RouterCluster,
+) -> None:
+    """The usage that decode would have sent with the last token does not come."""
+    one_pair.decodes[0].holds = CachedTokens(device=1, host=1)
+    response = await one_pair.complete(max_tokens=400, stop=["state ac", "never"])
+    ferryman = response.json()["usage"]["ferryman"]
+    assert ferryman["decode_cached_tokens"] == {"device": 1, "host": 1, "storage": 0, "peer": 0}
 
 
 async def test_a_stop_token_ends_the_answer(one_pair: RouterCluster) -> None:

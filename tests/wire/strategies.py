@@ -265,6 +265,7 @@ def request_tokens(draw: st.DrawFn) -> values.RequestTokens:
     ending = draw(
         st.one_of(
             st.just(values.StreamContinues()),
+            st.builds(values.StreamContinues, usages.map(lambda usage: usage.at_decode)),
             st.builds(values.StreamFinished, st.sampled_from(FinishReason), usages),
             failures,
         )

@@ -15,6 +15,7 @@ from ferryman.errors import (
     Unreachable,
     WrongEpoch,
 )
+from ferryman.handoff.usage import NONE_CACHED, CachedTokens
 from ferryman.wire.values import PrefillOrder, PrefillProgress, RouterAbort, Usage
 from ferryman_router.request.attempt_result import (
     AttemptFinished,
@@ -50,7 +51,7 @@ class RouterAttempt:
     """A try by the pair of workers that `explanation` chose. `name` is the name of its claims on
     them, `begun` when it was sent to them. It `is_taken` once prefill has admitted it, `has_begun`
     once it is at work, `is_handed_off` once decode is known to have it: from then on the prefill
-    worker may go. `planned` is prefill's report on the prompt so far.
+    worker may go. `planned` is prefill's report on the prompt so far, and `held` decode's.
 
     One that `is_move` has the draining decode worker in the place of prefill. It `is_leaving` once
     its own decode worker was asked to let it go on elsewhere; not before `leave_from`.
@@ -69,6 +70,7 @@ class RouterAttempt:
     last_news: float = 0.0
     patience: float = FIRST_PATIENCE_SECONDS
     planned: Usage | None = None
+    held: CachedTokens = NONE_CACHED
 
     @classmethod
     def begin(
@@ -120,6 +122,11 @@ class RouterAttempt:
         is_decoding = self.is_handed_off and not self.verdict.done()
         return is_decoding and not self.is_leaving and now >= self.leave_from
 
+    def let_go(self, ctx: RouterContext, request_id: str, cause: str) -> None:
+        """Tells the worker from which it was to move that no later attempt needs the state."""
+        abort = RouterAbort(request_id, self.number, cause, ctx.router_id)
+        ctx.outlive(ctx.workers.abort(self.prefill, abort))
+
     def stays(self, now: float) -> None:
         """Decode could not let it go; it may later."""
         self.is_leaving, self.leave_from = False, now + LEAVE_AGAIN_SECONDS
@@ -138,6 +145,11 @@ class RouterAttempt:
     def is_settled_as(self, kinds: tuple[type, ...]) -> bool:
         over = self.verdict.done() and not self.verdict.cancelled()
         return over and isinstance(self.verdict.result(), kinds)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it ended, and the request did not."""
+        return self.is_settled_as(get_args(LostAttempt))
 
     @property
     def was_refused_for_its_id(self) -> bool:
@@ -183,12 +195,13 @@ class PrefillCall:
         attempt, ctx = self._attempt, self._ctx
         # Cancelling a hand-off that decode has taken would only make prefill report it as
         # cancelled: its end is near, and is waited for a little.
-        is_lost = attempt.is_settled_as(get_args(LostAttempt))
-        if attempt.is_handed_off and not is_lost and not self._task.done():
+        if attempt.is_handed_off and not attempt.is_lost and not self._task.done():
             ctx.outlive(self._farewell())
         else:
             self._task.cancel()
         ctx.fleet.release(attempt.decode, attempt.name)
+        if attempt.is_move and not attempt.is_handed_off and not attempt.is_lost:
+            attempt.let_go(ctx, self._request_id, cause)  # the request itself ends
         if attempt.was_refused_for_its_id:
             return  # decode may not know the other's yet, and would refuse it when it comes
         if not attempt.is_settled_as((AttemptFinished, NoCapacity, WorkerDrains)):

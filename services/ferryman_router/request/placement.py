@@ -193,6 +193,8 @@ class RequestPlacement:
             self._ctx.fleet.avoid(attempt.refused_by, self._ctx.clock() + wait)
         elif isinstance(verdict, Retryable | Fatal) or self._num_moves >= MAX_MOVES:
             self.kept_by = None
+            # The worker would keep the state, for orders that will not come.
+            attempt.let_go(self._ctx, self._asked.request_id, "not_moved")
         self._ctx.metrics.retries.labels("not_moved").inc()
 
     def _is_nearly_over(self) -> bool:

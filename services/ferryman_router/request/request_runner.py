@@ -8,6 +8,7 @@ ones.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from functools import partial
 
 from ferryman.cache.manifest import Exactness
@@ -23,6 +24,7 @@ from ferryman.errors import (
 from ferryman.handoff import request as events
 from ferryman.handoff.offsets import Accepted, Diverged, Dropped, Lacking
 from ferryman.handoff.request import RequestEvent, RequestState
+from ferryman.handoff.usage import NONE_CACHED
 from ferryman.schedule.prompt_scores import PromptScores
 from ferryman.schedule.request import FinishReason
 from ferryman.wire.grpc.status import error_of
@@ -34,6 +36,7 @@ from ferryman.wire.values import (
     PrefillHandedOff,
     PrefillProgress,
     RequestTokens,
+    StreamContinues,
     StreamFinished,
     TokenCursor,
     Usage,
@@ -220,6 +223,8 @@ class RequestRunner:
                 attempt.settle(Retryable(CorruptState(f"other tokens from offset {offset} on")))
                 return
         match tokens.ending:
+            case StreamContinues(held) if held is not NONE_CACHED:
+                attempt.held = held
             case StreamFinished():
                 attempt.settle(judge_finish(tokens.ending))
             case Failure():
@@ -252,9 +257,7 @@ class RequestRunner:
 
     def _finish(self, verdict: AttemptFinished | AttemptStopped) -> None:
         reason = verdict.reason if isinstance(verdict, AttemptFinished) else FinishReason.STOP
-        # A stop may come before prefill's last report; what it planned is what it did.
-        planned = self.attempts[-1].planned
-        counted = verdict.usage if isinstance(verdict, AttemptFinished) else planned
+        counted = verdict.usage if isinstance(verdict, AttemptFinished) else self._usage_so_far()
         num_tokens = self.output_log.num_tokens
         usage = settled_usage(
             self._first_usage or counted, counted, self.asked.prompt_len, num_tokens
@@ -267,6 +270,14 @@ class RequestRunner:
         self.history.finished(reason, usage, exactness, self._answer.pace, chains, state)
         self._ctx.metrics.requests.labels(str(reason)).inc()
         self._ctx.metrics.count_usage(usage, self._ctx.fleet.page_size())
+
+    def _usage_so_far(self) -> Usage:
+        """The account of an answer that a stop string has ended: the one of its decode worker does
+        not come."""
+        latest = self.attempts[-1]
+        # A stop may come before prefill's last report; what it planned is what it did.
+        planned = latest.planned or Usage(self.asked.prompt_len)
+        return replace(planned, at_decode=latest.held)
 
     def _out_of_time(self) -> None:
         """Ends the request; one that waits for workers to start gets that as its error."""

@@ -247,7 +247,10 @@ class TokenCursor:
 
 @dataclass(frozen=True, slots=True)
 class StreamContinues:
-    """There will be further tokens."""
+    """There will be further tokens. With the first one: the tokens of the prompt that the decode
+    worker held itself."""
+
+    held: CachedTokens = NONE_CACHED
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from tests.harness.router.faults import FaultStage, GivenUp, Moment
 
 from ferryman.errors import LeaseLost, RequestDetached, Stale
 from ferryman.handoff.offsets import EMPTY_HASH, TokenFrame, extend_hash
+from ferryman.handoff.usage import NONE_CACHED
 from ferryman.schedule.batch import Sampled
 from ferryman.schedule.request import FinishReason, Request
 from ferryman.wire.codec.handoff import (
@@ -72,6 +73,7 @@ class FakeDecode(FakeRouterWorker, decode_pb2_grpc.DecodeServiceServicer):
         self.aborts = asyncio.Condition()
         self.out: dict[str, asyncio.Queue[list[RequestTokens]]] = {}
         self.resumed_offsets: list[int] = []
+        self.holds = NONE_CACHED
         self.jobs: set[asyncio.Task[None]] = set()
 
     def register(self, server: grpc.aio.Server) -> None:
@@ -114,6 +116,9 @@ class FakeDecode(FakeRouterWorker, decode_pb2_grpc.DecodeServiceServicer):
         async with self.aborts:
             self.aborted.append((order.request_id, order.attempt, order.cause))
             self.aborts.notify_all()
+        kept = self.kept.get(order.request_id)
+        if kept is not None and kept.attempt < order.attempt:
+            del self.kept[order.request_id]
         for name in [name for name, one in self.reserved.items() if self._is_aborted(one)]:
             del self.reserved[name]
         return decode_pb2.AbortResponse(was_known=was_known)
@@ -250,7 +255,8 @@ class FakeDecode(FakeRouterWorker, decode_pb2_grpc.DecodeServiceServicer):
         made = [script[index % len(script)] for index in range(offset + 1)]
         frame = TokenFrame(running.attempt, offset, (token_id,), extend_hash(EMPTY_HASH, made))
         usage = replace(running.usage, completion_tokens=offset + 1)
-        ending: Ending = StreamContinues()
+        is_first = offset == running.request.num_generated
+        ending: Ending = StreamContinues(self.holds) if is_first else StreamContinues()
         if token_id in running.request.stop_token_ids:
             ending = StreamFinished(FinishReason.STOP, usage)
         elif offset + 1 >= params.max_tokens:

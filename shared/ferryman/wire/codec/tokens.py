@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from ferryman.errors import InvalidRequest
 from ferryman.handoff.offsets import TokenFrame
+from ferryman.handoff.usage import NONE_CACHED
 from ferryman.ids import check_request_id
 from ferryman.wire.codec.request import (
     failure_from_wire,
@@ -30,6 +31,7 @@ from ferryman.wire.values import (
     StreamContinues,
     StreamFinished,
     TokenCursor,
+    Usage,
 )
 
 _ONE_TOKEN = struct.Struct("<I")
@@ -59,6 +61,8 @@ def request_tokens_to_wire(tokens: RequestTokens) -> decode_pb2.RequestTokens:
         logprobs=[logprobs_to_wire(logprobs) for logprobs in tokens.logprobs],
     )
     match tokens.ending:
+        case StreamContinues(held) if held is not NONE_CACHED:
+            message.usage.CopyFrom(usage_to_wire(Usage(held.total, at_decode=held)))
         case StreamFinished(reason, usage):
             message.finish_reason = finish_to_wire(reason)
             message.usage.CopyFrom(usage_to_wire(usage))
@@ -92,4 +96,6 @@ def _ending_from_wire(message: decode_pb2.RequestTokens) -> Ending:
         return StreamFinished(
             finish_from_wire(message.finish_reason), usage_from_wire(message.usage)
         )
+    if message.HasField("usage"):
+        return StreamContinues(usage_from_wire(message.usage).at_decode)
     return _GOES_ON
