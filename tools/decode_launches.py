@@ -106,7 +106,7 @@ MODELS: Mapping[str, Callable[[], Mapping[str, Any]]] = {
 }
 
 
-class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _CardOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes torch's operations that launch on the card."""
 
     def __init__(self, names: Counter[str]) -> None:
@@ -140,7 +140,7 @@ def counted_launches() -> Iterator[Counter[str]]:
         return lambda *args, **constants: names.update([kernel._function.__name__])
 
     # The last mode that is entered looks first: at what the caller asks for.
-    with patch.object(Kernel, "__getitem__", noted), _Operations(names):
+    with patch.object(Kernel, "__getitem__", noted), _CardOperations(names):
         yield names
 
 

@@ -41,8 +41,8 @@ def _order_pairs_kernel(
     """Places of some keys: those of the pairs, and then each expert's first one."""
     key = tl.program_id(0) * KEYS + tl.arange(0, KEYS)
     is_pair = key < pairs
-    own = tl.load(experts_ptr + key, mask=is_pair, other=0)
-    expert = tl.where(is_pair, own, key - pairs)
+    chosen = tl.load(experts_ptr + key, mask=is_pair, other=0)
+    expert = tl.where(is_pair, chosen, key - pairs)
     # An expert's first place lies before all of its pairs.
     earlier = tl.where(is_pair, key, 0)
     place = tl.zeros([KEYS], tl.int64)
