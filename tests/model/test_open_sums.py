@@ -45,11 +45,11 @@ def test_a_sum_left_open_has_the_bits_of_one_closed(dtype: str, tmp_path: Path) 
     model = load_model(folder, LoadOptions(dtype, page_size=16))
     assert isinstance(model, Decoder)
     assert sum(isinstance(layer, DecoderLayer) for layer in model.layers) >= 2
-    whole, one = torch.arange(TOKENS), torch.zeros(1, dtype=torch.int64)
+    whole, slots = torch.arange(TOKENS), torch.zeros(1, dtype=torch.int64)
     tables: dict[Kind, Tensor] = {
         kind: torch.tensor([[1, 2]]) for kind in model.manifest.kinds if kind is Kind.FULL
     }
     batch = PrefillBatch(
-        whole + 3, whole, torch.zeros_like(whole), ((0, TOKENS),), tables, one, (), whole[-1:]
+        whole + 3, whole, torch.zeros_like(whole), ((0, TOKENS),), tables, slots, (), whole[-1:]
     )
     assert torch.equal(model.hidden_states(batch, empty_state(model)), closed_at_once(model, batch))

@@ -37,7 +37,7 @@ def cut_blocks(
 
 
 def _multiples(start: int, end: int, chunk_len: int) -> range:
-    """Those of `chunk_len` from `start` on, below `end`."""
+    """The multiples of `chunk_len` from `start` on, below `end`."""
     return range(start + -start % chunk_len, end, chunk_len)
 
 
