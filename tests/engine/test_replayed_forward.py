@@ -31,7 +31,15 @@ SIZES = {Kind.FULL: 40, Kind.WINDOW: 40, Kind.RECURRENT: 24}
 LENS = (18, 5, 33)
 
 MASKED = frozenset(
-    {"deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "kimi_linear"}
+    {
+        "bailing_hybrid",
+        "deepseek_v2",
+        "deepseek_v3",
+        "deepseek_v32",
+        "glm4_moe_lite",
+        "glm_moe_dsa",
+        "kimi_linear",
+    }
 )
 """Families whose steps Python launches: a mask leaves out padding where latents are written."""
 

@@ -86,4 +86,4 @@ def parts_of(model: Any) -> Iterator[tuple[str, Any]]:
 def called_name(kind: type) -> str:
     """The method by which a part is called; empty if it is none."""
     own = {name for base in kind.__mro__ for name in vars(base)}
-    return next((name for name in ("forward", "__call__") if name in own), "")
+    return next((name for name in ("left_open", "forward", "__call__") if name in own), "")

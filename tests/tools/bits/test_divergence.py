@@ -108,10 +108,11 @@ def divergence_with(
         (state_kernels, "paged_attention_prefill", 2, "layers.4.mixer", "attention"),
         (state_kernels, "chunk_scan", 3, "layers.3.mixer", "scan"),
         (mamba, "causal_conv_prefill", 1, "layers.0.mixer", "convolution"),
-        (decoder_layers, "rms_norm", 2, "layers.1.mixer_norm", "norm"),
+        (decoder_layers, "rms_norm", 1, "layers.0.mixer_norm", "norm"),
         (decoder_layers, "add_rms_norm", 1, "layers.0", "norm"),
+        (decoder_layers, "add_rms_norm", 2, "layers.1", "norm"),
     ],
-    ids=["attention", "scan", "convolution", "norm", "norm of a sum"],
+    ids=["attention", "scan", "convolution", "norm", "norm of a sum", "norm of a layer's sum"],
 )
 def test_a_bit_of_a_kernel_is_named(
     owner: Any,
