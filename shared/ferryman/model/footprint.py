@@ -145,8 +145,9 @@ def mtp_bytes(folder: Path, tensors: Mapping[str, StoredTensor], options: LoadOp
 
 
 def _shapes(folder: Path, tensors: Mapping[str, StoredTensor], options: LoadOptions) -> Weights:
-    """The weights of one rank as shapes on the meta device."""
-    return replace(options, device="meta").weights(CheckpointShapes(folder, tensors, {}))
+    """The weights of one rank as shapes on the meta device, in the format of the true one."""
+    shapes = replace(options, device="meta").weights(CheckpointShapes(folder, tensors, {}))
+    return replace(shapes, format=options.format_of(folder))
 
 
 def held_bytes(model: object, *, is_on_cpu: bool) -> int:

@@ -17,12 +17,14 @@ from ferryman.model.weights.checkpoint import Checkpoint
 from ferryman.model.weights.load_progress import ProgressListener, unheard
 from ferryman.model.weights.lora import LoraWeights, read_adapters
 from ferryman.model.weights.named_weights import (
+    FLOATS,
     OnRead,
     WeightFormat,
     Weights,
     torch_dtype,
     uncounted,
 )
+from ferryman.model.weights.quantisation.gguf_blocks import GgufBlocks, keeps_blocks
 from ferryman.model.weights.weight_formats import AS_STORED
 
 
@@ -66,7 +68,11 @@ class LoadOptions:
 
         Raises ConfigError, by name, for one that is not supported.
         """
-        return load_format(folder, self.quantize)
+        stored = load_format(folder, self.quantize)
+        if stored != FLOATS:
+            return stored
+        is_kept = keeps_blocks(Path(folder), self.device, torch_dtype(self.dtype))
+        return GgufBlocks() if is_kept else stored
 
     def weights(self, checkpoint: Checkpoint, on_read: OnRead = uncounted) -> Weights:
         """The rank's weights, from `checkpoint` onto the device, none of them read.

@@ -20,7 +20,7 @@ from pathlib import Path
 import xxhash
 
 from ferryman.cache.manifest import StateManifest
-from ferryman.model.config import family_of, load_config, load_format, mtp_config, mtp_source
+from ferryman.model.config import family_of, load_config, mtp_config, mtp_source
 from ferryman.model.drafted import DraftedConfig, DraftedModel, SelfDraftingModel, join_configs
 from ferryman.model.layers.decoder import Decoder, Model
 from ferryman.model.layers.decoder_layers import LayerPlace
@@ -129,8 +129,10 @@ def _manifest(config: ModelConfig, fingerprint: str, options: LoadOptions) -> St
 
 
 def model_fingerprint(folder: Path | str, dtype: str, quantize: str = AS_STORED) -> str:
-    """32 hex digits that name the model in `folder` run in `dtype`. Reads every byte of it once."""
-    config, weight_format = load_config(folder), load_format(folder, quantize)
+    """32 hex digits that name the model in `folder` run in `dtype` on a processor. Reads every byte
+    of it once."""
+    config = load_config(folder)
+    weight_format = LoadOptions(dtype, quantize=quantize).format_of(folder)
     return fingerprint_of(config, open_model(folder), dtype, weight_format)
 
 

@@ -150,11 +150,28 @@ class Weights:
     def stored(self, name: str, shape: tuple[int, ...], dtypes: tuple[str, ...]) -> Tensor:
         """The tensor `name` as a view of its file, not to be kept. Raises ConfigError if its shape
         or dtype is another."""
-        return self.checkpoint.view(self._checked(name, shape, dtypes))
+        return self.checkpoint.view(self.checked(name, shape, dtypes))
 
     def header(self, name: str) -> StoredTensor:
         """The header of the tensor `name`. Raises ConfigError if it is missing."""
         return self._stored(name)
+
+    def checked(self, name: str, shape: tuple[int, ...], dtypes: tuple[str, ...]) -> StoredTensor:
+        """The header of a tensor that is read next. Raises ConfigError as `stored` does."""
+        stored = self._stored(name)
+        if stored.shape != shape:
+            raise ConfigError(
+                f"{stored.file}: tensor {stored.name!r} has shape {list(stored.shape)}, "
+                f"but config.json implies {list(shape)}"
+            )
+        if stored.dtype not in dtypes:
+            raise ConfigError(
+                f"{stored.file}: tensor {stored.name!r} has dtype {stored.dtype}; "
+                f"supported are {', '.join(dtypes)}"
+            )
+        for place in stored.places:
+            self.on_read(place)
+        return stored
 
     def has_module(self, name: str) -> bool:
         """Whether the checkpoint has the linear layer `name`, in floats or in codes."""
@@ -207,22 +224,6 @@ class Weights:
         if not self.names:
             return full_name
         return ".".join(self.names.get(part, part) for part in full_name.split("."))
-
-    def _checked(self, name: str, shape: tuple[int, ...], dtypes: tuple[str, ...]) -> StoredTensor:
-        stored = self._stored(name)
-        if stored.shape != shape:
-            raise ConfigError(
-                f"{stored.file}: tensor {stored.name!r} has shape {list(stored.shape)}, "
-                f"but config.json implies {list(shape)}"
-            )
-        if stored.dtype not in dtypes:
-            raise ConfigError(
-                f"{stored.file}: tensor {stored.name!r} has dtype {stored.dtype}; "
-                f"supported are {', '.join(dtypes)}"
-            )
-        for place in stored.places:
-            self.on_read(place)
-        return stored
 
     def _stored(self, name: str) -> StoredTensor:
         full_name = self._full_name(name)
