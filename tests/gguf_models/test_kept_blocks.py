@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,26 +20,25 @@ from transformers import LlamaConfig
 from ferryman.gguf.container import StoredArray
 from ferryman.gguf.model_file import read_model
 from ferryman.gguf.tensor_types import TENSOR_TYPES
-from ferryman.model.footprint import weight_bytes
+from ferryman.model.footprint import held_bytes, weight_bytes
 from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_model
 from ferryman.model.weights.gguf_checkpoint import open_gguf
 from ferryman.model.weights.named_weights import FLOATS
 from ferryman_kernels.products.packed_product import reads_panels
 
-CONFIG = LlamaConfig(
-    vocab_size=131,
-    hidden_size=256,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=64,
-    intermediate_size=512,
-    max_position_embeddings=512,
-    rms_norm_eps=1e-5,
-    eos_token_id=2,
-    tie_word_embeddings=True,
-)
+CONFIG: Mapping[str, Any] = {
+    "vocab_size": 320,
+    "hidden_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "intermediate_size": 512,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "eos_token_id": 2,
+}
 PROMPT = [(7 * place * place + 3) % 131 for place in range(40)]
 NUMBERS = {kind.name: number for number, kind in TENSOR_TYPES.items()}
 with_panels = pytest.mark.skipif(not reads_panels(torch.float32), reason="there is no AVX-512")
@@ -55,10 +55,13 @@ def in_blocks(name: str, kind: str, shape: tuple[int, ...], size: float) -> Writ
     return WrittenTensor(name, NUMBERS[kind], shape, blocks.tobytes())
 
 
-def write_in_blocks(folder: Path, kinds: Mapping[str, tuple[str, float]]) -> Path:
+def write_in_blocks(
+    folder: Path, kinds: Mapping[str, tuple[str, float]], *, tied: bool = True
+) -> Path:
     """A tiny Llama whose matrices have the type that the end of their name has in `kinds`, or that
     of ""."""
-    save_random(folder / "folder", CONFIG, seed=5)
+    config = LlamaConfig(**CONFIG, tie_word_embeddings=tied)
+    save_random(folder / "folder", config, seed=5)
     plain = read_model(write_converted(folder / "folder", folder / "plain.gguf", "llama"))
     written = []
     for name, tensor in plain.tensors.items():
@@ -86,13 +89,14 @@ def logits(file: Path, dtype: str) -> Tensor:
 SIZES = {"Q4_1": 0.004, "Q8_0": 0.002, "Q4_K": 2e-4, "Q6_K": 2e-5, "IQ4_XS": 1e-4, "Q3_K": 2e-4}
 
 
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("kind", SIZES)
 def test_logits_are_those_of_the_dequantised_weights(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, tied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     coded = (kind, SIZES[kind])
     kinds = {"": coded, "ffn_down.weight": ("Q8_0", 0.002), "attn_v.weight": ("Q5_0", 0.004)}
-    file = write_in_blocks(tmp_path, kinds)
+    file = write_in_blocks(tmp_path, kinds, tied=tied)
     kept = {dtype: logits(file, dtype) for dtype in ("float32", "bfloat16")}
     exact = logits(file, "float64")
     assert exact.std() > 0.01
@@ -102,6 +106,21 @@ def test_logits_are_those_of_the_dequantised_weights(
         dense = logits(file, dtype)
         # Codes pass the same product as the numbers they stand for, in the same order of sums.
         assert torch.equal(of_dtype, dense), (dtype, (of_dtype - dense).abs().max())
+
+
+@with_panels
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("kind", ["Q4_1", "Q8_0", "Q4_K", "Q6_K"])
+def test_weights_hold_at_most_a_tenth_more_than_the_file(
+    kind: str, tied: bool, tmp_path: Path
+) -> None:
+    file = write_in_blocks(tmp_path, {"": (kind, SIZES[kind])}, tied=tied)
+    model = load_model(file, LoadOptions("bfloat16", page_size=16))
+    held = held_bytes(model, is_on_cpu=True)
+    stored = sum(place.num_bytes for place in open_gguf(file).places)
+    assert 0.9 * stored < held <= 1.1 * stored
+    options = LoadOptions("bfloat16", page_size=16)
+    assert weight_bytes(file, open_gguf(file).tensors, options) == held
 
 
 @with_panels

@@ -18,6 +18,7 @@ from ferryman.model.weights.quantisation.gguf_matrix import (
     GgufMatrix,
     gguf_matrix,
 )
+from ferryman_kernels.products.blocks.block_product import block_rows
 from ferryman_kernels.products.packed_product import reads_panels
 
 CPU = torch.device("cpu")
@@ -67,6 +68,18 @@ def test_a_weight_takes_at_most_a_tenth_more_than_its_file(kind: str) -> None:
     linear = made.linear(None)
     assert isinstance(linear, BlockLinear)
     assert linear.panels.nbytes <= 1.1 * made.blocks.numel()
+
+
+@with_panels
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", FORMS)
+def test_rows_of_panels_are_those_of_the_numbers(kind: str, dtype: torch.dtype) -> None:
+    weight, expected = matrix(kind, 150, 256, dtype)
+    rows = torch.tensor([149, 3, 64, 63, 3, 0, *range(0, 150, 7)])
+    scaled = weight.scaled(torch.arange(150)[:, None] % 3 * 0.5)
+    exact = expected * (torch.arange(150)[:, None] % 3 * 0.5)
+    assert torch.equal(block_rows(weight.panels(), rows), expected.to(dtype)[rows])
+    assert torch.equal(block_rows(scaled.panels(), rows), exact.to(dtype)[rows])
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q5_1", "Q6_K"])

@@ -20,7 +20,7 @@ and for bfloat16. Outputs behind the last one have a scale of zero.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -52,6 +52,7 @@ __all__ = [
     "BlockParts",
     "block_product",
     "block_product_reference",
+    "block_rows",
     "decoded_panels",
     "pack_blocks",
     "panel_bytes",
@@ -191,6 +192,22 @@ def decoded_panels(weight: BlockPanels, first: int, end: int) -> Tensor:
         weight.form.numbers, weight.table, weight.content, weight.factors, first, decoded
     )
     return decoded
+
+
+def block_rows(weight: BlockPanels, rows: Tensor) -> Tensor:
+    """The numbers of the outputs `rows` [n] int64: [n, in_dim]."""
+    numbers = torch.empty(len(rows), weight.in_dim, dtype=weight.dtype)
+    factors = weight.factors.view(-1, LANES)
+    tile = max(4, _DECODED_BYTES // (numbers.itemsize * LANES * weight.in_dim))
+    for start in range(0, len(rows), tile):
+        panels = rows[start : start + tile] // LANES
+        content = weight.content[panels]
+        gathered = replace(weight, content=content, factors=factors[panels].flatten())
+        decoded = decoded_panels(gathered, 0, len(panels))
+        lanes = rows[start : start + tile] % LANES
+        of_rows = decoded[torch.arange(len(panels)), :, lanes].flatten(1)
+        numbers[start : start + tile] = of_rows[:, : weight.in_dim]
+    return numbers
 
 
 def block_product_reference(x: Tensor, numbers: Tensor, bias: Tensor) -> Tensor:

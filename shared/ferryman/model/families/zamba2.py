@@ -16,7 +16,6 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from ferryman.cache.manifest import StateManifest
 from ferryman.model.layers.attention import AttentionLayer
@@ -49,6 +48,7 @@ from ferryman.model.shapes.state import ModelState
 from ferryman.model.weights.linear import Linear, make_linear
 from ferryman.model.weights.matrix import join_linear, summed_linear
 from ferryman.model.weights.named_weights import Weights
+from ferryman.model.weights.token_table import Embedding
 from ferryman_kernels.elementwise.activations import gelu
 
 SharedLayer = tuple[AttentionShape, MambaShape] | tuple[MambaShape]
@@ -187,10 +187,10 @@ class SharedBlock:
 class HybridLayer:
     """A shared block, by a layer's own projections and pages, before the layer's Mamba-2 mixer.
 
-    `embedding` [vocab, hidden_dim] is that of the decoder.
+    `embedding` is that of the decoder.
     """
 
-    embedding: Tensor
+    embedding: Embedding
     block: SharedBlock
     attention: AttentionLayer
     gate_up: Linear
@@ -204,7 +204,7 @@ class HybridLayer:
 
     def _seen(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
         """The input of the attention [tokens, 2 · hidden_dim]."""
-        return self.block.norm(torch.cat((hidden, F.embedding(token_ids, self.embedding)), dim=1))
+        return self.block.norm(torch.cat((hidden, self.embedding(token_ids)), dim=1))
 
     def _fed(self, hidden: Tensor, mixed: Tensor) -> Tensor:
         """The input of the mixer, to which the block's output is added."""
@@ -258,7 +258,7 @@ def _layer(
     config: Zamba2Config,
     blocks: tuple[SharedBlock, ...],
     layers: Weights,
-    embedding: Tensor,
+    embedding: Embedding,
     weights: Weights,
     place: LayerPlace,
 ) -> Layer:

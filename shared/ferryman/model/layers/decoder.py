@@ -11,12 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from ferryman.cache.manifest import StateManifest
 from ferryman.model.layers.decoder_layers import (
@@ -34,8 +32,9 @@ from ferryman.model.shapes.manifest import scan_block
 from ferryman.model.shapes.model_shapes import ModelConfig, TrunkShape
 from ferryman.model.shapes.state import ModelState
 from ferryman.model.weights.adapted import ServedAdapters
-from ferryman.model.weights.linear import Linear, make_joined, padded_rows
+from ferryman.model.weights.linear import Linear
 from ferryman.model.weights.named_weights import Weights, accumulation_dtype
+from ferryman.model.weights.token_table import Embedding, load_embedding, load_head
 
 P = TypeVar("P")
 T = TypeVar("T")
@@ -78,13 +77,13 @@ class EndScales:
 class EmbeddingAndHead:
     """The two ends of a decoder: from token ids to hidden states, from those to logits."""
 
-    embedding: Tensor
+    embedding: Embedding
     norm: Norm
     head: Linear
     scales: EndScales
 
     def embed(self, token_ids: Tensor) -> Tensor:
-        return F.embedding(token_ids, self.embedding).mul_(self.scales.embedding_multiplier)
+        return self.embedding(token_ids).mul_(self.scales.embedding_multiplier)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[tokens, vocab], in the accumulation dtype."""
@@ -227,14 +226,7 @@ def load_embedding_and_head(
     load_norm: NormLoader = load_norm,
 ) -> EmbeddingAndHead:
     """Embedding, final norm and head; a tied head multiplies by the embedding."""
-    size = (trunk.vocab_size, trunk.hidden_dim)
-    embedding = weights.tensor(embedded, *size)
-    rank_rows = partial(padded_rows, group=weights.group)
-    if trunk.ties_embeddings:
-        rows = rank_rows(embedding)
-    else:
-        rows = weights.tensor("lm_head.weight", *size, part=rank_rows)
-    bias = weights.tensor("lm_head.bias", trunk.vocab_size) if trunk.has_head_bias else None
-    head = make_joined(rows, trunk.vocab_size, weights.group, bias)
+    embedding = load_embedding(weights, embedded, trunk)
+    head = load_head(weights, embedding, trunk)
     norm = load_norm(weights, final_norm.removesuffix(".weight"), trunk.hidden_dim, trunk.norm_eps)
     return EmbeddingAndHead(embedding, norm, head, scales)

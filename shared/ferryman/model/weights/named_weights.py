@@ -135,6 +135,11 @@ class Weights:
             matrix = self.lora.adapted(matrix, module, self.dtype, self.device)
         return self._multiplied(matrix, name)
 
+    def coded(self, name: str, rows: int, columns: int) -> Matrix | None:
+        """The weight `name` as it is stored in codes, without adapters; None if it is in floats."""
+        matrix = self.format.in_codes(self, name, rows, columns)
+        return None if matrix is None else self._multiplied(matrix, name)
+
     def matrices(self, name: str, count: int, rows: int, columns: int) -> tuple[Matrix, ...]:
         """The weights of `count` layers that are stored as one tensor of floats, as experts are."""
         stacked = self.stored(name, (count, rows, columns), STORED_FLOATS)
@@ -191,9 +196,9 @@ class Weights:
         """`part` of a tensor in floats, or of the dequantised weight of a linear layer."""
         wide, factor = accumulation_dtype(self.dtype), self._factor(name)
         if len(shape) == 2:
-            codes = self.format.in_codes(replace(self, dtype=wide), name, *shape)
+            codes = replace(self, dtype=wide).coded(name, *shape)
             if codes is not None:
-                return self._copied(part(self._multiplied(codes, name).dequantised()), dtype)
+                return self._copied(part(codes.dequantised()), dtype)
         view = self.stored(name, shape, STORED_FLOATS)
         if factor is None:
             return self._copied(part(view), dtype)

@@ -130,16 +130,12 @@ class GgufMatrix:
         if self.device.type in ("cpu", "meta") and reads_panels(self.dtype):
             added = torch.empty(0, dtype=self.dtype, device=self.device)
             added = added if bias is None else bias.contiguous()
-            return BlockLinear(self._panels(), added)
+            return BlockLinear(self.panels(), added)
         blocks = copied(self.blocks, self.blocks.device)
         return DequantisedLinear(replace(self, blocks=blocks), bias)
 
-    def _every_factor(self) -> Tensor:
-        if self.factors is not None:
-            return self.factors
-        return torch.ones(self.shape[0], 1, device=self.blocks.device)
-
-    def _panels(self) -> BlockPanels:
+    def panels(self) -> BlockPanels:
+        """A copy in the order in which products read codes."""
         (rows, columns), form = self.shape, FORMS[self.type.name]
         panels = -(-rows // _PANEL_ROWS)
         size = panels, panel_bytes(form, columns)
@@ -153,6 +149,11 @@ class GgufMatrix:
                 content[first : first + step] = packed
         table = torch.tensor(form.table or _FROM_0, device=self.device)
         return BlockPanels(content, factors, table, form, rows, columns, self.dtype)
+
+    def _every_factor(self) -> Tensor:
+        if self.factors is not None:
+            return self.factors
+        return torch.ones(self.shape[0], 1, device=self.blocks.device)
 
 
 _PANEL_ROWS = 64

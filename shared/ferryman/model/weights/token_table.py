@@ -1,0 +1,105 @@
+"""The numbers of each token: the first weight of a model, and with tied ends the last one too.
+
+A table in blocks stays in the panels of its product. So a tied head and its embedding are one copy,
+and a token's row is taken from the panel of 64 rows that it lies in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ferryman.model.shapes.model_shapes import TrunkShape
+from ferryman.model.weights.linear import Linear, make_joined, padded_rows
+from ferryman.model.weights.named_weights import Weights
+from ferryman.model.weights.quantisation.gguf_matrix import BlockLinear, GgufMatrix
+from ferryman_kernels.products.blocks.block_product import BlockPanels, block_rows
+
+
+class Embedding(Protocol):
+    """Makes the hidden states [tokens, hidden_dim] of token ids [tokens], a tensor of its own."""
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def __call__(self, token_ids: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PlainEmbedding:
+    """`weight` [vocab, hidden_dim] in the model's dtype."""
+
+    weight: Tensor
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.weight.device
+
+    def __call__(self, token_ids: Tensor) -> Tensor:
+        return F.embedding(token_ids, self.weight)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockEmbedding:
+    """A table [vocab, hidden_dim] in codes."""
+
+    panels: BlockPanels
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.panels.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.panels.content.device
+
+    def __call__(self, token_ids: Tensor) -> Tensor:
+        return block_rows(self.panels, token_ids)
+
+
+def load_embedding(weights: Weights, name: str, trunk: TrunkShape) -> Embedding:
+    """The table `name`, in codes if the file has it in blocks and there is one rank."""
+    coded = _in_blocks(weights, name, trunk)
+    if coded is not None:
+        return BlockEmbedding(coded.panels())
+    return PlainEmbedding(weights.tensor(name, trunk.vocab_size, trunk.hidden_dim))
+
+
+def load_head(weights: Weights, embedding: Embedding, trunk: TrunkShape) -> Linear:
+    """The product that makes logits; a tied one multiplies by the embedding."""
+    name, size = "lm_head.weight", (trunk.vocab_size, trunk.hidden_dim)
+    bias = weights.tensor("lm_head.bias", trunk.vocab_size) if trunk.has_head_bias else None
+    rank_rows = partial(padded_rows, group=weights.group)
+    if not trunk.ties_embeddings:
+        coded = _in_blocks(weights, name, trunk)
+        if coded is not None:
+            return coded.linear(bias)
+        rows = weights.tensor(name, *size, part=rank_rows)
+        return make_joined(rows, trunk.vocab_size, weights.group, bias)
+    match embedding:
+        case BlockEmbedding(panels):
+            none = torch.empty(0, dtype=weights.dtype, device=weights.device)
+            return BlockLinear(panels, none if bias is None else bias)
+        case PlainEmbedding(weight):
+            return make_joined(rank_rows(weight), trunk.vocab_size, weights.group, bias)
+    raise TypeError(f"{type(embedding).__name__} is no table that a head can be tied to")
+
+
+def _in_blocks(weights: Weights, name: str, trunk: TrunkShape) -> GgufMatrix | None:
+    # Ranks share a head by rows that fill no panels, so they read it in floats.
+    if weights.group.num_ranks > 1:
+        return None
+    coded = weights.coded(name, trunk.vocab_size, trunk.hidden_dim)
+    return coded if isinstance(coded, GgufMatrix) else None
