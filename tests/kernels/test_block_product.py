@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -138,6 +140,26 @@ def test_it_is_the_product_and_the_bias(name: str, dtype: torch.dtype, way: str)
         expected = block_product_reference(x.double(), numbers, bias)
         assert product.dtype is dtype
         assert (product.double() - expected).abs().max() <= BOUNDS[dtype] * expected.abs().max()
+
+
+NOTHING = """
+import torch
+from tests.kernels.test_block_product import FORMS, drawn, packed
+from ferryman_kernels.products.blocks.block_product import block_product
+form, dtype = FORMS["4 bits"], getattr(torch, {dtype!r})
+weight = packed(form, drawn(form, 64, 2), dtype, torch.ones(64))
+x, bias = torch.empty(0, weight.in_dim, dtype=dtype), torch.empty(0, dtype=dtype)
+print(tuple(block_product(x, weight, bias).shape))
+"""
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_no_tokens_have_no_products(dtype: str) -> None:
+    """As the head has them after a chunk that is not the last of its prompt. Tiles that are not
+    configured end the process."""
+    command = [sys.executable, "-c", NOTHING.format(dtype=dtype)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (0, "(0, 64)\n"), ended.stderr
 
 
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)

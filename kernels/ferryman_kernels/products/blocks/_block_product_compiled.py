@@ -290,6 +290,8 @@ def block_product_compiled(
     x = x if x.stride(1) == 1 else x.contiguous()
     (tokens, in_dim), size = x.shape, x.itemsize
     y = torch.empty(tokens, out_dim, dtype=x.dtype)
+    if not tokens:  # tiles of no rows are not configured, and end the process
+        return y
     elements = out_dim * in_dim // WEIGHTS_PER_ELEMENT
     _product_loop(
         elements + elements * tokens // _TOKENS_AS_LONG_AS_DECODING,
