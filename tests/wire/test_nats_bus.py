@@ -9,6 +9,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import nats
 import pytest
@@ -97,6 +98,27 @@ async def test_a_broker_that_comes_back_gets_what_was_said_meanwhile(tmp_path: P
                 await settled(bus, 51)
             finally:
                 server.stop()
+
+
+@pytest.mark.parametrize("call", ["publish", "request"])
+async def test_a_transport_that_closed_before_the_library_noticed_ends_no_bus(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """uvloop raises a RuntimeError then: from a message, or from a question about the log."""
+    original, closed = getattr(Client, call), list[str]()
+
+    async def failing_once(client: Client, subject: str, *args: Any, **more: Any) -> Any:
+        if not closed:
+            closed.append(subject)
+            raise RuntimeError("unable to perform operation on a transport; the handler is closed")
+        return await original(client, subject, *args, **more)
+
+    monkeypatch.setattr(Client, call, failing_once)
+    async with asyncio.timeout(FAILSAFE_SECONDS), nats_bus(NatsOptions(nats_url)) as bus:
+        async with bus.subscribed(LIFE) as messages:
+            bus.publish(LIFE, b"after it")
+            assert (await anext(messages)).payload == b"after it"
+    assert closed, "the fault took effect"
 
 
 async def test_a_stopped_broker_is_noticed_and_nothing_waits_for_it() -> None:

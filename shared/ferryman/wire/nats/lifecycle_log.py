@@ -31,6 +31,11 @@ from ferryman.wire.nats.subjects import PREFIX
 
 log = logging.getLogger(__name__)
 
+TRANSPORT_ERRORS = (RuntimeError, OSError)
+"""Raised when the transport was closed and the library has not noticed yet: uvloop raises a
+RuntimeError then."""
+CALL_ERRORS = (nats.errors.Error, *TRANSPORT_ERRORS)
+
 STREAM = "LIFECYCLE"
 ALL_LIFE = f"{PREFIX}.*.life.>"
 API_SECONDS = 2.0
@@ -83,7 +88,7 @@ class LogKeeper:
             except nats.js.errors.BadRequestError:
                 await streams.update_stream(config)
             self._is_made = True
-        except (nats.errors.Error, TimeoutError) as error:
+        except CALL_ERRORS as error:
             self._is_made = False
             if was_made:
                 log.warning("no lifecycle log stream=%s: %s", STREAM, error)
@@ -104,7 +109,7 @@ class LogKeeper:
             " is gone",
             STREAM,
         )
-        with suppress(nats.errors.Error, TimeoutError):
+        with suppress(*CALL_ERRORS):
             await self._streams.delete_stream(STREAM)
         self._suspected_at = None
         await self.ensure()
@@ -126,7 +131,7 @@ class LogKeeper:
             return suspected == last and await self._last_event() == last
         except nats.js.errors.NotFoundError:
             return True
-        except (nats.errors.Error, TimeoutError):
+        except CALL_ERRORS:
             self._suspected_at = None
             return False
 
@@ -162,7 +167,7 @@ async def read_log(client: Client, pattern: str, max_events: int) -> tuple[Recor
                 await streams.delete_consumer(STREAM, consumer.name)
         finally:
             await entries.unsubscribe()
-    except (nats.errors.Error, TimeoutError) as error:
+    except CALL_ERRORS as error:
         raise Unavailable(f"the lifecycle log does not answer: {error}") from error
     return tuple(messages)
 

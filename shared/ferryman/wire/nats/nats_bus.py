@@ -42,6 +42,7 @@ from ferryman.wire.nats.connection import (
 from ferryman.wire.nats.lifecycle_log import (
     ALL_LIFE,
     LOOK_SECONDS,
+    TRANSPORT_ERRORS,
     Acknowledgements,
     LogKeeper,
     read_log,
@@ -54,6 +55,8 @@ log = logging.getLogger(__name__)
 FLUSH_SECONDS = 1.0
 # So long a refusal by the broker waits for a proven answer, which would show that it was forged.
 REFUSAL_SECONDS = 0.2
+# Before a message is tried again on a connection that was closed a moment ago.
+CLOSED_SECONDS = 0.05
 _STATUS, _NO_RESPONDERS = "Status", "503"  # of the server's own answer, which is empty
 
 
@@ -279,6 +282,12 @@ class NatsBus:
             self._acks.withdraw(reply)
             self._outbox.give_back(message)
             self._connection.up.clear()
+        except TRANSPORT_ERRORS:
+            # The library is about to notice that its connection is gone, and connects again. It may
+            # send what it took; so the message may come twice.
+            self._acks.withdraw(reply)
+            self._outbox.give_back(message)
+            await asyncio.sleep(CLOSED_SECONDS)
         except nats.errors.Error as error:
             self._acks.withdraw(reply)
             self._num_unsendable += 1
