@@ -63,20 +63,35 @@ class KimiLinearConfig:
 
 def read_kimi_linear(fields: ConfigFields) -> KimiLinearConfig:
     check_activation(fields)
-    fields = fields.with_former(
+    fields = with_former_names(fields)
+    _refuse_unsupported(fields)
+    return config_with(fields, _mixers, num_dense=1)
+
+
+def with_former_names(fields: ConfigFields) -> ConfigFields:
+    """The fields under transformers' names, which the models' own configs do not have."""
+    return fields.with_former(
         max_position_embeddings="model_max_length",
         num_experts_per_tok="num_experts_per_token",
         norm_topk_prob="moe_renormalize",
         n_group="num_expert_group",
     )
-    _refuse_unsupported(fields)
+
+
+def config_with(
+    fields: ConfigFields,
+    read_mixers: Callable[[ConfigFields, int], tuple[KimiMixer, ...]],
+    num_dense: int,
+) -> KimiLinearConfig:
+    """The config with the mixers of so many layers, of which by default the first `num_dense` have
+    no experts."""
     trunk, inner_dim = read_trunk(fields), fields.whole("moe_intermediate_size")
     experts = MoeShape(fields.whole("num_experts"), fields.whole("num_experts_per_tok"), inner_dim)
     return KimiLinearConfig(
         trunk=trunk,
-        mixers=_mixers(fields, trunk.num_layers),
+        mixers=read_mixers(fields, trunk.num_layers),
         mlp=read_plain_mlp(fields),
-        has_experts=read_expert_layers(fields, trunk.num_layers, num_dense=1),
+        has_experts=read_expert_layers(fields, trunk.num_layers, num_dense),
         experts=experts,
         routing=read_grouped_routing(fields, experts),
         shared_mlp=MlpShape(inner_dim * fields.whole("num_shared_experts", 1), has_bias=False),
@@ -126,11 +141,11 @@ def load_kimi_linear(
 
 
 def _layer(config: KimiLinearConfig, weights: Weights, place: LayerPlace) -> DecoderLayer:
-    mixer = _mixer(weights.under("self_attn"), config.mixers[place.layer], place)
+    mixer = load_kimi_mixer(weights.under("self_attn"), config.mixers[place.layer], place)
     return load_decoder_layer(weights, place, mixer, _feed_forward(config, weights, place))
 
 
-def _mixer(weights: Weights, shape: KimiMixer, place: LayerPlace) -> Mixer:
+def load_kimi_mixer(weights: Weights, shape: KimiMixer, place: LayerPlace) -> Mixer:
     if isinstance(shape, LatentShape):
         return load_latent_attention(weights, shape, place)
     return load_kimi_delta(weights, shape, place)

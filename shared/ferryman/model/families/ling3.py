@@ -7,33 +7,34 @@ from dataclasses import replace
 from functools import partial
 
 from ferryman.cache.manifest import StateManifest
-from ferryman.model.families.deepseek import read_expert_layers, read_turning_latent
-from ferryman.model.families.kimi_linear import KimiLinearConfig, KimiMixer
+from ferryman.model.families.deepseek import read_turning_latent
+from ferryman.model.families.kimi_linear import (
+    KimiLinearConfig,
+    KimiMixer,
+    config_with,
+    load_kimi_mixer,
+    with_former_names,
+)
 from ferryman.model.layers.decoder import Decoder, EndScales, load_model_decoder
 from ferryman.model.layers.decoder_layers import (
     DecoderLayer,
     FeedForward,
     LayerPlace,
-    Mixer,
     load_decoder_layer,
 )
-from ferryman.model.layers.kimi_delta import load_kimi_delta
-from ferryman.model.layers.latent import load_latent_attention
 from ferryman.model.layers.mlp import load_gated_mlp
 from ferryman.model.layers.moe import load_routed
 from ferryman.model.readers.config_readers import (
     check_activation,
     check_flags,
-    read_grouped_routing,
     read_layers,
-    read_trunk,
     read_used,
 )
-from ferryman.model.readers.transformer_readers import FULL, read_plain_mlp
+from ferryman.model.readers.transformer_readers import FULL
 from ferryman.model.shapes.attention_shapes import LatentShape
 from ferryman.model.shapes.config_fields import ConfigFields
 from ferryman.model.shapes.delta_shapes import KimiDeltaShape
-from ferryman.model.shapes.feed_forward_shapes import MixtureShape, MlpShape, MoeShape
+from ferryman.model.shapes.feed_forward_shapes import MixtureShape
 from ferryman.model.weights.named_weights import Weights
 
 LINEAR = "linear_attention"
@@ -61,25 +62,10 @@ _NAMES: Mapping[str, str] = {
 
 def read_bailing_hybrid(fields: ConfigFields) -> KimiLinearConfig:
     """Ling 3: Kimi Delta Attention, every sixth layer gated latent attention, experts."""
-    fields = fields.with_defaults(**DEFAULTS).with_former(
-        max_position_embeddings="model_max_length",
-        num_experts_per_tok="num_experts_per_token",
-        norm_topk_prob="moe_renormalize",
-        n_group="num_expert_group",
-    )
+    fields = with_former_names(fields.with_defaults(**DEFAULTS))
     check_activation(fields)
     check_flags(fields, tie_word_embeddings=False)
-    trunk, inner_dim = read_trunk(fields), fields.whole("moe_intermediate_size")
-    experts = MoeShape(fields.whole("num_experts"), fields.whole("num_experts_per_tok"), inner_dim)
-    return KimiLinearConfig(
-        trunk=trunk,
-        mixers=_mixers(fields, trunk.num_layers),
-        mlp=read_plain_mlp(fields),
-        has_experts=read_expert_layers(fields, trunk.num_layers, NUM_DENSE),
-        experts=experts,
-        routing=read_grouped_routing(fields, experts),
-        shared_mlp=MlpShape(inner_dim * fields.whole("num_shared_experts"), has_bias=False),
-    )
+    return config_with(fields, _mixers, NUM_DENSE)
 
 
 def _mixers(fields: ConfigFields, num_layers: int) -> tuple[KimiMixer, ...]:
@@ -127,14 +113,8 @@ def load_bailing_hybrid(
 
 
 def _layer(config: KimiLinearConfig, weights: Weights, place: LayerPlace) -> DecoderLayer:
-    mixer = _mixer(weights.under("self_attn"), config.mixers[place.layer], place)
+    mixer = load_kimi_mixer(weights.under("self_attn"), config.mixers[place.layer], place)
     return load_decoder_layer(weights, place, mixer, _feed_forward(config, weights, place))
-
-
-def _mixer(weights: Weights, shape: KimiMixer, place: LayerPlace) -> Mixer:
-    if isinstance(shape, LatentShape):
-        return load_latent_attention(weights, shape, place)
-    return load_kimi_delta(weights, shape, place)
 
 
 def _feed_forward(config: KimiLinearConfig, weights: Weights, place: LayerPlace) -> FeedForward:
