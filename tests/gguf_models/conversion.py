@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 from safetensors.torch import load_file
-from tests.gguf_models.files import Value, floats, write
+from tests.gguf_models.files import floats, write
+from tools.bench.gguf.container import Setting
 
 _NAMES = {
     "model.embed_tokens.weight": "token_embd.weight",
@@ -67,7 +68,7 @@ _SIZES = {
 
 
 def write_converted(
-    folder: Path, file: Path, architecture: str, more: Mapping[str, Value] | None = None
+    folder: Path, file: Path, architecture: str, more: Mapping[str, Setting] | None = None
 ) -> Path:
     """Writes the model in `folder` to `file`, its tensors in float32."""
     config = json.loads((folder / "config.json").read_text())
@@ -81,7 +82,7 @@ def write_converted(
     rope = config.get("rope_parameters") or {}
     rope = rope.get("full_attention", rope)
     theta = rope.get("rope_theta", config.get("rope_theta", 10_000.0))
-    metadata: dict[str, Value] = {
+    metadata: dict[str, Setting] = {
         "general.architecture": architecture,
         **keys,
         f"{architecture}.rope.freq_base": float(theta),

@@ -1,4 +1,5 @@
-"""GGUF files for tests, written from the specification with nothing of the reader."""
+"""GGUF files for tests: any settings, and tensors of any type as their bytes. Nothing of the reader
+writes them."""
 
 from __future__ import annotations
 
@@ -8,10 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-
-ALIGNMENT = 32
-
-Value = str | bool | int | float | Sequence[str] | Sequence[bool] | Sequence[int] | Sequence[float]
+import torch
+from tools.bench.gguf.container import (
+    ALIGNMENT,
+    Setting,
+    quantise_q8_0,
+    setting_bytes,
+    text_bytes,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,52 +36,29 @@ def floats(name: str, values: np.ndarray) -> WrittenTensor:
 
 def q8_0(name: str, values: np.ndarray) -> WrittenTensor:
     """A tensor in blocks of 32: the largest number of a block is 127 steps."""
-    blocks = values.reshape(-1, 32).astype(np.float32)
-    step = np.abs(blocks).max(axis=1, keepdims=True) / 127
-    codes = np.round(blocks / np.where(step > 0, step, 1)).astype(np.int8)
-    content = np.concatenate([step.astype("<f2").view(np.uint8), codes.view(np.uint8)], axis=1)
+    content = quantise_q8_0(torch.tensor(values)).numpy()
     return WrittenTensor(name, 8, values.shape, content.tobytes())
 
 
-def file_bytes(metadata: Mapping[str, Value], tensors: Sequence[WrittenTensor] = ()) -> bytes:
+def file_bytes(metadata: Mapping[str, Setting], tensors: Sequence[WrittenTensor] = ()) -> bytes:
     """A whole file of version 3."""
     head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata))
     for name, value in metadata.items():
-        head += _text(name) + _typed(value)
+        head += text_bytes(name) + setting_bytes(value)
     contents = b""
     for tensor in tensors:
         sizes = struct.pack(f"<I{len(tensor.shape)}Q", len(tensor.shape), *reversed(tensor.shape))
         place = struct.pack("<IQ", tensor.type_number, len(contents))
-        head += _text(tensor.name) + sizes + place
+        head += text_bytes(tensor.name) + sizes + place
         contents += _padded(tensor.content)
     return _padded(head) + contents
 
 
-def write(path: Path, metadata: Mapping[str, Value], tensors: Sequence[WrittenTensor] = ()) -> Path:
+def write(
+    path: Path, metadata: Mapping[str, Setting], tensors: Sequence[WrittenTensor] = ()
+) -> Path:
     path.write_bytes(file_bytes(metadata, tensors))
     return path
-
-
-def _typed(value: Value) -> bytes:
-    """The number of a value's type and its bytes."""
-    match value:
-        case str():
-            return struct.pack("<I", 8) + _text(value)
-        case bool():
-            return struct.pack("<I?", 7, value)
-        case int():
-            return struct.pack("<II", 4, value)
-        case float():
-            return struct.pack("<If", 6, value)
-        case [str(), *_]:
-            return struct.pack("<IIQ", 9, 8, len(value)) + b"".join(_text(str(v)) for v in value)
-    number, code = {bool: (7, "?"), int: (5, "i"), float: (6, "f")}[type(next(iter(value), 0))]
-    return struct.pack(f"<IIQ{len(value)}{code}", 9, number, len(value), *value)
-
-
-def _text(text: str) -> bytes:
-    encoded = text.encode()
-    return struct.pack("<Q", len(encoded)) + encoded
 
 
 def _padded(content: bytes) -> bytes:

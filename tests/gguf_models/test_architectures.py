@@ -13,10 +13,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.gguf_models.conversion import split_experts, write_converted
-from tests.gguf_models.files import Value, floats, q8_0, write
+from tests.gguf_models.files import floats, q8_0, write
 from tests.tiny_models import save_random
 from tests.tools.bench.gguf_reader import GgufReader
 from tests.tools.bench.tiny_shapes import save_tiny
+from tools.bench.gguf.container import Setting
 from tools.bench.gguf.conversion import convert_folder
 from transformers import (
     Gemma2Config,
@@ -120,7 +121,7 @@ def test_every_architecture_is_tried() -> None:
     assert set(ARCHITECTURES) == {*MODELS, *by_bench}
 
 
-def tiny_llama(folder: Path, more: Mapping[str, Value] | None = None) -> tuple[Path, Path]:
+def tiny_llama(folder: Path, more: Mapping[str, Setting] | None = None) -> tuple[Path, Path]:
     save_random(folder / "folder", MODELS["llama"], seed=1)
     return folder / "folder", write_converted(
         folder / "folder", folder / "tiny.gguf", "llama", more
@@ -198,7 +199,7 @@ def _waves(config: Any) -> torch.Tensor:
     return rotary_frequencies(*scaling, torch.float64)[0]
 
 
-REFUSED: Mapping[str, tuple[Mapping[str, Value], str]] = {
+REFUSED: Mapping[str, tuple[Mapping[str, Setting], str]] = {
     "architecture": (
         {"general.architecture": "llama5"},
         "of the architecture llama5 are not read; the nearest is llama",
@@ -236,7 +237,7 @@ def test_a_missing_tensor_is_named_as_the_loader_asks_for_it(tmp_path: Path) -> 
         load_model(file, LoadOptions("float32", page_size=16))
 
 
-def _rewritten(file: Path) -> tuple[dict[str, Value], dict[str, np.ndarray]]:
+def _rewritten(file: Path) -> tuple[dict[str, Setting], dict[str, np.ndarray]]:
     """The metadata and the tensors in float32 of a file, to be written again with a change."""
     metadata, tensors = GgufReader(file).read()
     return metadata, {

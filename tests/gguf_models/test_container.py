@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.gguf_models.files import Value, WrittenTensor, file_bytes, floats, q8_0
+from tests.gguf_models.files import WrittenTensor, file_bytes, floats, q8_0
+from tools.bench.gguf.container import Setting
 
 from ferryman.errors import ConfigError
 from ferryman.gguf.container import GgufHead, StoredArray, read_head
 
 FILE = Path("tiny.gguf")
-METADATA: dict[str, Value] = {
+METADATA: dict[str, Setting] = {
     "general.architecture": "llama",
     "llama.block_count": 2,
     "llama.rope.freq_base": 0.5,

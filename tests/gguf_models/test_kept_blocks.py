@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 from tests.gguf_models.conversion import write_converted
-from tests.gguf_models.files import Value, WrittenTensor, floats, write
+from tests.gguf_models.files import WrittenTensor, floats, write
 from tests.gguf_models.test_dequantisation import SCALE_PLACES, random_blocks
 from tests.model.paged_run import PagedRun, Part
 from tests.tiny_models import save_random
+from tools.bench.gguf.container import Setting
 from torch import Tensor
 from transformers import LlamaConfig
 
@@ -70,7 +71,7 @@ def write_in_blocks(
             continue
         kind, size = next(kinds[end] for end in sorted(kinds, reverse=True) if name.endswith(end))
         written.append(in_blocks(name, kind, tensor.shape, size))
-    metadata: dict[str, Value] = {
+    metadata: dict[str, Setting] = {
         key: value
         for key, value in plain.metadata.values.items()
         if not isinstance(value, StoredArray)

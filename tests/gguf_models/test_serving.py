@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from tests.gguf_models.conversion import write_converted
-from tests.gguf_models.files import Value
 from tests.tiny_models import save_random
+from tools.bench.gguf.container import Setting
 from transformers import LlamaConfig
 
 from ferryman.errors import ConfigError
@@ -33,7 +33,7 @@ CONFIG = LlamaConfig(
     bos_token_id=1,
     eos_token_id=2,
 )
-VOCABULARY: dict[str, Value] = {
+VOCABULARY: dict[str, Setting] = {
     "tokenizer.ggml.model": "llama",
     "tokenizer.ggml.tokens": ["<unk>", "<s>", *(f"<0x{byte:02X}>" for byte in range(256))],
     "tokenizer.ggml.scores": [0.0] * 258,

@@ -13,8 +13,9 @@ import pytest
 import sentencepiece
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.gguf_models.files import Value, floats, write
+from tests.gguf_models.files import floats, write
 from tests.text.folders import CORPUS, byte_level
+from tools.bench.gguf.container import Setting
 
 from ferryman.errors import ConfigError
 from ferryman.gguf.documents import has_document, read_document
@@ -34,7 +35,7 @@ TEXTS = st.lists(
 ONCE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 
 
-def byte_metadata(pre: str) -> tuple[dict[str, Value], dict[str, Any]]:
+def byte_metadata(pre: str) -> tuple[dict[str, Setting], dict[str, Any]]:
     """The metadata of a vocabulary of bytes, and what `tokenizer.json` says of it."""
     described = json.loads(byte_level().to_str())
     vocab, merges = described["model"]["vocab"], described["model"]["merges"]
@@ -42,7 +43,7 @@ def byte_metadata(pre: str) -> tuple[dict[str, Value], dict[str, Any]]:
     tokens = [*(token for token in sorted(vocab, key=vocab.get) if token not in added)]
     tokens += [CONTROL, USER]
     types = [1] * (len(tokens) - 2) + [3, 4]
-    metadata: dict[str, Value] = {
+    metadata: dict[str, Setting] = {
         "general.architecture": "llama",
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": pre,
@@ -55,11 +56,11 @@ def byte_metadata(pre: str) -> tuple[dict[str, Value], dict[str, Any]]:
     return metadata, {**described, "vocab": tokens, "merges": merges}
 
 
-def saved(file: Path, metadata: Mapping[str, Value]) -> Path:
+def saved(file: Path, metadata: Mapping[str, Setting]) -> Path:
     """Writes a file with the vocabulary, and with as much of a model as its config needs."""
     tokens = metadata["tokenizer.ggml.tokens"]
     assert isinstance(tokens, list)
-    sizes: dict[str, Value] = {
+    sizes: dict[str, Setting] = {
         "context_length": 64,
         "embedding_length": 8,
         "block_count": 1,
@@ -173,7 +174,7 @@ def test_a_sentencepiece_vocabulary_tokenizes_as_its_library_does(tmp_path: Path
     theirs = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
     ids = range(theirs.get_piece_size())
     kinds = ((2, theirs.is_unknown), (3, theirs.is_control), (6, theirs.is_byte))
-    metadata: dict[str, Value] = {
+    metadata: dict[str, Setting] = {
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.tokens": [theirs.id_to_piece(i) for i in ids],
         "tokenizer.ggml.scores": [theirs.get_score(i) for i in ids],
@@ -196,7 +197,7 @@ def test_ends_templates_and_sampling_come_from_the_file(tmp_path: Path) -> None:
     metadata, _ = byte_metadata("llama-bpe")
     tokens = metadata["tokenizer.ggml.tokens"]
     assert isinstance(tokens, list)
-    more: dict[str, Value] = {
+    more: dict[str, Setting] = {
         "tokenizer.ggml.eot_token_id": 7,
         "tokenizer.chat_template": "{{ bos_token }}{{ messages[0].content }}",
         "tokenizer.chat_template.tool_use": "tools: {{ messages[0].content }}",
@@ -214,7 +215,7 @@ def test_ends_templates_and_sampling_come_from_the_file(tmp_path: Path) -> None:
     assert not has_document(file / "special_tokens_map.json")
 
 
-REFUSED: Mapping[str, tuple[Mapping[str, Value], str]] = {
+REFUSED: Mapping[str, tuple[Mapping[str, Setting], str]] = {
     "model": ({"tokenizer.ggml.model": "t5"}, "must be gpt2 or llama"),
     "division": ({"tokenizer.ggml.pre": "llama-bpf"}, r"the nearest is llama-bpe"),
     "merges": ({"tokenizer.ggml.merges": ["a b c"]}, "pairs of tokens"),

@@ -25,8 +25,11 @@ ALIGNMENT = 32
 VERSION = 3
 BLOCK_LEN = 32
 
-Setting = str | bool | int | float | Sequence[bool] | Sequence[int]
-"""A setting's value. Numbers are written as uint32 and float32, those in a sequence as int32."""
+Setting = (
+    str | bool | int | float | Sequence[str] | Sequence[bool] | Sequence[int] | Sequence[float]
+)
+"""A setting's value. Whole numbers are written as uint32, in a sequence as int32, others as
+float32."""
 
 
 class GgufType(Enum):
@@ -71,7 +74,7 @@ def write_gguf(path: Path, model: GgufModel, kind: GgufType) -> None:
     settings = _all_settings(model)
     head += struct.pack("<IQQ", VERSION, len(model.tensors), len(settings))
     for name, value in settings.items():
-        head += _text(name) + _setting(value)
+        head += text_bytes(name) + setting_bytes(value)
     end = 0
     for tensor in model.tensors:
         head += _header(tensor, kind, end)
@@ -109,7 +112,7 @@ def _header(tensor: GgufTensor, kind: GgufType, start: int) -> bytes:
             f"{tensor.name}: rows of {shape[-1]} numbers; Q8_0 needs a multiple of {BLOCK_LEN}"
         )
     sizes = struct.pack(f"<I{len(shape)}Q", len(shape), *reversed(shape))
-    return _text(tensor.name) + sizes + struct.pack("<IQ", form.value, start)
+    return text_bytes(tensor.name) + sizes + struct.pack("<IQ", form.value, start)
 
 
 def _num_bytes(tensor: GgufTensor, kind: GgufType) -> int:
@@ -134,22 +137,29 @@ def _encoded(values: Tensor, form: GgufType) -> bytes:
     return stored.contiguous().numpy().tobytes()
 
 
-def _setting(value: Setting) -> bytes:
+def setting_bytes(value: Setting) -> bytes:
+    """The number of a value's type, and the value."""
     match value:
         case str():
-            return struct.pack("<I", 8) + _text(value)
+            return struct.pack("<I", 8) + text_bytes(value)
         case bool():
             return struct.pack("<I?", 7, value)
         case int():
             return struct.pack("<II", 4, value)
         case float():
             return struct.pack("<If", 6, value)
-        case _:
-            number, code = (7, "?") if all(isinstance(one, bool) for one in value) else (5, "i")
-            return struct.pack(f"<IIQ{len(value)}{code}", 9, number, len(value), *value)
+        case [str(), *_]:
+            texts = b"".join(text_bytes(str(text)) for text in value)
+            return struct.pack("<IIQ", 9, 8, len(value)) + texts
+    number, code = _ELEMENTS[type(next(iter(value), 0))]
+    return struct.pack(f"<IIQ{len(value)}{code}", 9, number, len(value), *value)
 
 
-def _text(text: str) -> bytes:
+_ELEMENTS = {bool: (7, "?"), int: (5, "i"), float: (6, "f")}
+"""ggml's number of a type, and struct's letter."""
+
+
+def text_bytes(text: str) -> bytes:
     encoded = text.encode()
     return struct.pack("<Q", len(encoded)) + encoded
 
