@@ -22,6 +22,9 @@ from transformers import (
     PreTrainedModel,
 )
 
+from ferryman.model.layers.decoder import Model
+from ferryman.model.shapes.state import ModelState, state_views
+
 VOCAB_SIZE = 131
 MAX_POSITIONS = 1024
 
@@ -170,3 +173,12 @@ def drawn(name: str, parameter: torch.Tensor) -> torch.Tensor:
     if name.endswith("embed_tokens.weight"):
         return noise.mul(0.5)
     return noise.mul(1.5 / math.sqrt(parameter.shape[-1]))
+
+
+def cleared_state(model: Model, device: torch.device) -> ModelState:
+    """The state of a model in eight cleared slots of each kind."""
+    slabs = {
+        layout.kind: torch.zeros(8, layout.slot_bytes, dtype=torch.uint8, device=device)
+        for layout in model.manifest.layouts
+    }
+    return state_views(model.manifest, slabs)

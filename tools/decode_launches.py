@@ -24,7 +24,7 @@ from unittest.mock import patch
 import torch
 import transformers
 from tests.fake_card import CARD, fake_card
-from tests.tiny_models import save_random
+from tests.tiny_models import cleared_state, save_random
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -37,7 +37,6 @@ from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_model
 from ferryman.model.sampling.inverse_cdf import Filters
 from ferryman.model.shapes.batch import DecodeBatch
-from ferryman.model.shapes.state import ModelState, state_views
 from ferryman_kernels._triton import Kernel
 
 PUBLISHED = Path(__file__).parents[1] / "tests" / "model" / "published"
@@ -164,7 +163,7 @@ def step_launches(model: str, arithmetic: str = "") -> StepLaunches:
 
 
 def _of_step(model: Model) -> StepLaunches:
-    slots, state = _whole(1), _state_of(model)
+    slots, state = _whole(1), cleared_state(model, CARD)
     kinds = [kind for kind in model.manifest.kinds if kind is not Kind.RECURRENT]
     tables: dict[Kind, Tensor] = {kind: _whole(1, 4) for kind in kinds}
     batch = DecodeBatch(_whole(1), _whole(1), tables, slots, slots, (1,))
@@ -183,14 +182,6 @@ def _of_draw(logits: Tensor, filters: Filters | None) -> Counter[str]:
 
 def _whole(*shape: int) -> Tensor:
     return torch.zeros(shape, dtype=torch.int64, device=CARD)
-
-
-def _state_of(model: Model) -> ModelState:
-    slabs = {
-        layout.kind: torch.zeros(8, layout.slot_bytes, dtype=torch.uint8, device=CARD)
-        for layout in model.manifest.layouts
-    }
-    return state_views(model.manifest, slabs)
 
 
 def _filters() -> Filters:

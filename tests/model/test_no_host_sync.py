@@ -11,7 +11,7 @@ import pytest
 import torch
 from tests.fake_card import CARD, HostSync, fake_card, without_waits
 from tests.model.comparison import FAMILIES, random_config, swept
-from tests.tiny_models import save_random
+from tests.tiny_models import cleared_state, save_random
 from tools.published_launches import launches_of
 from torch import Tensor
 
@@ -21,7 +21,7 @@ from ferryman.model.layers.decoder import Model
 from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_model
 from ferryman.model.shapes.batch import DecodeBatch, PrefillBatch
-from ferryman.model.shapes.state import ModelState, state_views
+from ferryman.model.shapes.state import ModelState
 from ferryman_kernels._triton import Kernel
 from ferryman_kernels.ragged import on_device
 
@@ -38,14 +38,6 @@ def _fresh_tables() -> Iterator[None]:
 
 def whole(*shape: int) -> Tensor:
     return torch.zeros(shape, dtype=torch.int64, device=CARD)
-
-
-def state_of(model: Model) -> ModelState:
-    slabs = {
-        layout.kind: torch.zeros(8, layout.slot_bytes, dtype=torch.uint8, device=CARD)
-        for layout in model.manifest.layouts
-    }
-    return state_views(model.manifest, slabs)
 
 
 def tables(model: Model, rows: int) -> dict[Kind, Tensor]:
@@ -83,7 +75,7 @@ def test_a_forward_waits_for_nothing(family: str, tmp_path: Path) -> None:
     folder = save_random(tmp_path, random_config(family, 3), 3)
     with fake_card(), torch.inference_mode():
         model = load_model(folder, LoadOptions("bfloat16", CARD, page_size=16))
-        state = state_of(model)
+        state = cleared_state(model, CARD)
         for step, rows in ((prefill, REQUESTS), (decode, 5)):
             with without_waits():
                 logits = step(model, state)
@@ -99,7 +91,7 @@ def test_whatever_a_forward_launches_is_compiled_for_published_shapes(
     folder = save_random(tmp_path, random_config(family, 3), 3)
     with fake_card(), torch.inference_mode():
         model = load_model(folder, LoadOptions("bfloat16", CARD, page_size=16))
-        state = state_of(model)
+        state = cleared_state(model, CARD)
         with noted_kernels() as launched:
             prefill(model, state)
             decode(model, state)

@@ -16,9 +16,8 @@ from tests.model.test_no_host_sync import (
     decode,
     noted_kernels,
     prefill,
-    state_of,
 )
-from tests.tiny_models import save_random
+from tests.tiny_models import cleared_state, save_random
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ferryman.model.layers.decoder_layers import RmsNorm
@@ -83,7 +82,7 @@ def forwards(folder: Path, arithmetic: str) -> set[str]:
     with fake_card(), torch.inference_mode():
         options = LoadOptions("bfloat16", CARD, page_size=16, arithmetic=arithmetic)
         model = load_model(folder, options)
-        state = state_of(model)
+        state = cleared_state(model, CARD)
         with noted_kernels() as launched, _in_one_order_only():
             assert prefill(model, state).shape[0] == REQUESTS
             assert decode(model, state).shape[0] == 5

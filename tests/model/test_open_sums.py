@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.model.families.granite import granite
-from tests.tiny_models import save_random
+from tests.tiny_models import cleared_state, save_random
 from torch import Tensor
 
 from ferryman.cache.manifest import Kind
@@ -17,22 +17,14 @@ from ferryman.model.layers.decoder_layers import DecoderLayer
 from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_model
 from ferryman.model.shapes.batch import PrefillBatch
-from ferryman.model.shapes.state import ModelState, state_views
 
 TOKENS = 19
-
-
-def empty_state(model: Decoder) -> ModelState:
-    slabs = {
-        layout.kind: torch.zeros(4, layout.slot_bytes, dtype=torch.uint8)
-        for layout in model.manifest.layouts
-    }
-    return state_views(model.manifest, slabs)
+CPU = torch.device("cpu")
 
 
 def closed_at_once(model: Decoder, batch: PrefillBatch) -> Tensor:
     """The hidden states, layer after layer, each of which adds its own last sum."""
-    hidden, state = model.ends.embed(batch.token_ids), empty_state(model)
+    hidden, state = model.ends.embed(batch.token_ids), cleared_state(model, CPU)
     for layer in model.layers:
         hidden = layer.forward(hidden, batch, state)
     return hidden
@@ -52,4 +44,6 @@ def test_a_sum_left_open_has_the_bits_of_one_closed(dtype: str, tmp_path: Path) 
     batch = PrefillBatch(
         whole + 3, whole, torch.zeros_like(whole), ((0, TOKENS),), tables, slots, (), whole[-1:]
     )
-    assert torch.equal(model.hidden_states(batch, empty_state(model)), closed_at_once(model, batch))
+    assert torch.equal(
+        model.hidden_states(batch, cleared_state(model, CPU)), closed_at_once(model, batch)
+    )

@@ -17,9 +17,8 @@ import torch
 from tests.engine.plans import Guest, chunk, tables
 from tests.fake_card import CARD, fake_card, without_waits
 from tests.model.comparison import FAMILIES, random_config, swept
-from tests.model.test_no_host_sync import state_of
 from tests.native import native_config, save_native
-from tests.tiny_models import save_random
+from tests.tiny_models import cleared_state, save_random
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -115,7 +114,7 @@ def tensors_of(model: Model, start: int, end: int, snapshots: Any = ()) -> StepT
 
 def eager_of(model: Model) -> EagerForward:
     history = torch.zeros(3, 1024, dtype=torch.int32, device=CARD)
-    return EagerForward(model, None, state_of(model), history, SINGLE_RANK)
+    return EagerForward(model, None, cleared_state(model, CARD), history, SINGLE_RANK)
 
 
 @pytest.mark.parametrize("arithmetic", ["any", BITS], ids=["values", "bits"])

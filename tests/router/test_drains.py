@@ -181,15 +181,20 @@ async def test_a_worker_that_dies_while_it_hands_off_is_a_death_like_any(
     assert attempts(two) == [1, 3]
 
 
+async def until_clients_left_at(two: RouterCluster, drained: DrainedWorker, pause: Pause) -> None:
+    """All clients leave when a worker stands still, and the cluster has nothing to do then."""
+    await pause.reached(1)
+    for answer in drained.answers:
+        answer.cancel()
+    await two.until_free()
+
+
 async def test_a_client_that_leaves_while_its_request_moves_ends_it(two: RouterCluster) -> None:
     drained = DrainedWorker(two)
     victim, other = await drained.begin()
     at_other = other.suffers(Pause(FaultStage.NEXT_TOKEN))
     drained.drain(victim, other)
-    await at_other.reached(1)
-    for answer in drained.answers:
-        answer.cancel()
-    await two.until_free()
+    await until_clients_left_at(two, drained, at_other)
     (order,) = victim.moved
     assert await other.until_aborted(order.context.request_id) == "client_gone"
 
@@ -199,10 +204,7 @@ async def test_a_client_that_leaves_before_its_state_has_moved_frees_it(two: Rou
     victim, other = await drained.begin()
     at_victim = victim.suffers(Pause(FaultStage.HAND_OFF))
     drained.drain(victim, other)
-    await at_victim.reached(1)
-    for answer in drained.answers:
-        answer.cancel()
-    await two.until_free()
+    await until_clients_left_at(two, drained, at_victim)
     (order,) = victim.moved
     assert await victim.until_aborted(order.context.request_id) == "client_gone"
     assert not victim.kept

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ferryman_kernels.cpu._lanes import LANES
+from ferryman_kernels.cpu._lanes import LANES as LANES
 from ferryman_kernels.cpu._tiles import has_tiles
 from ferryman_kernels.products._tiled_product_compiled import repays_copies
 from ferryman_kernels.products.blocks._block_product_compiled import (

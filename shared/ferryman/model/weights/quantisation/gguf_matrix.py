@@ -29,6 +29,7 @@ from ferryman.model.weights.linear import Linear
 from ferryman.model.weights.matrix import Matrix
 from ferryman.model.weights.quantisation.codes import copied
 from ferryman_kernels.products.blocks.block_product import (
+    LANES,
     NO_CODES,
     SIGNED,
     UNSIGNED,
@@ -137,14 +138,14 @@ class GgufMatrix:
     def panels(self) -> BlockPanels:
         """A copy in the order in which products read codes."""
         (rows, columns), form = self.shape, FORMS[self.type.name]
-        panels = -(-rows // _PANEL_ROWS)
+        panels = -(-rows // LANES)
         size = panels, panel_bytes(form, columns)
         content = torch.empty(size, dtype=torch.uint8, device=self.device)
-        factors = F.pad(self._every_factor()[:, 0], (0, panels * _PANEL_ROWS - rows))
+        factors = F.pad(self._every_factor()[:, 0], (0, panels * LANES - rows))
         if not self.blocks.is_meta:
-            step = max(1, _NUMBERS_AT_ONCE // (_PANEL_ROWS * columns))
+            step = max(1, _NUMBERS_AT_ONCE // (LANES * columns))
             for first in range(0, panels, step):
-                part = self.blocks[first * _PANEL_ROWS : (first + step) * _PANEL_ROWS]
+                part = self.blocks[first * LANES : (first + step) * LANES]
                 packed = pack_blocks(block_parts(self.type, part), form, self.dtype)
                 content[first : first + step] = packed
         table = torch.tensor(form.table or _FROM_0, device=self.device)
@@ -154,9 +155,6 @@ class GgufMatrix:
         if self.factors is not None:
             return self.factors
         return torch.ones(self.shape[0], 1, device=self.blocks.device)
-
-
-_PANEL_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True)
