@@ -74,6 +74,7 @@ def test_a_cluster_of_two_routers_serves_survives_deaths_and_leaves_nothing(
             seconds=90,
         )
         wait_until(lambda: _are_ready(cluster), "both routers to know decode", seconds=90)
+        cluster.await_said(*(f"{name} is back" for name in killed))
         assert len(cluster.doors) == 2
         for router in (0, 1):  # the second one listens where it did
             again = cluster.complete(f"again-{router}", router=router)
@@ -96,7 +97,6 @@ def test_a_cluster_of_two_routers_serves_survives_deaths_and_leaves_nothing(
             assert last["done_bytes"] == last["total_bytes"] > 0
         for name in killed:
             assert f"{name} was ended by signal 9" in err
-            assert f"{name} is back" in err
         assert cluster.is_gone(pids)
         assert not arena.exists()
         assert not (tmp_path / "cluster.json").exists()
@@ -148,13 +148,13 @@ def test_a_worker_that_cannot_start_is_tried_on_while_another_serves(tmp_path: P
         broken.unlink()
         wait_until(lambda: _num_prefills(cluster) == 2, "the return of both", seconds=90)
         assert cluster.complete("both-again")["usage"]["completion_tokens"] > 0
+        # A worker beats before the launcher has read that it is ready.
+        cluster.await_said("prefill-1 is back", "prefill-2 is back")
         ended = cluster.end()
         err = ended.stderr
         assert ended.status == 0, err
         assert "WARNING: prefill-2 exited with status 3 before it was ready" in err
         assert "it cannot start today" in err
-        assert "prefill-1 is back" in err
-        assert "prefill-2 is back" in err
         wait_until(lambda: cluster.is_gone(cluster.said["pids"]), "all to be gone")
 
 

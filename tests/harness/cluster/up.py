@@ -51,9 +51,16 @@ class Up:
         self.said = json.loads(line)
 
     def stderr(self) -> str:
-        """All that it has written so far."""
-        self.errors.seek(0)
-        return self.errors.read()
+        """All that it has written so far.
+
+        The process writes where this file stands, so reading must not move that.
+        """
+        descriptor = self.errors.fileno()
+        return os.pread(descriptor, os.fstat(descriptor).st_size, 0).decode()
+
+    def await_said(self, *lines: str) -> None:
+        """Waits until it has written each of these."""
+        wait_until(lambda: all(line in self.stderr() for line in lines), str(lines), seconds=90)
 
     def end(self, sig: int = signal.SIGINT) -> EndedUp:
         """Signals it to end, and waits for that."""
