@@ -168,6 +168,33 @@ async def test_hand_offs_at_the_same_time_share_the_memory(lending: Lending) -> 
             assert digest.name == unit.unit.name
 
 
+async def test_a_frame_is_filled_while_the_message_before_leaves(
+    lending: Lending, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_filled, may_leave = 0, asyncio.Event()
+    call = lending.stub.LandPages()
+    call.cancel()
+    fill, write = _Landing._fill, type(call).write
+
+    def counted(landing: _Landing, *of_frame: Any) -> None:
+        nonlocal num_filled
+        fill(landing, *of_frame)
+        num_filled += 1
+
+    async def held(landing_call: Any, request: decode_pb2.LandPagesRequest) -> None:
+        if request.pieces:
+            await may_leave.wait()
+        await write(landing_call, request)
+
+    monkeypatch.setattr(_Landing, "_fill", counted)
+    monkeypatch.setattr(type(call), "write", held)
+    sending = asyncio.ensure_future(lending.send(at_once([filled(STATE)])))  # three frames
+    await until(lambda: num_filled == 2)
+    assert not lending.decode.sink.content
+    may_leave.set()
+    assert (await sending).num_bytes == SIZES[Kind.RECURRENT]
+
+
 async def test_a_ready_unit_does_not_wait_for_the_next(lending: Lending) -> None:
     async def slowly() -> AsyncIterator[Sequence[OutgoingUnit]]:
         yield [filled(PAGE)]
@@ -307,7 +334,7 @@ FIRST = frame(with_header=True)
         ([FIRST, frame(run(num_bytes=0))], "is no part of full unit"),
         ([FIRST, frame(run(offset=5))], "goes on at 0, not 5"),
         ([FIRST, frame(run(num_bytes=2999))], "is not complete"),
-        ([FIRST, frame(*[run(num_bytes=3000)] * 700)], "a frame has at most"),
+        ([FIRST, frame(*[run(num_bytes=3000)] * 1400)], "a frame has at most"),
     ],
 )
 async def test_an_odd_stream_is_refused(

@@ -98,7 +98,7 @@ async def send_units_by_memory(
         call.cancel()  # it has ended already, or nobody waits for it
         answers.cancel()
         await asyncio.wait((answers,))
-        landing.give_back()
+        await landing.end()
         if not answers.cancelled():
             answers.exception()  # it was raised above, or another error was first
     if num_copied != landing.num_bytes:
@@ -130,6 +130,7 @@ class _Landing:
     num_bytes: int = 0
     _under_way: deque[int] = field(default_factory=deque)
     _hashers: dict[int, xxhash.xxh3_128] = field(default_factory=dict)
+    _sending: asyncio.Future[None] | None = None
 
     async def write(
         self,
@@ -139,8 +140,7 @@ class _Landing:
     ) -> None:
         """Returns early once decode has ended the stream: `answers` has its reason."""
         key = self.store.memory.key
-        first = decode_pb2.LandPagesRequest(header=header_to_wire(header), key=key)
-        await self.call.write(first)
+        await self._send(decode_pb2.LandPagesRequest(header=header_to_wire(header), key=key))
         async for batch in batches:
             for cuts in _frames(batch):
                 place = await self._place(answers)
@@ -149,8 +149,19 @@ class _Landing:
                 await _finished(partial(self._fill, cuts, place))
                 self.num_bytes += sum(cut.num_bytes for cut in cuts)
                 runs = [run_to_wire(run) for run in _runs(cuts, place)]
-                await self.call.write(decode_pb2.LandPagesRequest(pieces=runs))
+                await self._send(decode_pb2.LandPagesRequest(pieces=runs))
+        await self._sent()
         await self.call.done_writing()
+
+    async def _send(self, request: decode_pb2.LandPagesRequest) -> None:
+        """Begins to send, once the message before has left: the next frame is filled meanwhile."""
+        await self._sent()
+        self._sending = asyncio.ensure_future(self.call.write(request))
+
+    async def _sent(self) -> None:
+        """Waits until the last message has left; raises as its write did."""
+        if self._sending is not None:
+            await self._sending
 
     async def _place(self, answers: asyncio.Future[int]) -> int | None:
         """A free frame; None if decode ends the stream before one is free."""
@@ -197,9 +208,18 @@ class _Landing:
                 self.store.give_back(self._under_way.popleft())
         return num_copied
 
-    def give_back(self) -> None:
-        while self._under_way:
-            self.store.give_back(self._under_way.popleft())
+    async def end(self) -> None:
+        """Stops sending, and gives all frames back."""
+        try:
+            if self._sending is not None:
+                # A call that is cancelled before it has begun would keep its message for ever.
+                self._sending.cancel()
+                await ended(self._sending)
+                if not self._sending.cancelled():
+                    self._sending.exception()  # the status of the call has the reason
+        finally:
+            while self._under_way:
+                self.store.give_back(self._under_way.popleft())
 
 
 async def _finished(job: Callable[[], None]) -> None:
