@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ferryman.errors import ConfigError
+from ferryman.gguf.hub_names import chosen_file, shards_of, split_name
+from ferryman.gguf.model_file import is_gguf
 from ferryman.model.weights.safetensors_header import StoredTensor
 
 INDEX_FILE = "model.safetensors.index.json"
@@ -39,18 +41,22 @@ _HEADER_CALLS = 8
 
 @dataclass(frozen=True, slots=True)
 class HubModel:
-    """A model on the hub; without a revision its main branch."""
+    """A model on the hub; without a revision its main branch. `file` is the GGUF file that is
+    wanted of it, or the type that its name ends with; empty for a model in safetensors."""
 
     model_id: str
     revision: str = ""
+    file: str = ""
 
     def __str__(self) -> str:
-        return f"{self.model_id} at {self.revision}" if self.revision else self.model_id
+        name = f"{self.model_id}:{self.file}" if self.file else self.model_id
+        return f"{name} at {self.revision}" if self.revision else name
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether this is spelled like the id of a model: `owner/name`."""
-    return _ID.fullmatch(name) is not None and ".." not in name and "--" not in name
+    """Whether this is spelled like the id of a model, `owner/name`, or of a file of it."""
+    model_id, _ = split_name(name) or (name, "")
+    return _ID.fullmatch(model_id) is not None and ".." not in model_id and "--" not in model_id
 
 
 def hub_model(name: str, revision: str = "") -> HubModel | None:
@@ -62,11 +68,15 @@ def hub_model(name: str, revision: str = "") -> HubModel | None:
         if revision:
             raise ConfigError(f"--revision {revision}: {name} is no id of a model on the hub")
         return None
-    return HubModel(name, revision)
+    model_id, file = split_name(name) or (name, "")
+    return HubModel(model_id, revision, file)
 
 
 def description_folder(model: HubModel) -> Path:
-    """The folder of the snapshot, with config and tokenizer. Raises ConfigError in one line."""
+    """The folder of the snapshot, with config and tokenizer, or its GGUF file, which has both and
+    is downloaded whole. Raises ConfigError in one line."""
+    if model.file:
+        return _gguf_file(model)
     folder = _snapshot(model, model.revision or None, DESCRIPTION)
     if not (folder / "config.json").is_file():
         raise ConfigError(f"{model}: there is no config.json in it")
@@ -89,8 +99,8 @@ def weight_files(folder: Path) -> tuple[str, ...]:
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether all weights are in the folder of the snapshot."""
-    return all((folder / name).is_file() for name in weight_files(folder))
+    """Whether all weights are in the folder of the snapshot; a GGUF file is downloaded whole."""
+    return is_gguf(folder) or all((folder / name).is_file() for name in weight_files(folder))
 
 
 def remote_tensors(model: HubModel, folder: Path) -> Mapping[str, StoredTensor]:
@@ -124,6 +134,24 @@ def model_folder(name: str, revision: str = "") -> Path:
     if not is_complete(folder):
         fetch_weights(model, folder)
     return folder
+
+
+def _gguf_file(model: HubModel) -> Path:
+    """The file in the folder of the snapshot, with all shards."""
+    from huggingface_hub import HfApi, constants, snapshot_download
+
+    with _one_line(model):
+        if constants.HF_HUB_OFFLINE:
+            folder = Path(snapshot_download(model.model_id, revision=model.revision or None))
+            commit, names = folder.name, [str(p.relative_to(folder)) for p in folder.rglob("*")]
+        else:
+            info = HfApi().model_info(model.model_id, revision=model.revision or "main")
+            commit, names = str(info.sha), [part.rfilename for part in info.siblings or ()]
+    try:
+        file = chosen_file(names, model.file)
+    except ConfigError as error:
+        raise ConfigError(f"{model}: {error}") from None
+    return _snapshot(model, commit, shards_of(file)) / file
 
 
 def _snapshot(model: HubModel, revision: str | None, names: Sequence[str]) -> Path:
