@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ferryman.errors import InvalidRequest
+from ferryman.gguf.architectures import names_of
 from ferryman.model.families import FAMILIES, Family
 
 
@@ -29,7 +30,8 @@ def run_models(word: str, *, as_json: bool) -> int:
 
 
 def _text(family: Family[Any]) -> str:
-    return " ".join((family.name, *family.architectures, family.summary)).lower()
+    gguf = names_of(family.architectures)
+    return " ".join((family.name, *family.architectures, *gguf, family.summary)).lower()
 
 
 def _record(family: Family[Any]) -> dict[str, Any]:
@@ -39,13 +41,14 @@ def _record(family: Family[Any]) -> dict[str, Any]:
         "architectures": list(family.architectures),
         "state": [kind.value for kind in family.kinds],
         "formats": family.formats,
+        "gguf": names_of(family.architectures),
         "drafts_for_itself": family.mtp is not None,
     }
 
 
 def _table(families: Iterable[Family[Any]]) -> Table:
     table = Table(box=None, pad_edge=False)
-    for head in ("architecture", "state", "formats", "models"):
+    for head in ("architecture", "state", "formats", "GGUF", "models"):
         # Names are copied from a terminal: they are never cut, the sentence wraps.
         table.add_column(head, no_wrap=head == "architecture", overflow="fold")
     for family in sorted(families, key=lambda family: family.name):
@@ -53,6 +56,7 @@ def _table(families: Iterable[Family[Any]]) -> Table:
             "\n".join(family.architectures),
             ", ".join(family.kinds),
             family.formats,
+            ", ".join(names_of(family.architectures)),
             family.summary,
         )
     return table

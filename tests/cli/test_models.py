@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ferryman.errors import ConfigError
+from ferryman.gguf.architectures import ARCHITECTURES, names_of
 from ferryman.model.config import load_config
 from ferryman.model.families import FAMILIES
 from ferryman_cli.app import run
@@ -26,7 +27,18 @@ def test_a_record_says_state_and_formats(capsys: pytest.CaptureFixture[str]) -> 
     (record,) = json.loads(capsys.readouterr().out)["families"]
     assert record["architectures"] == ["GptOssForCausalLM"]
     assert (record["state"], record["formats"]) == (["full", "window"], "plain, mxfp4")
+    assert record["gguf"] == ["gpt-oss"]
     assert not record["drafts_for_itself"]
+
+
+def test_a_family_is_found_by_the_name_that_gguf_files_have(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(["models", "nemotron_h_moe", "--json"]) == 0
+    (record,) = json.loads(capsys.readouterr().out)["families"]
+    assert (record["family"], record["gguf"]) == ("nemotron_h", ["nemotron_h", "nemotron_h_moe"])
+    read = {name for family in FAMILIES for name in names_of(family.architectures)}
+    assert read == ARCHITECTURES.keys()
 
 
 def test_a_word_of_no_family_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,6 +43,13 @@ _GEMMA = {
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
+_GLM4 = {
+    "post_self_attn_layernorm": "post_attention_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "post_mlp_layernorm": "post_ffw_norm",
+    "mlp.gate_up_proj": "ffn_up",
+}
+_OF_ARCHITECTURE = {"gemma2": _GEMMA, "gemma3": _GEMMA, "glm4": _GLM4}
 _EXPERT = re.compile(
     r"(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(gate_proj|up_proj|down_proj|w1|w2|w3)"
 )
@@ -82,6 +89,8 @@ def write_converted(
     rope = config.get("rope_parameters") or {}
     rope = rope.get("full_attention", rope)
     theta = rope.get("rope_theta", config.get("rope_theta", 10_000.0))
+    if factor := rope.get("partial_rotary_factor"):
+        keys[f"{architecture}.rope.dimension_count"] = int(factor * config["head_dim"])
     metadata: dict[str, Setting] = {
         "general.architecture": architecture,
         **keys,
@@ -116,7 +125,7 @@ def _written(
 
 
 def _target(architecture: str, name: str) -> str:
-    names = {**_NAMES, **_GEMMA} if architecture.startswith("gemma") else _NAMES
+    names = {**_NAMES, **_OF_ARCHITECTURE.get(architecture, {})}
     match = re.fullmatch(r"model\.layers\.(\d+)\.(.*)\.(weight|bias)", name)
     if match is None:
         return names[name]

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.gguf_models.conversion import split_experts, write_converted
 from tests.gguf_models.files import floats, q8_0, write
+from tests.gguf_models.hybrid_models import HYBRIDS
 from tests.tiny_models import save_random
 from tests.tools.bench.gguf_reader import GgufReader
 from tests.tools.bench.tiny_shapes import save_tiny
@@ -22,6 +23,8 @@ from tools.bench.gguf.conversion import convert_folder
 from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
+    GemmaConfig,
+    Glm4Config,
     LlamaConfig,
     PretrainedConfig,
     Qwen2Config,
@@ -61,6 +64,7 @@ EXPERTS: Mapping[str, Any] = {
     "moe_intermediate_size": 32,
 }
 WINDOWS: Mapping[str, Any] = {**SIZES, "sliding_window": 32, "query_pre_attn_scalar": 16}
+HALF_TURNING = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
 MODELS: Mapping[str, PretrainedConfig] = {
     "llama": LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True),
     "smollm3": SmolLM3Config(**{**SIZES, "num_hidden_layers": 4}),
@@ -68,8 +72,10 @@ MODELS: Mapping[str, PretrainedConfig] = {
     "qwen3": Qwen3Config(**SIZES),
     "qwen2moe": Qwen2MoeConfig(**EXPERTS, shared_expert_intermediate_size=48),
     "qwen3moe": Qwen3MoeConfig(**EXPERTS, norm_topk_prob=True),
+    "gemma": GemmaConfig(**SIZES),
     "gemma2": Gemma2Config(**WINDOWS),
     "gemma3": Gemma3TextConfig(**{**WINDOWS, "num_hidden_layers": 7}),
+    "glm4": Glm4Config(**SIZES, rope_parameters=HALF_TURNING),
 }
 BENCH = ("granite", "granite-experts", "granite-hybrid", "granite-hybrid-experts")
 """Models that the bench converts, whose files llama.cpp answered from as from the folder."""
@@ -118,7 +124,9 @@ def expected_name(folder: Path) -> str:
 
 def test_every_architecture_is_tried() -> None:
     by_bench = {"granite", "granitemoe", "granitehybrid"}
-    assert set(ARCHITECTURES) == {*MODELS, *by_bench}
+    by_bench = {"granite", "granitemoe", "granitehybrid"}
+    hybrids = {architecture for architecture, _ in HYBRIDS.values()}
+    assert set(ARCHITECTURES) == {*MODELS, *by_bench, *hybrids}
 
 
 def tiny_llama(folder: Path, more: Mapping[str, Setting] | None = None) -> tuple[Path, Path]:

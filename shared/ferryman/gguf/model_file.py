@@ -39,6 +39,15 @@ class GgufMetadata:
     def architecture(self) -> str:
         return self.text("general.architecture")
 
+    @property
+    def num_layers(self) -> int:
+        """The layers of the model itself, without those for multi-token prediction."""
+        every, drafting = "{arch}.block_count", "{arch}.nextn_predict_layers"
+        num_drafting = self.whole(drafting, 0)
+        if num_drafting > self.whole(every):
+            raise self.refusal(drafting, f"at most the {self.whole(every)} of block_count")
+        return self.whole(every) - num_drafting
+
     def has(self, key: str) -> bool:
         return self._key(key) in self.values
 

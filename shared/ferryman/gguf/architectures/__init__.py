@@ -7,37 +7,143 @@ the names of its tensors. So a family reads both as it reads a folder.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from ferryman.errors import ConfigError
-from ferryman.gguf.architectures import granite, transformer
+from ferryman.gguf.architectures import (
+    delta_nets,
+    granite,
+    mixtures,
+    nemotron,
+    short_convolutions,
+    state_spaces,
+    transformer,
+)
 from ferryman.gguf.architectures.config_fields import Fields
-from ferryman.gguf.architectures.tensor_names import NamedTensor, TensorNames, named_tensors
+from ferryman.gguf.architectures.named_tensors import named_tensors
+from ferryman.gguf.architectures.tensor_names import NamedTensor, TensorNames
 from ferryman.gguf.model_file import GgufFile
 
 
 @dataclass(frozen=True, slots=True)
 class GgufArchitecture:
-    """The config's fields of a model, and the tables of its tensors."""
+    """The config's fields of a model, and the tables of its tensors. `folders` are the names that
+    `architectures` of its config may have."""
 
     fields: Callable[[GgufFile], Fields]
     names: Callable[[GgufFile], TensorNames]
+    folders: tuple[str, ...]
 
 
 ARCHITECTURES: Mapping[str, GgufArchitecture] = {
-    "llama": GgufArchitecture(transformer.llama_fields, transformer.llama_names),
-    "qwen2": GgufArchitecture(transformer.qwen2_fields, transformer.plain_names),
-    "qwen3": GgufArchitecture(transformer.qwen3_fields, transformer.plain_names),
-    "qwen2moe": GgufArchitecture(transformer.qwen2_moe_fields, transformer.qwen2_moe_names),
-    "qwen3moe": GgufArchitecture(transformer.qwen3_moe_fields, transformer.qwen3_moe_names),
-    "smollm3": GgufArchitecture(transformer.smollm3_fields, transformer.paired_names),
-    "granite": GgufArchitecture(granite.granite_fields, transformer.paired_names),
-    "granitemoe": GgufArchitecture(granite.granite_moe_fields, granite.granite_moe_names),
-    "granitehybrid": GgufArchitecture(granite.hybrid_fields, granite.hybrid_names),
-    "gemma2": GgufArchitecture(transformer.gemma2_fields, transformer.gemma_names),
-    "gemma3": GgufArchitecture(transformer.gemma3_fields, transformer.gemma_names),
+    "llama": GgufArchitecture(
+        transformer.llama_fields,
+        transformer.llama_names,
+        (
+            "LlamaForCausalLM",
+            "MixtralForCausalLM",
+        ),
+    ),
+    "qwen2": GgufArchitecture(
+        transformer.qwen2_fields, transformer.plain_names, ("Qwen2ForCausalLM",)
+    ),
+    "qwen3": GgufArchitecture(
+        transformer.qwen3_fields, transformer.plain_names, ("Qwen3ForCausalLM",)
+    ),
+    "qwen2moe": GgufArchitecture(
+        transformer.qwen2_moe_fields, transformer.qwen2_moe_names, ("Qwen2MoeForCausalLM",)
+    ),
+    "qwen3moe": GgufArchitecture(
+        transformer.qwen3_moe_fields, transformer.qwen3_moe_names, ("Qwen3MoeForCausalLM",)
+    ),
+    "qwen3next": GgufArchitecture(
+        delta_nets.qwen3_next_fields, delta_nets.qwen3_next_names, ("Qwen3NextForCausalLM",)
+    ),
+    "qwen35": GgufArchitecture(
+        delta_nets.qwen3_5_fields, delta_nets.qwen3_5_names, ("Qwen3_5ForCausalLM",)
+    ),
+    "qwen35moe": GgufArchitecture(
+        delta_nets.qwen3_5_moe_fields, delta_nets.qwen3_5_names, ("Qwen3_5MoeForCausalLM",)
+    ),
+    "smollm3": GgufArchitecture(
+        transformer.smollm3_fields, transformer.paired_names, ("SmolLM3ForCausalLM",)
+    ),
+    "granite": GgufArchitecture(
+        granite.granite_fields, transformer.paired_names, ("GraniteForCausalLM",)
+    ),
+    "granitemoe": GgufArchitecture(
+        granite.granite_moe_fields,
+        granite.granite_moe_names,
+        (
+            "GraniteMoeForCausalLM",
+            "GraniteMoeSharedForCausalLM",
+        ),
+    ),
+    "granitehybrid": GgufArchitecture(
+        granite.hybrid_fields, granite.hybrid_names, ("GraniteMoeHybridForCausalLM",)
+    ),
+    "falcon-h1": GgufArchitecture(
+        state_spaces.falcon_h1_fields, state_spaces.falcon_h1_names, ("FalconH1ForCausalLM",)
+    ),
+    "nemotron_h": GgufArchitecture(
+        nemotron.nemotron_h_fields, nemotron.nemotron_h_names, ("NemotronHForCausalLM",)
+    ),
+    "nemotron_h_moe": GgufArchitecture(
+        nemotron.nemotron_h_fields, nemotron.nemotron_h_names, ("NemotronHForCausalLM",)
+    ),
+    "mamba": GgufArchitecture(
+        state_spaces.mamba1_model_fields,
+        state_spaces.mamba_names,
+        (
+            "MambaForCausalLM",
+            "FalconMambaForCausalLM",
+        ),
+    ),
+    "mamba2": GgufArchitecture(
+        state_spaces.mamba2_model_fields, state_spaces.mamba2_names, ("Mamba2ForCausalLM",)
+    ),
+    "jamba": GgufArchitecture(
+        state_spaces.jamba_fields, state_spaces.jamba_names, ("JambaForCausalLM",)
+    ),
+    "lfm2": GgufArchitecture(
+        short_convolutions.lfm2_fields, short_convolutions.lfm2_names, ("Lfm2ForCausalLM",)
+    ),
+    "lfm2moe": GgufArchitecture(
+        short_convolutions.lfm2_moe_fields, short_convolutions.lfm2_names, ("Lfm2MoeForCausalLM",)
+    ),
+    "gpt-oss": GgufArchitecture(
+        mixtures.gpt_oss_fields, mixtures.gpt_oss_names, ("GptOssForCausalLM",)
+    ),
+    "deepseek2": GgufArchitecture(
+        mixtures.deepseek_fields,
+        mixtures.deepseek_names,
+        (
+            "DeepseekV2ForCausalLM",
+            "DeepseekV3ForCausalLM",
+        ),
+    ),
+    "glm4": GgufArchitecture(mixtures.glm4_fields, mixtures.glm4_names, ("Glm4ForCausalLM",)),
+    "glm4moe": GgufArchitecture(
+        mixtures.glm4_moe_fields, mixtures.glm4_moe_names, ("Glm4MoeForCausalLM",)
+    ),
+    "dots1": GgufArchitecture(mixtures.dots1_fields, mixtures.dots1_names, ("Dots1ForCausalLM",)),
+    "gemma": GgufArchitecture(
+        transformer.gemma1_fields, transformer.gemma1_names, ("GemmaForCausalLM",)
+    ),
+    "gemma2": GgufArchitecture(
+        transformer.gemma2_fields, transformer.gemma_names, ("Gemma2ForCausalLM",)
+    ),
+    "gemma3": GgufArchitecture(
+        transformer.gemma3_fields, transformer.gemma_names, ("Gemma3ForCausalLM",)
+    ),
 }
+
+
+def names_of(folder: Iterable[str]) -> list[str]:
+    """The names of llama.cpp for models whose folders have one of these architectures."""
+    wanted = set(folder)
+    return [name for name, read in ARCHITECTURES.items() if wanted & set(read.folders)]
 
 
 def config_of(model: GgufFile) -> Fields:

@@ -23,13 +23,20 @@ def trunk_fields(model: GgufFile, *, eps: str = "rms_norm_eps") -> Fields:
     return {
         "vocab_size": _vocab_size(model),
         "hidden_size": metadata.whole("{arch}.embedding_length"),
-        "num_hidden_layers": metadata.whole("{arch}.block_count"),
+        "num_hidden_layers": metadata.num_layers,
         "max_position_embeddings": metadata.whole("{arch}.context_length"),
-        eps: metadata.number("{arch}.attention.layer_norm_rms_epsilon"),
+        eps: _epsilon(model),
         "tie_word_embeddings": "output.weight" not in model.tensors,
         "eos_token_id": end_token_ids(model),
         "dtype": stored_dtype(model),
     }
+
+
+def _epsilon(model: GgufFile) -> float:
+    """The norms' epsilon; in files of some models its key is that of another kind of norms."""
+    metadata, plain = model.metadata, "{arch}.attention.layer_norm_epsilon"
+    key = "{arch}.attention.layer_norm_rms_epsilon"
+    return metadata.number(key if metadata.has(key) or not metadata.has(plain) else plain)
 
 
 def end_token_ids(model: GgufFile) -> list[int]:
@@ -61,7 +68,7 @@ def attention_fields(model: GgufFile) -> Fields:
         "num_attention_heads": heads,
         "num_key_value_heads": _same_in_all(model, kv_heads) if metadata.has(kv_heads) else heads,
         "head_dim": head_dim,
-        "attention_bias": "blk.0.attn_q.bias" in model.tensors,
+        "attention_bias": any_has(model, "attn_q.bias"),
         **rope_fields(model, head_dim),
     }
 
@@ -126,6 +133,11 @@ def expert_fields(model: GgufFile, *, count: str = "num_experts") -> Fields:
     }
 
 
+def any_has(model: GgufFile, ending: str) -> bool:
+    """Whether any layer has a tensor of this name."""
+    return any(name.endswith(f".{ending}") for name in model.tensors)
+
+
 def inner_dim(model: GgufFile) -> int:
     """The channels within an MLP, of which every layer has as many."""
     return _same_in_all(model, "{arch}.feed_forward_length")
@@ -138,9 +150,17 @@ def _vocab_size(model: GgufFile) -> int:
     return embedding.shape[0]
 
 
+def by_layer(model: GgufFile, key: str) -> list[int]:
+    """A number or a flag for each layer of the model. Raises ConfigError for fewer."""
+    values = model.metadata.wholes(key)
+    if len(values) < model.metadata.num_layers:
+        raise model.metadata.refusal(key, f"for each of {model.metadata.num_layers} layers")
+    return values[: model.metadata.num_layers]
+
+
 def _same_in_all(model: GgufFile, key: str) -> int:
     """A number that may be given for each layer; layers without any have 0."""
-    values = set(model.metadata.wholes(key)) - {0}
+    values = set(by_layer(model, key)) - {0}
     if len(values) != 1:
         raise model.metadata.refusal(key, "alike in all layers")
     return values.pop()

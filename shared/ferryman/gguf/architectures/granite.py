@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from ferryman.gguf.architectures.config_fields import (
     Fields,
+    any_has,
     attention_fields,
+    by_layer,
     expert_fields,
     inner_dim,
     trunk_fields,
@@ -19,6 +21,7 @@ SHARED_IN, EXPERTS_IN = (
 )
 MAMBA = {
     "ssm_in.weight": "mamba.in_proj.weight",
+    "ssm_in.bias": "mamba.in_proj.bias",
     "ssm_conv1d.weight": "mamba.conv1d.weight",
     "ssm_conv1d.bias": "mamba.conv1d.bias",
     "ssm_dt.bias": "mamba.dt_bias",
@@ -26,6 +29,7 @@ MAMBA = {
     "ssm_d": "mamba.D",
     "ssm_norm.weight": "mamba.norm.weight",
     "ssm_out.weight": "mamba.out_proj.weight",
+    "ssm_out.bias": "mamba.out_proj.bias",
 }
 MAMBA_VECTORS = ("mamba.A_log", "mamba.D", "mamba.norm.weight")
 _EXPERTS = {
@@ -79,7 +83,7 @@ def hybrid_fields(model: GgufFile) -> Fields:
     metadata = model.metadata
     kinds = [
         "attention" if heads else "mamba"
-        for heads in metadata.wholes("{arch}.attention.head_count_kv")
+        for heads in by_layer(model, "{arch}.attention.head_count_kv")
     ]
     has_experts = metadata.whole("{arch}.expert_count", 0) > 0
     shared = "{arch}.expert_shared_feed_forward_length"
@@ -103,15 +107,16 @@ def hybrid_fields(model: GgufFile) -> Fields:
     }
 
 
-def mamba_fields(model: GgufFile) -> Fields:
-    """A Mamba-2 mixer, by the field names of Granite."""
+def mamba_fields(model: GgufFile, *, expands_hidden: bool = True) -> Fields:
+    """A Mamba-2 mixer, by the field names of Granite. Without `expands_hidden` its channels need
+    not be a multiple of the hidden size's."""
     metadata = model.metadata
     heads, inner = (
         metadata.whole("{arch}.ssm.time_step_rank"),
         metadata.whole("{arch}.ssm.inner_size"),
     )
     expand, odd = divmod(inner, metadata.whole("{arch}.embedding_length"))
-    if odd or not heads or inner % heads:
+    if (odd and expands_hidden) or not heads or inner % heads:
         raise metadata.refusal("{arch}.ssm.inner_size", "a multiple of hidden size and of heads")
     return {
         "mamba_n_heads": heads,
@@ -120,13 +125,9 @@ def mamba_fields(model: GgufFile) -> Fields:
         "mamba_d_state": metadata.whole("{arch}.ssm.state_size"),
         "mamba_d_conv": metadata.whole("{arch}.ssm.conv_kernel"),
         "mamba_n_groups": metadata.whole("{arch}.ssm.group_count"),
-        "mamba_conv_bias": _any_has(model, "ssm_conv1d.bias"),
-        "mamba_proj_bias": _any_has(model, "ssm_in.bias"),
+        "mamba_conv_bias": any_has(model, "ssm_conv1d.bias"),
+        "mamba_proj_bias": any_has(model, "ssm_in.bias"),
     }
-
-
-def _any_has(model: GgufFile, ending: str) -> bool:
-    return any(name.endswith(f".{ending}") for name in model.tensors)
 
 
 def _multipliers(model: GgufFile) -> Fields:

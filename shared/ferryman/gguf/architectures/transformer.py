@@ -127,6 +127,15 @@ def gemma_names(model: GgufFile) -> TensorNames:
     return TensorNames(ENDS, {**GEMMA_NORMS, **ATTENTION, **mlp_names()}, norms_around_one=True)
 
 
+def gemma1_names(model: GgufFile) -> TensorNames:
+    return TensorNames(ENDS, {**_LAYER, **mlp_names()}, norms_around_one=True)
+
+
+def gemma1_fields(model: GgufFile) -> Fields:
+    activation = {"hidden_activation": "gelu_pytorch_tanh"}
+    return {**dense_fields(model, "GemmaForCausalLM"), **activation}
+
+
 def gemma2_fields(model: GgufFile) -> Fields:
     metadata = model.metadata
     return {

@@ -44,19 +44,31 @@ class GgufCheckpoint(Checkpoint):
         if not isinstance(stored, GgufStoredTensor):
             return Checkpoint.view(self, stored)
         source = stored.source
-        parts = [self._numbers(part) for part in source.parts]
-        numbers = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return _formed(numbers.view(stored.shape), source)
+        matrices = [self._matrix(source, parts) for parts in source.matrices]
+        numbers = matrices[0] if len(matrices) == 1 else torch.stack(matrices)
+        return _formed(numbers.reshape(stored.shape), source.form)
+
+    def _matrix(self, source: NamedTensor, parts: tuple[TensorPart, ...]) -> Tensor:
+        """[rows, columns] as the folder has them."""
+        rows = [self._numbers(part) for part in parts]
+        matrix = rows[0] if len(rows) == 1 else torch.cat(rows)
+        if source.rows is not None:
+            matrix = matrix[torch.from_numpy(source.rows)]
+        if source.columns is not None:
+            matrix = matrix[:, torch.from_numpy(source.columns)]
+        return matrix.T if source.is_transposed else matrix
 
     def _numbers(self, part: TensorPart) -> Tensor:
-        """[rows, columns]; in float32 if they are in blocks."""
+        """The rows of a part; in float32 if they are in blocks."""
         place = _place(part)
         if not part.header.kind.is_quantised:
-            return Checkpoint.view(self, place)
-        content = np.frombuffer(
-            self.files[place.file].content, np.uint8, place.num_bytes, place.start
-        )
-        return torch.from_numpy(dequantised(part.header.kind, content)).view(place.shape)
+            numbers = Checkpoint.view(self, place)
+        else:
+            content = np.frombuffer(
+                self.files[place.file].content, np.uint8, place.num_bytes, place.start
+            )
+            numbers = torch.from_numpy(dequantised(part.header.kind, content)).view(place.shape)
+        return numbers.T if part.is_transposed else numbers
 
 
 def open_gguf(file: Path) -> GgufCheckpoint:
@@ -91,22 +103,11 @@ def _place(part: TensorPart) -> StoredTensor:
     return StoredTensor(part.name, header.file, header.kind.name, shape, part.start, part.end)
 
 
-def _formed(numbers: Tensor, source: NamedTensor) -> Tensor:
-    match source.form:
-        case TensorForm.PAIRED:
-            return numbers[folder_rows(source)]
+def _formed(numbers: Tensor, form: TensorForm) -> Tensor:
+    match form:
         case TensorForm.AROUND_ONE:
             return numbers.to(torch.float32) - 1
         case TensorForm.LOG_NEGATED:
             return torch.log(-numbers.to(torch.float32))
         case TensorForm.PLAIN:
             return numbers
-
-
-def folder_rows(source: NamedTensor) -> Tensor:
-    """The file's row at each row of the folder's tensor. In the folder a channel of a head turns
-    with the one half of `turning` further on, in the file with its neighbour."""
-    head_dim = source.shape[0] // source.heads
-    turned = torch.arange(source.turning).view(-1, 2).T.flatten()
-    rows = torch.cat([turned, torch.arange(source.turning, head_dim)])
-    return (torch.arange(source.heads)[:, None] * head_dim + rows).flatten()

@@ -60,6 +60,13 @@ class WeightFormat:
         codes that do not fit the config."""
         return None
 
+    def stack_in_codes(
+        self, weights: Weights, name: str, shape: tuple[int, int, int], *, is_transposed: bool
+    ) -> tuple[Matrix, ...] | None:
+        """The matrices [rows, columns] of the tensor `name` of `shape` [count, rows, columns], or
+        None if the checkpoint has it in floats; a transposed one has columns before rows there."""
+        return None
+
     def of_floats(self, weight: Tensor, dtype: torch.dtype, device: torch.device) -> Matrix:
         """The matrix of a model in `dtype` from a weight [rows, columns] that is in floats."""
         return PlainMatrix(weight, dtype, device)
@@ -141,16 +148,27 @@ class Weights:
         return None if matrix is None else self._multiplied(matrix, name)
 
     def matrices(self, name: str, count: int, rows: int, columns: int) -> tuple[Matrix, ...]:
-        """The weights of `count` layers that are stored as one tensor of floats, as experts are."""
-        stacked = self.stored(name, (count, rows, columns), STORED_FLOATS)
-        return tuple(self._multiplied(self._of_floats(weight), name) for weight in stacked)
+        """The weights of `count` layers that are stored as one tensor, as experts are."""
+        matrices = self._stack_in_codes(name, (count, rows, columns), is_transposed=False)
+        if matrices is None:
+            stacked = self.stored(name, (count, rows, columns), STORED_FLOATS)
+            matrices = tuple(map(self._of_floats, stacked))
+        return tuple(self._multiplied(matrix, name) for matrix in matrices)
 
     def transposed_matrices(
         self, name: str, count: int, rows: int, columns: int
     ) -> tuple[Matrix, ...]:
         """The `matrices`, each stored as [columns, rows]."""
-        stacked = self.stored(name, (count, columns, rows), STORED_FLOATS)
-        return tuple(self._multiplied(self._of_floats(weight.T), name) for weight in stacked)
+        matrices = self._stack_in_codes(name, (count, rows, columns), is_transposed=True)
+        if matrices is None:
+            stacked = self.stored(name, (count, columns, rows), STORED_FLOATS)
+            matrices = tuple(self._of_floats(weight.T) for weight in stacked)
+        return tuple(self._multiplied(matrix, name) for matrix in matrices)
+
+    def _stack_in_codes(
+        self, name: str, shape: tuple[int, int, int], *, is_transposed: bool
+    ) -> tuple[Matrix, ...] | None:
+        return self.format.stack_in_codes(self, name, shape, is_transposed=is_transposed)
 
     def stored(self, name: str, shape: tuple[int, ...], dtypes: tuple[str, ...]) -> Tensor:
         """The tensor `name` as a view of its file, not to be kept. Raises ConfigError if its shape

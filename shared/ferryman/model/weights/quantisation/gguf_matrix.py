@@ -102,6 +102,10 @@ class GgufMatrix:
         factors = None if self.factors is None else self.factors[rows]
         return replace(self, blocks=self.blocks[rows], factors=factors)
 
+    def with_blocks(self, blocks: Tensor) -> GgufMatrix:
+        """The matrix with its columns in another order, by whole blocks."""
+        return replace(self, blocks=self.blocks[:, blocks])
+
     def above(self, others: Sequence[Matrix]) -> GgufMatrix:
         every = [self, *(other for other in others if isinstance(other, GgufMatrix))]
         factors = None
@@ -110,7 +114,8 @@ class GgufMatrix:
         return replace(self, blocks=torch.cat([m.blocks for m in every]), factors=factors)
 
     def scaled(self, factor: Tensor) -> GgufMatrix:
-        return replace(self, factors=self._every_factor() * factor.to(torch.float32))
+        ours = self._every_factor()
+        return replace(self, factors=ours * factor.to(ours))
 
     def dequantised(self) -> Tensor:
         return self.dequantised_rows(0, self.shape[0])

@@ -1,0 +1,170 @@
+"""The tensors of a folder from those of a GGUF file, by the tables of its architecture."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from ferryman.errors import ConfigError
+from ferryman.gguf.architectures.row_orders import Order, turned_heads
+from ferryman.gguf.architectures.tensor_names import (
+    LAYER,
+    ROPE_FREQS,
+    NamedTensor,
+    TensorForm,
+    TensorNames,
+    TensorPart,
+)
+from ferryman.gguf.container import TensorHeader
+from ferryman.gguf.model_file import GgufFile
+
+
+def named_tensors(model: GgufFile, names: TensorNames) -> dict[str, NamedTensor]:
+    """The tensors of the folder by name. Raises ConfigError for a tensor that no table knows."""
+    num_layers = model.metadata.num_layers
+    unread = {
+        name: header
+        for name, header in model.tensors.items()
+        if name != ROPE_FREQS and not _drafts(name, num_layers)
+    }
+    tensors: list[NamedTensor] = []
+    for layer in range(num_layers):
+        tensors += _layer_tensors(model, names, layer, unread)
+    for source, target in names.ends.items():
+        if (header := unread.pop(source, None)) is not None:
+            form = _form(names, source, target)
+            tensors.append(NamedTensor(target, header.shape, (_whole(header),), form))
+    if unread:
+        raise ConfigError(
+            f"{model.metadata.file}: of the architecture {model.metadata.architecture} no tensor "
+            f"{', '.join(sorted(unread)[:4])} is known"
+        )
+    return {tensor.name: tensor for tensor in tensors}
+
+
+def _drafts(name: str, num_layers: int) -> bool:
+    """Whether a tensor is of a layer for multi-token prediction, which stands after the others."""
+    layer = name.removeprefix(LAYER).partition(".")[0]
+    return name.startswith(LAYER) and layer.isdecimal() and int(layer) >= num_layers
+
+
+def _layer_tensors(
+    model: GgufFile, names: TensorNames, layer: int, unread: dict[str, TensorHeader]
+) -> Iterable[NamedTensor]:
+    """The tensors of a layer of the folder; takes those that they are made of from `unread`."""
+    there, here = f"{LAYER}{layer}.", f"{names.layers}.{layer}."
+    for sources, target in names.joined.items():
+        if all(there + source in unread for source in sources):
+            headers = [unread.pop(there + source) for source in sources]
+            yield _joined(names, here, target, headers)
+    for pair, target in names.joined_heads.items():
+        if all(there + source in unread for source in pair):
+            yield _joined_heads(here + target, *(unread.pop(there + source) for source in pair))
+    for source, target in names.layer.items():
+        if (header := unread.pop(there + source, None)) is None:
+            continue
+        if "{}" in target:
+            for index, part in enumerate(_members(header)):
+                yield NamedTensor(here + target.format(index), header.shape[1:], (part,))
+            continue
+        yield NamedTensor(
+            here + target,
+            _shape(names, header, target),
+            (_whole(header),),
+            _form(names, source, target),
+            _row_order(model, names, layer, source, target, header),
+            names.column_orders.get(target),
+        )
+
+
+def _row_order(
+    model: GgufFile,
+    names: TensorNames,
+    layer: int,
+    source: str,
+    target: str,
+    header: TensorHeader,
+) -> Order | None:
+    if not names.pairs_rows or source.partition(".")[0] not in ("attn_q", "attn_k"):
+        return names.row_orders.get(target)
+    metadata, rows = model.metadata, header.shape[0]
+    key = "{arch}.attention.head_count" + ("" if source.startswith("attn_q") else "_kv")
+    heads = metadata.wholes(key)[layer]
+    if not heads or rows % heads:
+        raise metadata.refusal(key, f"a divisor of the {rows} rows of {source}")
+    turning = metadata.whole("{arch}.rope.dimension_count", rows // heads)
+    return turned_heads(heads, rows // heads, turning)
+
+
+def _form(names: TensorNames, source: str, target: str) -> TensorForm:
+    if target in names.logs:
+        return TensorForm.LOG_NEGATED
+    is_norm = source.endswith("norm.weight") and target not in names.plain_norms
+    return TensorForm.AROUND_ONE if names.norms_around_one and is_norm else TensorForm.PLAIN
+
+
+def _shape(names: TensorNames, header: TensorHeader, target: str) -> tuple[int, ...]:
+    if target in names.vectors:
+        return (math.prod(header.shape),)
+    if target in names.rows:
+        return (1, math.prod(header.shape))
+    if target in names.convolutions:
+        return (header.shape[0], 1, *header.shape[1:])
+    return header.shape
+
+
+def _joined(names: TensorNames, here: str, target: str, headers: list[TensorHeader]) -> NamedTensor:
+    """One tensor of the rows of several: of experts, of those of each expert in turn."""
+    order, is_transposed = names.joined_orders.get(target), target in names.transposed
+    if len(headers[0].shape) == 2 and target not in names.stacked_vectors:
+        rows, columns = sum(header.shape[0] for header in headers), headers[0].shape[1]
+        parts = tuple(map(_whole, headers))
+        return NamedTensor(here + target, (rows, columns), parts, rows=order)
+    experts, _, *columns_of = headers[0].shape
+    sizes = [sum(header.shape[1] for header in headers), *columns_of]
+    by_expert = zip(*map(_members, headers), strict=True)
+    parts = tuple(part for of_expert in by_expert for part in of_expert)
+    return NamedTensor(
+        here + target,
+        (experts, *(reversed(sizes) if is_transposed else sizes)),
+        parts,
+        rows=order,
+        num_matrices=experts,
+        is_transposed=is_transposed,
+    )
+
+
+def _joined_heads(name: str, keys: TensorHeader, values: TensorHeader) -> NamedTensor:
+    """Rows of keys, then of values, of each head; those of keys are columns in the file."""
+    pairs = zip(_members(keys, is_transposed=True), _members(values), strict=True)
+    rows = keys.shape[0] * (keys.shape[2] + values.shape[1])
+    parts = tuple(part for pair in pairs for part in pair)
+    return NamedTensor(name, (rows, values.shape[2]), parts)
+
+
+def _whole(header: TensorHeader) -> TensorPart:
+    """All rows of a tensor; those of a vector have one column."""
+    columns = header.shape[-1] if len(header.shape) > 1 else 1
+    rows = math.prod(header.shape) // columns
+    return TensorPart(header.name, header, rows, columns, header.start, header.end)
+
+
+def _members(header: TensorHeader, *, is_transposed: bool = False) -> tuple[TensorPart, ...]:
+    """The matrices of a tensor [experts or heads, rows, columns]; with two axes they have one
+    column."""
+    if len(header.shape) not in (2, 3):
+        raise ConfigError(f"{header.file}: tensor {header.name!r} must have 3 axes")
+    count, rows, *rest = header.shape
+    size = (header.end - header.start) // count
+    return tuple(
+        TensorPart(
+            f"{header.name}[{index}]",
+            header,
+            rows,
+            math.prod(rest),
+            header.start + index * size,
+            header.start + (index + 1) * size,
+            is_transposed,
+        )
+        for index in range(count)
+    )

@@ -1,0 +1,139 @@
+"""Hybrids and mixtures are the same models from their folders and from their GGUF files."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.gguf_models.files import WrittenTensor, q8_0, write
+from tests.gguf_models.hybrid_conversion import hybrid_parts, write_hybrid
+from tests.gguf_models.hybrid_models import HYBRIDS
+from tests.model.paged_run import PagedRun, Part
+from tests.tiny_models import save_random
+from torch import Tensor
+
+from ferryman.errors import ConfigError
+from ferryman.gguf.architectures import ARCHITECTURES
+from ferryman.gguf.model_file import read_model
+from ferryman.model.config import load_config
+from ferryman.model.footprint import held_bytes, weight_bytes
+from ferryman.model.load_options import LoadOptions
+from ferryman.model.registry import load_model
+from ferryman.model.shapes.config_fields import read_fields
+from ferryman.model.weights.gguf_checkpoint import open_gguf
+from ferryman.model.weights.named_weights import FLOATS
+from ferryman_kernels.products.packed_product import reads_panels
+
+PROMPT = [(7 * place * place + 3) % 131 for place in range(40)]
+with_panels = pytest.mark.skipif(not reads_panels(torch.float32), reason="there is no AVX-512")
+
+
+@pytest.fixture(params=HYBRIDS)
+def folder_and_file(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path]:
+    architecture, config = HYBRIDS[request.param]
+    folder = save_random(tmp_path / "folder", config, seed=1)
+    return folder, write_hybrid(folder, tmp_path / "tiny.gguf", architecture)
+
+
+def logits(model: Path, dtype: str) -> Tensor:
+    """Those of a prompt in two chunks and of three steps behind it."""
+    run = PagedRun(load_model(model, LoadOptions(dtype, page_size=16)))
+    lane = run.start()
+    chunks = [run.prefill([Part(lane, PROMPT[a:b])])[0] for a, b in ((0, 30), (30, 37))]
+    return torch.cat([*chunks, *(run.decode([lane], [token]) for token in PROMPT[37:])])
+
+
+def test_logits_and_config_are_those_of_the_folder(folder_and_file: tuple[Path, Path]) -> None:
+    folder, file = folder_and_file
+    expected: Any = load_config(folder)
+    if not hasattr(expected, "multipliers"):
+        actual: Any = load_config(file)
+        assert actual == replace(expected, trunk=replace(expected.trunk, eos_token_ids=(2,)))
+    metadata = read_model(file).metadata
+    named = read_fields(file / "config.json").words("architectures")
+    assert set(named) <= set(ARCHITECTURES[metadata.architecture].folders)
+    exact = logits(folder, "float64")
+    assert exact.std() > 0.01
+    # Norms from 1 on, logarithms and multiplied weights are rounded to float32 once.
+    difference = (logits(file, "float64") - exact).abs().max()
+    assert difference <= 1e-5 * exact.abs().max(), difference
+
+
+def in_blocks(tensor: WrittenTensor) -> WrittenTensor:
+    """A weight in Q8_0, if it is one that a converter quantises."""
+    values = np.frombuffer(tensor.content, "<f4").reshape(tensor.shape)
+    is_plain = any(part in tensor.name for part in ("norm", "conv", "gate_inp", "ssm_a", "ssm_d"))
+    if len(tensor.shape) < 2 or is_plain or tensor.name.endswith("bias") or tensor.shape[-1] % 32:
+        return tensor
+    return q8_0(tensor.name, values)
+
+
+@with_panels
+def test_weights_in_blocks_stay_in_them(
+    folder_and_file: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, request: Any
+) -> None:
+    folder, file = folder_and_file
+    architecture, _ = HYBRIDS[request.node.callspec.params["folder_and_file"]]
+    metadata, tensors = hybrid_parts(folder, architecture)
+    write(file, metadata, [in_blocks(tensor) for tensor in tensors])
+    options = LoadOptions("float32", page_size=16)
+    model = load_model(file, options)
+    checkpoint = open_gguf(file)
+    held = held_bytes(model, is_on_cpu=True)
+    assert weight_bytes(file, checkpoint.tensors, options) == held
+    kept = logits(file, "float32")
+    monkeypatch.setattr(LoadOptions, "format_of", lambda self, folder: FLOATS)
+    dense = load_model(file, options)
+    assert held < 0.8 * held_bytes(dense, is_on_cpu=True)
+    difference = (kept - logits(file, "float32")).abs().max()
+    # Experts one by one add up in another order than in one product.
+    assert difference <= 1e-4 * kept.abs().max(), difference
+
+
+@with_panels
+def test_experts_of_gpt_oss_stay_in_mxfp4(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    architecture, config = HYBRIDS["gpt-oss"]
+    folder = save_random(tmp_path / "folder", config, seed=1)
+    metadata, tensors = hybrid_parts(folder, architecture)
+    coded = [mxfp4(t) if t.name.endswith("exps.weight") else t for t in tensors]
+    file = write(tmp_path / "tiny.gguf", metadata, coded)
+    options = LoadOptions("bfloat16", page_size=16)
+    held, kept = held_bytes(load_model(file, options), is_on_cpu=True), logits(file, "bfloat16")
+    monkeypatch.setattr(LoadOptions, "format_of", lambda self, folder: FLOATS)
+    dense = held_bytes(load_model(file, options), is_on_cpu=True)
+    num_weights = sum(int(np.prod(t.shape)) for t in tensors if t.name.endswith("exps.weight"))
+    # 4 bits and two bytes for 32 of them in place of 16 bits, and four bytes for each row.
+    assert dense - held > num_weights
+    difference = (kept - logits(file, "bfloat16")).abs().max()
+    assert difference <= 0.05 * kept.abs().max(), difference
+
+
+def mxfp4(tensor: WrittenTensor) -> WrittenTensor:
+    """Random codes with powers around 2^-8."""
+    rng = np.random.default_rng(sum(tensor.name.encode()))
+    blocks = rng.integers(0, 256, (int(np.prod(tensor.shape)) // 32, 17), dtype=np.uint8)
+    blocks[:, 0] = rng.integers(119, 122, len(blocks))
+    return replace(tensor, type_number=39, content=blocks.tobytes())
+
+
+def test_layers_for_multi_token_prediction_are_left_out(tmp_path: Path) -> None:
+    architecture, config = HYBRIDS["glm4moe"]
+    folder = save_random(tmp_path / "folder", config, seed=1)
+    keys = {"glm4moe.block_count": 5, "glm4moe.nextn_predict_layers": 1}
+    metadata, tensors = hybrid_parts(folder, architecture, keys)
+    drafting = [
+        replace(tensor, name=tensor.name.replace("blk.3.", "blk.4."))
+        for tensor in tensors
+        if tensor.name.startswith("blk.3.")
+    ]
+    file = write(tmp_path / "tiny.gguf", metadata, [*tensors, *drafting])
+    plain = write_hybrid(folder, tmp_path / "plain.gguf", architecture)
+    assert load_config(file) == load_config(plain)
+    assert open_gguf(file).tensors.keys() == open_gguf(plain).tensors.keys()
+    write(file, {**metadata, "glm4moe.nextn_predict_layers": 6}, tensors)
+    with pytest.raises(ConfigError, match=r"nextn_predict_layers' must be at most the 5 of"):
+        load_config(file)
