@@ -19,7 +19,11 @@ from ferryman_kernels.cpu._tiles import has_tiles
 from ferryman_kernels.products import _packed_product_compiled
 from ferryman_kernels.products.blocks import _block_product_compiled, block_product
 from ferryman_kernels.products.blocks.block_product import (
+    E4M3,
+    FLOATS,
+    HALVES,
     NO_CODES,
+    POWERS,
     SIGNED,
     UNSIGNED,
     BlockForm,
@@ -39,7 +43,10 @@ TABLE = tuple(float(i * i - 40) for i in range(16))
 FORMS = {
     "4 bits": BlockForm(4, 32, 1, False, NO_CODES, table=TABLE),
     "4 bits and shifts": BlockForm(4, 32, 1, True, NO_CODES, table=TABLE),
-    "4 bits and powers": BlockForm(4, 32, 1, False, NO_CODES, is_power=True, table=TABLE),
+    "4 bits and powers": BlockForm(4, 32, 1, False, NO_CODES, POWERS, table=TABLE),
+    "4 bits and scales in FP8": BlockForm(4, 16, 1, False, NO_CODES, E4M3, table=TABLE),
+    "4 bits and shifts, scales in FP8": BlockForm(4, 32, 1, True, NO_CODES, E4M3, table=TABLE),
+    "4 bits and scales in floats": BlockForm(4, 32, 2, False, NO_CODES, FLOATS, table=TABLE),
     "4 bits, scales in codes": BlockForm(4, 32, 8, True, UNSIGNED, table=TABLE),
     "4 bits, scales with signs": BlockForm(4, 32, 8, False, SIGNED, table=TABLE),
     "5 bits": BlockForm(5, 32, 1, False, NO_CODES, offset=16),
@@ -47,6 +54,12 @@ FORMS = {
     "6 bits": BlockForm(6, 16, 16, False, SIGNED, offset=32),
     "6 bits and shifts": BlockForm(6, 32, 1, True, NO_CODES),
     "8 bits": BlockForm(8, 32, 1, False, NO_CODES),
+}
+SCALES = {
+    HALVES: torch.float16,
+    POWERS: torch.bfloat16,
+    E4M3: torch.float8_e4m3fn,
+    FLOATS: torch.float32,
 }
 WAYS = ["widened", *["dots"] * HAS_DOTS, *["tiles"] * has_tiles()]
 
@@ -72,12 +85,22 @@ def drawn(form: BlockForm, rows: int, records: int) -> BlockParts:
         numbers = torch.randn(rows, records, generator=generator) * 0.05
         return numbers.to(torch.float16).view(torch.int16)
 
-    powers = (integers(8, rows, records) + 118 << 7).to(torch.int16)
+    def scales() -> Tensor:
+        """Any number of their dtype: those of FP8 have all of its exponents."""
+        match form.scales:
+            case block_product.POWERS:
+                return (integers(8, rows, records) + 118 << 7).to(torch.int16)
+            case block_product.E4M3:
+                return (integers(127, rows, records) + 128 * integers(2, rows, records)).byte()
+            case block_product.FLOATS:
+                return torch.randn(rows, records, generator=generator).view(torch.int32)
+        return halves()
+
     has_codes = form.codes_of_scales != NO_CODES
     codes = [integers(256, rows, records * form.groups).to(torch.uint8) for _ in range(2)]
     return BlockParts(
         integers(1 << form.bits, rows, columns).to(torch.uint8),
-        powers if form.is_power else halves(),
+        scales(),
         halves() if form.has_shift else None,
         codes[0] if has_codes else None,
         codes[1] if has_codes and form.has_shift else None,
@@ -92,22 +115,19 @@ def exact(form: BlockForm, parts: BlockParts, factors: Tensor) -> Tensor:
         numbers = parts.codes.view(torch.int8).double()
     else:
         numbers = parts.codes.double() - form.offset
-    scales, shifts = _numbers(parts.scales, form.is_power), None
+    scales, shifts = parts.scales.view(SCALES[form.scales]).double(), None
+    scales = scales.repeat_interleave(form.groups, 1)
     if parts.shifts is not None:
-        shifts = _numbers(parts.shifts, False)
+        shifts = parts.shifts.view(torch.float16).double().repeat_interleave(form.groups, 1)
     if parts.scale_codes is not None:
         kind = torch.int8 if form.codes_of_scales == SIGNED else torch.uint8
-        scales = scales.repeat_interleave(form.groups, 1) * parts.scale_codes.view(kind).double()
+        scales = scales * parts.scale_codes.view(kind).double()
     if shifts is not None and parts.shift_codes is not None:
-        shifts = shifts.repeat_interleave(form.groups, 1) * parts.shift_codes.double()
+        shifts = shifts * parts.shift_codes.double()
     numbers = numbers * scales.repeat_interleave(form.group_len, 1)
     if shifts is not None:
         numbers = numbers + shifts.repeat_interleave(form.group_len, 1)
     return numbers * factors[:, None].double()
-
-
-def _numbers(bits: Tensor, is_power: bool) -> Tensor:
-    return bits.view(torch.bfloat16 if is_power else torch.float16).double()
 
 
 def packed(form: BlockForm, parts: BlockParts, dtype: torch.dtype, factors: Tensor) -> BlockPanels:

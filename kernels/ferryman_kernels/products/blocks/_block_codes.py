@@ -34,6 +34,7 @@ CHUNK_INPUTS = 2
 FACTORS_BYTES = 8 * LANES
 """The room for the scales, and for the shifts behind them, of a group's outputs."""
 _LINE_BYTES, _WIDTH, _VECTORS = 64, 16, 8
+_SIGN_AND_E4M3 = 0x87F0_0000  # bits 31 and 26 to 20
 _CHUNKS_OF_PLANE = {4: 1, 5: 4, 6: 2, 8: 1}
 
 
@@ -58,6 +59,28 @@ def upper_halves_at(typing: Any, address: Any) -> Any:
         return builder.bitcast(upper, _floats(LANES))
 
     return _lanes_of(16, widened, address)
+
+
+@generated
+def e4m3_at(typing: Any, address: Any) -> Any:
+    """e4m3_at(address): 64 numbers of FP8 (E4M3), none of them not-a-number, as float32."""
+
+    def widened(builder: Any, codes: Any) -> Any:
+        # Sign, exponent and mantissa go to their places; a product moves the exponent's bias.
+        left = builder.shl(
+            builder.sext(codes, _words(LANES)), ir.Constant(_words(LANES), [20] * LANES)
+        )
+        bits = builder.and_(left, ir.Constant(_words(LANES), [_SIGN_AND_E4M3] * LANES))
+        bias = ir.Constant(_floats(LANES), [2.0**120] * LANES)
+        return builder.fmul(builder.bitcast(bits, _floats(LANES)), bias)
+
+    return _lanes_of(8, widened, address)
+
+
+@generated
+def floats_at(typing: Any, address: Any) -> Any:
+    """floats_at(address): 64 float32."""
+    return _lanes_of(32, lambda builder, read: builder.bitcast(read, _floats(LANES)), address)
 
 
 @generated

@@ -51,6 +51,8 @@ from ferryman_kernels.products.blocks._block_codes import (
     decode_five,
     decode_four,
     decode_six,
+    e4m3_at,
+    floats_at,
     halves_at,
     less_scaled,
     signed_at,
@@ -69,13 +71,27 @@ _BLOCK_INPUT_BYTES = 2 * ROWS * 2
 _HALVES_BYTES = 2 * LANES
 NO_CODES, UNSIGNED, SIGNED = 0, 1, 2
 """Scales of a group beside those of a record: none, or bytes without and with a sign."""
+HALVES, POWERS, E4M3, FLOATS = 0, 1, 2, 3
+"""The scales of a record: float16, the upper halves of float32, FP8 (E4M3), float32."""
 
 
 @part
-def _scale_at(is_power: Any, address: Any) -> Any:
-    if is_power:
+def _scale_at(stored: Any, address: Any) -> Any:
+    if stored == POWERS:
         return upper_halves_at(address)
+    if stored == E4M3:
+        return e4m3_at(address)
+    if stored == FLOATS:
+        return floats_at(address)
     return halves_at(address)
+
+
+@part
+def _scales_bytes(stored: Any) -> Any:
+    """The bytes of a record's scales."""
+    if stored == E4M3:
+        return LANES
+    return 4 * LANES if stored == FLOATS else _HALVES_BYTES
 
 
 @part
@@ -90,14 +106,14 @@ def _write_factors(
     stored: Any, form: Any, record: Any, group: Any, factors: Any, room: Any
 ) -> None:
     """The scales and shifts of a group, whose bytes begin at the address `group`, to `room`."""
-    _, _, _, has_shift, kind, is_power, offset = form
-    scale = _scale_at(is_power, record)
+    _, _, _, has_shift, kind, scales, offset = form
+    scale = _scale_at(scales, record)
     if kind != NO_CODES:
         scale = product_of(scale, _byte_at(kind, group))
     scale = product_of(scale, factors)
     shift = no_sums()
     if has_shift:
-        shift = halves_at(record + _HALVES_BYTES)
+        shift = halves_at(record + _scales_bytes(scales))
         if kind != NO_CODES:
             shift = product_of(shift, bytes_at(group + LANES))
         shift = product_of(shift, factors)
@@ -111,8 +127,8 @@ def _decode(
     near: Any,
 ) -> None:  # fmt: skip
     """Writes the inputs of groups `first` to `end` of the panel at an address to `near`."""
-    bits, group_len, groups, has_shift, kind, _, _ = form
-    head, coded = _HALVES_BYTES * (1 + has_shift), 0
+    bits, group_len, groups, has_shift, kind, scales, _ = form
+    head, coded = _scales_bytes(scales) + _HALVES_BYTES * has_shift, 0
     if kind != NO_CODES:
         coded = LANES * (1 + has_shift)
     group_bytes = coded + LANES * group_len * bits // 8

@@ -3,10 +3,10 @@
     weight[o, i] = code · scale + shift        scale = factor · d · s, shift = factor · m · t
     y[t, o] = bias[o] + Σ_i weight[o, i] · x[t, i]                               [tokens, out_dim]
 
-16 or 32 inputs of an output are a group, one group or several a record: d and m (float16, or a
-power of two as the upper half of a float32) are a record's, s and t (bytes) a group's where it has
-them. A code of 4 bits is a place in a table; one of 5 or 6 bits is less an offset; one of 8 bits
-has a sign.
+16 or 32 inputs of an output are a group, one group or several a record: d (float16, FP8, float32,
+or the upper half of a float32) and m (float16) are a record's, s and t (bytes) a group's where it
+has them. A code of 4 bits is a place in a table, one of 5 or 6 bits is less an offset, one of 8
+bits has a sign.
 
     weight      rounded once to float32, and in bfloat16 once more: the numbers that ggml has
     sums        as in `packed_product` of those numbers, with the same bits
@@ -30,7 +30,11 @@ from ferryman_kernels.cpu._lanes import LANES as LANES
 from ferryman_kernels.cpu._tiles import has_tiles
 from ferryman_kernels.products._tiled_product_compiled import repays_copies
 from ferryman_kernels.products.blocks._block_product_compiled import (
+    E4M3,
+    FLOATS,
+    HALVES,
     NO_CODES,
+    POWERS,
     SIGNED,
     UNSIGNED,
     block_product_compiled,
@@ -44,7 +48,11 @@ from ferryman_kernels.products.packed_product import (
 )
 
 __all__ = [
+    "E4M3",
+    "FLOATS",
+    "HALVES",
     "NO_CODES",
+    "POWERS",
     "SIGNED",
     "UNSIGNED",
     "BlockForm",
@@ -59,6 +67,8 @@ __all__ = [
 ]
 
 _TABLE_LEN = 16
+_SCALE_BYTES = {HALVES: 2, POWERS: 2, E4M3: 1, FLOATS: 4}
+_SHIFT_BYTES = 2
 # Panels that stay in the second cache until many tokens have passed them.
 _DECODED_BYTES = 1 << 21
 
@@ -67,9 +77,9 @@ _DECODED_BYTES = 1 << 21
 class BlockForm:
     """Codes of `bits` in groups of `group_len` inputs, `groups` of them a record.
 
-    `codes_of_scales` says how s (and t, which is never signed) is stored; `is_power` that d is the
-    upper half of a float32; `offset` is taken from each code; `table` [16] has the numbers of codes
-    of 4 bits, and is empty for others.
+    `codes_of_scales` says how s (and t, which is never signed) is stored, `scales` how d is;
+    `offset` is taken from each code; `table` [16] has the numbers of codes of 4 bits, and is empty
+    for others.
     """
 
     bits: int
@@ -77,7 +87,7 @@ class BlockForm:
     groups: int
     has_shift: bool
     codes_of_scales: int
-    is_power: bool = False
+    scales: int = HALVES
     offset: int = 0
     table: tuple[float, ...] = ()
 
@@ -86,14 +96,14 @@ class BlockForm:
         """The form as the loops take it."""
         return (
             self.bits, self.group_len, self.groups, int(self.has_shift), self.codes_of_scales,
-            int(self.is_power), self.offset,
+            self.scales, self.offset,
         )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class BlockParts:
-    """Rows of codes [rows, columns] uint8, and d, m [rows, records] int16, s, t [rows, groups]
-    uint8; m, s, t are None where the form has none."""
+    """Rows of codes [rows, columns] uint8, and the bits of d, m [rows, records] as integers of
+    their size, s, t [rows, groups] uint8; m, s, t are None where the form has none."""
 
     codes: Tensor
     scales: Tensor
@@ -126,7 +136,8 @@ def panel_bytes(form: BlockForm, in_dim: int) -> int:
     assert in_dim % record_len == 0, (in_dim, record_len)
     coded = 0 if form.codes_of_scales == NO_CODES else LANES * (1 + form.has_shift)
     of_group = coded + LANES * form.group_len * form.bits // 8
-    of_record = 2 * LANES * (1 + form.has_shift) + form.groups * of_group
+    head = LANES * (_SCALE_BYTES[form.scales] + _SHIFT_BYTES * form.has_shift)
+    of_record = head + form.groups * of_group
     return in_dim // record_len * of_record
 
 

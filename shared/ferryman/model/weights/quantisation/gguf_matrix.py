@@ -31,6 +31,7 @@ from ferryman.model.weights.quantisation.codes import copied
 from ferryman_kernels.products.blocks.block_product import (
     LANES,
     NO_CODES,
+    POWERS,
     SIGNED,
     UNSIGNED,
     BlockForm,
@@ -57,7 +58,7 @@ FORMS: Mapping[str, BlockForm] = {
     "Q6_K": BlockForm(6, 16, 16, False, SIGNED, offset=32),
     "IQ4_NL": BlockForm(4, 32, 1, False, NO_CODES, table=_UNEVEN),
     "IQ4_XS": BlockForm(4, 32, 8, False, SIGNED, table=_UNEVEN),
-    "MXFP4": BlockForm(4, 32, 1, False, NO_CODES, is_power=True, table=_E2M1),
+    "MXFP4": BlockForm(4, 32, 1, False, NO_CODES, scales=POWERS, table=_E2M1),
 }
 """The form of a type's panels. Other types are read in floats."""
 
