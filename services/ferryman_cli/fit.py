@@ -15,7 +15,7 @@ from ferryman.settings.declaration import size_text
 from ferryman.sizing.machine import MachineResources, this_machine
 from ferryman.sizing.memory_plan import MemoryPlan
 from ferryman.sizing.worker_size import WorkerPlan, stored_dtype
-from ferryman_launcher.checks.cluster_memory import CONTEXTS, plan_memory, worker_object
+from ferryman_launcher.checks.cluster_memory import CONTEXTS, plan_memory, worker_objects
 from ferryman_launcher.checks.model_places import ModelPlaces
 from ferryman_launcher.checks.option_checks import check_model
 
@@ -48,6 +48,8 @@ def _print(plan: MemoryPlan, name: str, machine: MachineResources) -> None:
     for label, cells in _rows(plan.workers):
         table.add_row(label, *cells)
     console.print(table)
+    for role, limit in plan.limits.items():
+        console.print(f"{role}: {limit.sentence}", markup=False)
     console.print(f"All workers together: {size_text(plan.num_bytes)}.", markup=False)
 
 
@@ -109,5 +111,5 @@ def _as_object(plan: MemoryPlan, machine: MachineResources) -> Mapping[str, Any]
         "limited_by": machine.limited_by,
         "notes": list(plan.notes),
         "num_bytes": plan.num_bytes,
-        "workers": [worker_object(worker) for worker in plan.workers],
+        "workers": list(worker_objects(plan)),
     }

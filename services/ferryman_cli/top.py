@@ -118,8 +118,16 @@ async def _beats(place: BrokerPlace) -> AsyncGenerator[Beat, None]:
 
 
 def fleet_view(workers: Iterable[Seen], down: Mapping[str, str], now: float) -> Group:
-    """The table of workers, and below it a line for each process that is down."""
-    return Group(fleet_table(workers, now), *map(Text, _down_lines(down)))
+    """The table of workers, and below it a line for each that runs fewer requests at once than were
+    asked for, and for each process that is down."""
+    seen = list(workers)
+    lines = [*_limit_lines(worker.beat for worker in seen), *_down_lines(down)]
+    return Group(fleet_table(seen, now), *map(Text, lines))
+
+
+def _limit_lines(beats: Iterable[Beat]) -> list[str]:
+    limits = ((beat.worker_id, beat.limit) for beat in beats if isinstance(beat, Heartbeat))
+    return [f"{worker_id}: {limit}" for worker_id, limit in limits if limit]
 
 
 def _down_lines(down: Mapping[str, str]) -> list[str]:

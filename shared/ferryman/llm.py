@@ -42,7 +42,7 @@ from ferryman.schedule.sequence import Goal
 from ferryman.schedule.token_rules import check_vocabulary
 from ferryman.settings.declaration import suggestion
 from ferryman.settings.engine import engine_options
-from ferryman.sizing.memory_plan import CARD_CHUNK_TOKENS, complete_options
+from ferryman.sizing.memory_plan import CARD_CHUNK_TOKENS, ROWS, complete_options, limit_of
 from ferryman.text.stops import StopStrings
 from ferryman.text.tokenizer import Tokenizer
 
@@ -119,6 +119,8 @@ class LLM:
         for warning in self._engine.capacity.warnings:
             log.warning(warning)
         log.info("capacity %s", self._engine.capacity.explanation)
+        if (limit := limit_of(chosen, asked.max_running or ROWS[0])) is not None:
+            log.info(limit.sentence)
 
     def __enter__(self) -> Self:
         return self

@@ -142,15 +142,19 @@ def main() -> None:
 
 
 def _checked(choices: UpOptions, places: ModelPlaces) -> CheckedCluster:
-    from ferryman_launcher.checks.cluster_memory import derived_values, worker_line, worker_object
+    from ferryman_launcher.checks.cluster_memory import (
+        derived_values,
+        worker_lines,
+        worker_objects,
+    )
     from ferryman_launcher.checks.option_checks import check
 
     plan = check(choices, places)
     return CheckedCluster(
         plan.notes,
         derived_values(plan),
-        tuple(map(worker_line, plan.workers)),
-        tuple(map(worker_object, plan.workers)),
+        worker_lines(plan),
+        worker_objects(plan),
     )
 
 

@@ -72,8 +72,10 @@ def _engine_of(choices: UpOptions, role: str, tp_size: int) -> EngineOptions:
 
 def derived_values(plan: MemoryPlan) -> Mapping[str, Mapping[str, Any]]:
     """The values that follow from model and machine, by role and name."""
+    asked = {role: {"asked_running": limit.asked} for role, limit in plan.limits.items()}
     return {
         worker.role: {name: getattr(worker.options, name) for name in DERIVED}
+        | asked.get(worker.role, {})
         for worker in plan.workers
     }
 
@@ -93,8 +95,21 @@ def worker_line(worker: WorkerPlan) -> str:
     )
 
 
-def worker_object(worker: WorkerPlan) -> Mapping[str, Any]:
-    """For programs: the plan of one worker."""
+def worker_lines(plan: MemoryPlan) -> tuple[str, ...]:
+    """For people: a line for each role, and one for each that runs fewer requests than asked."""
+    limits = (f"{role}: {limit.sentence}" for role, limit in plan.limits.items())
+    return (*map(worker_line, plan.workers), *limits)
+
+
+def worker_objects(plan: MemoryPlan) -> tuple[Mapping[str, Any], ...]:
+    """For programs: the plan of each role; `limit` is null where all run that were asked for."""
+    limits = {role: limit.as_object() for role, limit in plan.limits.items()}
+    return tuple(
+        {**_worker_object(worker), "limit": limits.get(worker.role)} for worker in plan.workers
+    )
+
+
+def _worker_object(worker: WorkerPlan) -> Mapping[str, Any]:
     options = worker.options
     return {
         "role": worker.role,

@@ -64,6 +64,10 @@ class Concurrency:
     def recurrent_slots(self) -> int:
         return self.max_running * self.slots_per_request + self.max_prealloc
 
+    def running_in(self, recurrent_slots: int) -> int:
+        """The most requests at once for which so many recurrent slots are enough; 0 for none."""
+        return max(0, recurrent_slots - self.max_prealloc) // self.slots_per_request
+
     def inequality(self, recurrent_slots: int) -> str:
         """The inequality with its numbers, as it is printed at start and in errors."""
         drafts = f" + {self.drafts} scratch" if self.drafts else ""
@@ -128,7 +132,7 @@ def plan_capacity(
     """
     slot_bytes = {layout.kind: layout.slot_bytes for layout in manifest.layouts}
     warnings: list[str] = []
-    least = _least(manifest, concurrency, step_tokens, recurrent_slots, warnings)
+    least = least_slots(manifest, concurrency, step_tokens, recurrent_slots, warnings)
     needed = sum(least[kind] * slot_bytes[kind] for kind in slot_bytes)
     if needed > memory_bytes:
         raise ConfigError(_too_little(memory_bytes, needed, least, slot_bytes, concurrency))
@@ -149,7 +153,7 @@ def bytes_for(
     """The least `memory_bytes` with which `plan_capacity` holds every row, and has pages for
     `num_full` requests of `context` tokens each."""
     slot_bytes = {layout.kind: layout.slot_bytes for layout in manifest.layouts}
-    least = _least(manifest, concurrency, step_tokens, recurrent_slots, [])
+    least = least_slots(manifest, concurrency, step_tokens, recurrent_slots, [])
     needed = sum(least[kind] * slot_bytes[kind] for kind in slot_bytes)
     lacking = num_full * -(-context // manifest.page_size) - least.get(Kind.FULL, 0)
     if Kind.FULL not in slot_bytes or lacking <= 0:
@@ -203,7 +207,7 @@ def requests_at(
     return min(counts)
 
 
-def _least(
+def least_slots(
     manifest: StateManifest,
     concurrency: Concurrency,
     step_tokens: int,
@@ -238,8 +242,18 @@ def _window_demand(
 def _explicit(recurrent_slots: int, concurrency: Concurrency, warnings: list[str]) -> int:
     if recurrent_slots >= concurrency.recurrent_slots:
         return recurrent_slots
-    warnings.append(f"recurrent pool raised: {concurrency.inequality(recurrent_slots)}")
+    warnings.append(
+        f"recurrent pool raised: {concurrency.inequality(recurrent_slots)}; "
+        f"{_smaller_rows(recurrent_slots, concurrency)}"
+    )
     return concurrency.recurrent_slots
+
+
+def _smaller_rows(recurrent_slots: int, concurrency: Concurrency) -> str:
+    """The settings with which no pool is raised."""
+    least = f"recurrent_slots {concurrency.recurrent_slots}"
+    rows = concurrency.running_in(recurrent_slots)
+    return f"set {least} or max_running {rows}" if rows else f"set {least}"
 
 
 def _spread(

@@ -78,6 +78,9 @@ class ShellSettings(BaseModel):
     """Shared memory that processes of one machine see: the host-cache's arena, and the sockets at
     which decode workers lend memory to those that hand off to them."""
     nixl: Annotated[NixlSettings, Called(error_handling="nixl_error_handling")] = NixlSettings()
+    asked_running: Annotated[int, Field(ge=0)] = 0
+    """Requests at once that were asked for, if `MAX_RUNNING` was derived from them (`ferryman up`
+    sets it): the worker says why it runs fewer. 0: `MAX_RUNNING`."""
 
 
 AuditShare = Annotated[float, Field(ge=0, le=1)]

@@ -13,7 +13,7 @@ card is shared by the ranks on it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from ferryman.schedule.drafting import MTP
 from ferryman.settings.declaration import size_text
 from ferryman.settings.engine import AUTO, EngineOptions
 from ferryman.sizing.machine import MachineResources, this_machine
+from ferryman.sizing.running_limit import RunningLimit, running_limit
 from ferryman.sizing.worker_size import (
     CPU,
     ModelFiles,
@@ -37,6 +38,7 @@ from ferryman.sizing.worker_size import (
     WorkerSize,
     model_files,
     stored_dtype,
+    with_running,
 )
 
 # The part of free memory that is taken without being asked for; the rest is for the page cache,
@@ -63,13 +65,22 @@ def complete_options(options: EngineOptions) -> tuple[EngineOptions, tuple[str, 
     return plan.workers[0].options, plan.notes
 
 
+def limit_of(options: EngineOptions, asked: int = 0) -> RunningLimit | None:
+    """The limit of a worker with complete options, as `running_limit`; without a number that was
+    `asked` for it is the worker's own."""
+    draft = Path(options.draft_model) if options.draft_model else None
+    return running_limit(options, _joined_config(options, options.model, draft), asked)
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """All workers of a machine, and sentences for people about what was chosen and why."""
+    """All workers of a machine, and sentences for people about what was chosen and why. `limits`,
+    by role, are those of workers that run fewer requests at once than were asked for."""
 
     model: ModelFiles
     workers: tuple[WorkerPlan, ...]
     notes: tuple[str, ...]
+    limits: Mapping[str, RunningLimit] = field(default_factory=dict)
 
     @property
     def num_bytes(self) -> int:
@@ -106,7 +117,7 @@ class MemoryPlanner:
                     f"{dtype}: {choices[0]} does not fit, and steps are slower in {dtype}; in "
                     f"{choices[0]} {self._would_fit(groups, (choices[0],))}"
                 ]
-            return MemoryPlan(self.model, workers, tuple(notes))
+            return MemoryPlan(self.model, workers, tuple(notes), self._limits(groups, workers))
         assert refused is not None, "there is a dtype to try"
         others = tuple(dict.fromkeys((choices[0], "bfloat16")))
         raise ConfigError(f"{refused}; {self._would_fit(groups, others)}")
@@ -177,6 +188,18 @@ class MemoryPlanner:
             assert refused is not None, "there are rows to try"
             raise refused
         return max(candidates, key=lambda workers: min(worker.max_len for worker in workers))
+
+    def _limits(
+        self, groups: Sequence[WorkerGroup], workers: Sequence[WorkerPlan]
+    ) -> dict[str, RunningLimit]:
+        """The limits of workers by role. Where no number was asked for, it is the first of ROWS."""
+        limits = {}
+        for group, worker in zip(groups, workers, strict=True):
+            asked = group.options.max_running or ROWS[0]
+            limit = running_limit(worker.options, self.config(worker.options), asked)
+            if limit is not None:
+                limits[worker.role] = limit
+        return limits
 
     # Sizes.
 
@@ -249,13 +272,8 @@ class MemoryPlanner:
 
     def config(self, options: EngineOptions) -> ModelConfig:
         """The config of the model, joined with its drafter's."""
-        if options.draft == MTP:
-            return mtp_config(self.model.folder)
-        config: ModelConfig = load_config(self.model.folder)
-        if self.draft is None:
-            return config
-        drafts: ModelConfig = load_config(self.draft.folder)
-        return join_configs(config, drafts)
+        draft = self.draft.folder if self.draft else None
+        return _joined_config(options, self.model.folder, draft)
 
     # Refusals.
 
@@ -278,17 +296,22 @@ class MemoryPlanner:
         return "no --max-running would make it fit; free memory, or take a smaller model"
 
 
+def _joined_config(options: EngineOptions, folder: Path, draft: Path | None) -> ModelConfig:
+    if options.draft == MTP:
+        return mtp_config(folder)
+    config: ModelConfig = load_config(folder)
+    if draft is None:
+        return config
+    drafts: ModelConfig = load_config(draft)
+    return join_configs(config, drafts)
+
+
 def _with_dtype(group: WorkerGroup, dtype: str) -> WorkerGroup:
     return replace(group, options=group.options.model_copy(update={"dtype": dtype}))
 
 
 def _with_rows(group: WorkerGroup, max_running: int) -> WorkerGroup:
-    """With fewer requests at once; a worker that prefills for others holds as many again."""
-    options = group.options
-    update = {"max_running": max_running}
-    if not options.decodes:
-        update["max_prealloc"] = max_running
-    return replace(group, options=options.model_copy(update=update))
+    return replace(group, options=with_running(group.options, max_running))
 
 
 def _with_open_rows(group: WorkerGroup, rows: int) -> WorkerGroup:

@@ -68,6 +68,14 @@ def stored_dtype(model: ModelFiles) -> str:
     return max(sizes, key=lambda dtype: sizes[dtype], default="float32")
 
 
+def with_running(options: EngineOptions, max_running: int) -> EngineOptions:
+    """With so many requests at once; a worker that prefills for others holds as many again."""
+    update = {"max_running": max_running}
+    if not options.decodes:
+        update["max_prealloc"] = max_running
+    return options.model_copy(update=update)
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerGroup:
     """`count` workers of one role, with options that may leave dtype, device and memory open."""

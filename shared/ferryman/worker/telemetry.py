@@ -227,8 +227,10 @@ class Telemetry:
         load: Callable[[], WorkerLoad],
         wake: asyncio.Event,
         loops: LoopCounter,
+        limit: str = "",
     ) -> None:
-        self._engine, self._wake = engine, wake
+        """`limit` says why fewer requests run at once than were asked for."""
+        self._engine, self._wake, self._limit = engine, wake, limit
         self._member, self._address, self._start_seconds = member, address, start_seconds
         self._pace, self._load = pace, load
         self._cache_events = CacheEvents(member)
@@ -275,6 +277,7 @@ class Telemetry:
             planes=load.planes,
             handoff_seconds=load.handoff_seconds,
             is_quarantined=engine.scheduler.is_quarantined,
+            limit=self._limit,
         )
 
     def orders(self) -> Orders:

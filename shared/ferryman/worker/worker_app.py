@@ -38,7 +38,7 @@ from ferryman.runtime.metrics import Metrics, refused_calls
 from ferryman.schedule.events import Event
 from ferryman.settings.engine import EngineOptions
 from ferryman.settings.workers import ShellSettings
-from ferryman.sizing.memory_plan import complete_options
+from ferryman.sizing.memory_plan import ROWS, complete_options, limit_of
 from ferryman.tiers.prefetch_values import PrefetchOptions, PrefetchPolicy
 from ferryman.tiers.write_policy import write_policy_named
 from ferryman.wire.grpc.role_tokens import OPEN_TO_ALL, GrpcAccess
@@ -89,6 +89,7 @@ class WorkerContext:
     clock: Clock
     access: GrpcAccess = OPEN_TO_ALL
     planes: PlaneSide = field(default_factory=GrpcOnly)
+    limit: str = ""
 
 
 class LoadAnnouncer:
@@ -165,17 +166,29 @@ async def serve_worker(
         start = WorkerStart(member, time.monotonic)
         async with member.beating(start.beat):
             # A load may take minutes, and a stop ends it: so it runs in a thread.
-            engine = await run_unless_stopped(
-                lambda: stack.enter_context(_loaded_engine(options, role, start)), stopping
+            loaded = await run_unless_stopped(
+                lambda: stack.enter_context(_loaded_engine(settings, options, role, start)),
+                stopping,
             )
             start.connects()
             watch = NumericWatch(member.worker_id, stopping.set)
-            parts = await _parts(stack, settings, engine, member, watch, access)
+            parts = await _parts(stack, settings, loaded, member, watch, access)
         await _serve(settings, parts, kind, member, start, stopping)
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedEngine:
+    """An engine, and the sentence that says why it runs fewer requests than were asked for; empty
+    if it runs them all."""
+
+    engine: Engine
+    limit: str
+
+
 @contextmanager
-def _loaded_engine(options: EngineOptions, role: str, start: WorkerStart) -> Iterator[Engine]:
+def _loaded_engine(
+    settings: ShellSettings, options: EngineOptions, role: str, start: WorkerStart
+) -> Iterator[LoadedEngine]:
     complete, notes = complete_options(options)
     # The choices are logged before the load, which takes long and may fail because of them.
     for note in notes:
@@ -193,18 +206,21 @@ def _loaded_engine(options: EngineOptions, role: str, start: WorkerStart) -> Ite
             log.warning(warning)
         log.info("running in %s on %s", complete.dtype, complete.device)
         log.info("capacity %s", engine.capacity.explanation)
-        yield engine
+        limit = limit_of(complete, settings.asked_running or options.max_running or ROWS[0])
+        if limit is not None:
+            log.info(limit.sentence)
+        yield LoadedEngine(engine, limit.sentence if limit else "")
 
 
 async def _parts(
     stack: AsyncExitStack,
     settings: ShellSettings,
-    engine: Engine,
+    loaded: LoadedEngine,
     member: Membership,
     watch: NumericWatch,
     access: GrpcAccess,
 ) -> WorkerContext:
-    wake, metrics = asyncio.Event(), Metrics(member.role)
+    engine, wake, metrics = loaded.engine, asyncio.Event(), Metrics(member.role)
     host = await stack.enter_async_context(
         _host_tier(settings, engine, member, wake, metrics, access)
     )
@@ -232,6 +248,7 @@ async def _parts(
             os.environ,
             settings.arena_folder,
         ),
+        limit=loaded.limit,
     )
 
 
@@ -378,5 +395,6 @@ def _moving_parts(
         load=service.load,
         wake=parts.wake,
         loops=loops,
+        limit=parts.limit,
     )
     return telemetry, loop

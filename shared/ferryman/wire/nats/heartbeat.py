@@ -100,6 +100,7 @@ class Heartbeat:
     tokens of a prefetch (`prefetch_threshold`). `planes` are the data planes that a worker can use,
     `start_seconds` how long it took from the beginning of its process until it was ready. A worker
     `is_quarantined` once an audit has found wrong state there: it serves, and reuses nothing.
+    `limit` says why fewer requests run at once than were asked for, and which setting gives more.
     """
 
     role: str
@@ -132,6 +133,7 @@ class Heartbeat:
     planes: tuple[str, ...] = ("grpc",)
     handoff_seconds: float = 0.0
     is_quarantined: bool = False
+    limit: str = ""
 
     def serves(self, role: str) -> bool:
         """Whether it takes requests as a worker of `role`: a worker that does both has two."""
