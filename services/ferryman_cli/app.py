@@ -16,6 +16,7 @@ from ferryman_cli.commands.bench import bench_app
 from ferryman_cli.commands.cluster import config, fit, up
 from ferryman_cli.commands.keys import certs, container_credentials, credentials, key
 from ferryman_cli.commands.models import models
+from ferryman_cli.commands.openai_server import verify
 from ferryman_cli.commands.requests import chat, events, explain, generate, trace
 from ferryman_cli.commands.simulate import simulate
 from ferryman_cli.commands.workers import drain, roll, top
@@ -31,7 +32,7 @@ app = typer.Typer(
 for command in (
     *(up, fit, config, models),
     *(chat, generate, trace, explain, events),
-    simulate,
+    *(simulate, verify),
     *(top, drain, roll),
     *(key, credentials, container_credentials, certs),
 ):
