@@ -58,6 +58,54 @@ def model(
     return run_bench(choice, as_json=json, plot=plot)
 
 
+GgufFile = Annotated[Path, typer.Argument(help="A GGUF file.")]
+
+
+@app.command()
+def file(
+    path: GgufFile,
+    dtype: Annotated[str, typer.Option(help="That of activations here.")] = "bfloat16",
+    threads: Annotated[int, typer.Option(min=1, help="Threads of each contender.")] = 2,
+    rounds: Annotated[int, typer.Option(min=2, help="Rounds of both contenders in a cell.")] = 7,
+    batch: Annotated[str, typer.Option(help="Requests that decode together.")] = "1,8",
+    context_len: Annotated[
+        str, typer.Option("--context", help="Tokens of each before it decodes.")
+    ] = "128",
+    prefill: Annotated[str, typer.Option(help="Lengths of cold prompts.")] = "512",
+) -> int:
+    """Measure decode and prefill of a GGUF file, against llama.cpp on the same file, in turn."""
+    from rich.console import Console
+    from tools.bench.contest import BenchOptions, compare_file
+    from tools.bench.contest_result import show_comparison
+
+    choice = BenchOptions(
+        str(path),
+        dtype,
+        threads,
+        rounds,
+        batches=whole_numbers(batch, "--batch"),
+        contexts=whole_numbers(context_len, "--context"),
+        prefills=whole_numbers(prefill, "--prefill"),
+    )
+    show_comparison(compare_file(path, choice), (), Console())
+    return 0
+
+
+@app.command()
+def answers(
+    path: GgufFile,
+    dtype: Annotated[str, typer.Option(help="That of activations here.")] = "float32",
+    chats: Annotated[int, typer.Option(min=1, max=20, help="Questions to ask.")] = 8,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of each answer.")] = 48,
+) -> int:
+    """Compare greedy answers of a GGUF file with those of llama.cpp on the same file: the first
+    token that differs, and how near the two are."""
+    from tools.bench.answers import compared_answers
+
+    print("\n".join(compared_answers(path, dtype, chats, tokens)))
+    return 0
+
+
 def _run_requests(choice: RequestBenchOptions, as_json: bool) -> int:
     from tools.bench.llama_requests import run_bench_with_llama
 

@@ -93,12 +93,25 @@ def compare_contenders(choice: BenchOptions) -> ContestResult:
         parameters = make_random_model(shape, choice.dtype, model.folder)
         if LLAMA_CPP in names:
             convert_folder(model.folder, choice.dtype)
-        contenders = [processes.enter_context(contender_process(name, model)) for name in names]
-        difference = largest_difference(contenders, choice.dtype)
-        results = [_measured(contenders, cell, choice.rounds) for cell in choice.cells]
+        title = f"{choice.shape}, {parameters / 1e6:.1f} M parameters"
+        return _contest(title, names, model, choice, processes)
+
+
+def compare_file(file: Path, choice: BenchOptions) -> ContestResult:
+    """Measures a GGUF file in every cell, against llama.cpp."""
+    with ExitStack() as processes:
+        model = BenchModel(file, choice.dtype, choice.threads)
+        return _contest(file.stem, [OURS, LLAMA_CPP], model, choice, processes)
+
+
+def _contest(
+    title: str, names: Sequence[str], model: BenchModel, choice: BenchOptions, processes: ExitStack
+) -> ContestResult:
+    contenders = [processes.enter_context(contender_process(name, model)) for name in names]
+    difference = largest_difference(contenders, choice.dtype)
+    results = [_measured(contenders, cell, choice.rounds) for cell in choice.cells]
     return ContestResult(
-        title=f"{choice.shape}, {parameters / 1e6:.1f} M parameters, {choice.dtype}, "
-        f"{choice.threads} threads",
+        title=f"{title}, {choice.dtype}, {choice.threads} threads",
         contenders=tuple(names),
         difference=difference,
         results=tuple(results),

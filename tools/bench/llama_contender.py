@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from tools.bench.gguf.conversion import GGUF_FILE
 
 from ferryman.errors import ConfigError
+from ferryman.gguf.model_file import is_gguf
 from ferryman_bench.engine_process import BenchModel
 from ferryman_bench.timer import Job
 
@@ -42,6 +43,10 @@ class LlamaContender:
         self._cache_type = F32 if model.dtype == "float32" else F16
         params = self._lib.llama_model_default_params()
         file = model.folder / GGUF_FILE
+        if is_gguf(model.folder):
+            file = model.folder
+            # Of a published file in Q4_1, llama.cpp's kernels for AMX end the process.
+            params.use_extra_bufts = False
         self._model = self._lib.llama_model_load_from_file(bytes(file), params)
         if self._model is None:
             raise ConfigError(f"llama.cpp cannot load {file}")
