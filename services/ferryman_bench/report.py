@@ -13,6 +13,7 @@ from rich.table import Table
 
 from ferryman.errors import ConfigError
 from ferryman_bench.hardware import check_same_processor, machine_json, machine_now
+from ferryman_bench.serve.turn_record import ratio_interval
 from ferryman_bench.timer import Timing
 
 
@@ -115,7 +116,7 @@ def run_bench_compare(old: Path, new: Path, *, as_json: bool) -> int:
     """Prints, for each row that both files have, the new figure as a multiple of the old one.
 
     Raises ConfigError for files of two processors or two benches, and for those that no bench
-    wrote.
+    wrote. Rows with samples have a bootstrap interval of 95 % of the ratio.
     """
     before, after = _read(old), _read(new)
     check_same_processor(before["machine"], after["machine"])
@@ -123,18 +124,36 @@ def run_bench_compare(old: Path, new: Path, *, as_json: bool) -> int:
         raise ConfigError(f"the runs are of two benches: {before['title']!r}, {after['title']!r}")
     olds = {row["name"]: row["median"] for row in before["rows"]}
     rows = [(row, olds[row["name"]]) for row in after["rows"] if olds.get(row["name"])]
+    intervals = _intervals(before["rows"], after["rows"])
     if as_json:
         ratios = {row["name"]: row["median"] / earlier for row, earlier in rows}
-        print(json.dumps({"machine": after["machine"], "new_by_old": ratios}))
+        result = {"machine": after["machine"], "new_by_old": ratios, "intervals": intervals}
+        print(json.dumps(result))
         return 0
     table = titled_table(after["title"])
     for column in ("", "old", "new", "new / old"):
         table.add_column(column, justify="right" if column else "left")
     for row, earlier in rows:
         figures = (figure(earlier), f"{figure(row['median'])} {row['unit']}")
-        table.add_row(row["name"], *figures, f"{row['median'] / earlier:.2f}")
+        ratio = f"{row['median'] / earlier:.2f}"
+        if row["name"] in intervals:
+            _, low, high = intervals[row["name"]]
+            ratio += f" ({low:.2f} to {high:.2f})"
+        table.add_row(row["name"], *figures, ratio)
     Console().print(table)
     return 0
+
+
+def _intervals(
+    before: Iterable[Mapping[str, Any]], after: Iterable[Mapping[str, Any]]
+) -> dict[str, tuple[float, float, float]]:
+    """The interval of each row that has samples in both runs."""
+    olds = {row["name"]: row["samples"] for row in before if row.get("samples")}
+    return {
+        row["name"]: ratio_interval(olds[row["name"]], row["samples"])
+        for row in after
+        if row["name"] in olds and row.get("samples")
+    }
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from ferryman_cli.commands.bench import bench_app
 from ferryman_cli.commands.cluster import config, fit, up
 from ferryman_cli.commands.keys import certs, container_credentials, credentials, key
 from ferryman_cli.commands.models import models
-from ferryman_cli.commands.openai_server import verify
+from ferryman_cli.commands.openai_server import serve, verify
 from ferryman_cli.commands.requests import chat, events, explain, generate, trace
 from ferryman_cli.commands.simulate import simulate
 from ferryman_cli.commands.workers import drain, roll, top
@@ -37,6 +37,7 @@ for command in (
     *(key, credentials, container_credentials, certs),
 ):
     app.command()(command)
+bench_app.command()(serve)
 app.add_typer(bench_app)
 
 
