@@ -63,6 +63,7 @@ def own_keys(architecture: str, config: Config) -> dict[str, Setting]:
                 "ssm.group_count": config["linear_num_key_heads"],
                 "rope.dimension_count": int(turning),
                 "attention.recurrent_layers": types,
+                "rope.dimension_sections": [2, 1, 1, 0],
             }
         case "mamba" | "jamba":
             is_jamba = architecture == "jamba"
@@ -99,7 +100,8 @@ def own_keys(architecture: str, config: Config) -> dict[str, Setting]:
         case "lfm2" | "lfm2moe":
             types = config["layer_types"]
             counts = [config["num_key_value_heads"] if "attention" in t else 0 for t in types]
-            return {"attention.head_count_kv": counts, "feed_forward_length": _lfm2_width(config)}
+            keys = {"attention.head_count_kv": counts, "feed_forward_length": _lfm2_width(config)}
+            return keys if architecture == "lfm2" else {**keys, "expert_gating_func": 2}
         case "gpt-oss":
             rope = config["rope_parameters"]
             return {
@@ -147,6 +149,11 @@ def _nemotron_keys(config: Config) -> dict[str, Setting]:
             config["num_key_value_heads"] if "attention" in word and "linear" not in word else 0
             for word in words
         ],
+        **(
+            {}
+            if "moe" in words
+            else {"expert_count": 0, "expert_used_count": 0, "expert_group_count": 0}
+        ),
         "feed_forward_length": [width if word in ("mlp", "moe") else 0 for word in words],
     }
 

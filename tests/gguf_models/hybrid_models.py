@@ -221,6 +221,6 @@ HYBRIDS: Mapping[str, tuple[str, PretrainedConfig]] = {
         "glm4moe",
         Glm4MoeConfig(**_HEADS, **_GROUPED, **_QUARTER, use_qk_norm=True, attention_bias=True),
     ),
-    "dots1": ("dots1", Dots1Config(**_HEADS, **_GROUPED)),
+    "dots1": ("dots1", Dots1Config(**{**_HEADS, "num_key_value_heads": 4}, **_GROUPED)),
 }
 """The architecture and the config of each model."""
