@@ -152,10 +152,12 @@ class Beats:
         """The next heartbeat. The cost of a byte is 0 before the first transfer."""
         self._num_beats += 1
         host, tally = self._host, self._prefetching.tally
-        state, free, page_bytes, snapshot_bytes = NO_STATE, {}, 0, 0
+        state, page_bytes, snapshot_bytes = NO_STATE, 0, 0
+        free, pools = dict[Kind, int](), dict[Kind, int]()
         if host.is_laid_out:
             state = ServedState.of(host.store.manifest)
             free = {kind: host.store.num_free(kind) for kind in host.store.manifest.kinds}
+            pools = dict(host.store.layout.num_slots)
             sizes = {kind: host.store.layout.slot_bytes(kind) for kind in host.store.manifest.kinds}
             page_bytes = sum(sizes.get(kind, 0) for kind in (Kind.FULL, Kind.WINDOW))
             snapshot_bytes = sizes.get(Kind.RECURRENT, 0)
@@ -169,6 +171,7 @@ class Beats:
             max_len=0,
             num_steps=self._num_beats,
             free_slots=free,
+            pool_slots=pools,
             node=host.identity.node_id,
             storage_seconds_per_byte=tally.seconds_per_byte(Tier.STORAGE),
             peer_seconds_per_byte=tally.seconds_per_byte(Tier.PEER),

@@ -209,6 +209,7 @@ def test_a_beat_of_a_host_cache_says_how_many_slots_are_free() -> None:
     beat = beats.next()
     full, state = (store.layout.slot_bytes(kind) for kind in (Kind.FULL, Kind.RECURRENT))
     assert dict(beat.free_slots) == {Kind.FULL: 4, Kind.RECURRENT: 2}
+    assert dict(beat.pool_slots) == {Kind.FULL: 4, Kind.RECURRENT: 2}
     assert (beat.page_bytes, beat.snapshot_bytes, beat.prefetch_threshold) == (full, state, 9)
     assert (beat.storage_seconds_per_byte, beat.peer_seconds_per_byte) == (0.25, 0.5)
     assert (beat.worker_id, beat.address, beat.epoch, beat.node) == (

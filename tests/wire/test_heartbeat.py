@@ -67,6 +67,8 @@ def with_value(name: str, value: object) -> bytes:
         ("seconds_per_token", math.inf),
         ("seconds_per_token", -1e-9),
         ("free_slots", {"full": math.inf}),
+        ("pool_slots", {"full": math.inf}),
+        ("pool_slots", {"other": 1}),
         ("is_ready", 1),
         ("page_size", "64"),
         ("digest", 3),

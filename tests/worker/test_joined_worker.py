@@ -230,7 +230,7 @@ async def test_a_beat_says_each_number_under_its_own_name() -> None:
     limits = SimpleNamespace(concurrency=SimpleNamespace(max_running=2, rows=3))
     drafts = SimpleNamespace(steps=4, drafted=5, accepted=6)
     free = {Kind.FULL: 7, Kind.RECURRENT: 8}
-    ledgers = {kind: SimpleNamespace(free=number) for kind, number in free.items()}
+    ledgers = {kind: SimpleNamespace(free=n, total=10 * n) for kind, n in free.items()}
     scheduler = SimpleNamespace(
         limits=limits,
         ledgers=lambda: ledgers,
@@ -259,6 +259,7 @@ async def test_a_beat_says_each_number_under_its_own_name() -> None:
     assert (beat.num_running, beat.max_running, beat.max_requests) == (1, 2, 3)
     assert (beat.draft_steps, beat.drafted_tokens, beat.accepted_tokens) == (4, 5, 6)
     assert dict(beat.free_slots) == free
+    assert dict(beat.pool_slots) == {Kind.FULL: 70, Kind.RECURRENT: 80}
     assert (beat.num_steps, beat.max_len, beat.num_queued, beat.queue_tokens) == (9, 10, 14, 15)
     assert (beat.seconds_per_token, beat.step_seconds) == (0.11, 0.12)
     assert (beat.load_seconds_per_byte, beat.start_seconds, beat.node) == (0.13, 18.0, "node")

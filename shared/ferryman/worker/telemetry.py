@@ -269,6 +269,7 @@ class Telemetry:
             drafted_tokens=drafts.drafted,
             accepted_tokens=drafts.accepted,
             free_slots={kind: ledger.free for kind, ledger in ledgers.items()},
+            pool_slots={kind: ledger.total for kind, ledger in ledgers.items()},
             node=load.node,
             load_seconds_per_byte=self._pace.load_seconds_per_byte,
             page_bytes=sum(bytes_of.get(kind, 0) for kind in (Kind.FULL, Kind.WINDOW)),

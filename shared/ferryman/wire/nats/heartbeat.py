@@ -92,7 +92,8 @@ class Heartbeat:
     reserved, if that is more than `max_running`; `queue_tokens` is the prefill work
     that waits or runs. `node` is the node id of the host-cache that the worker is attached to, or
     its own. `num_steps` counts the engine's steps, `draft_steps` a step once for each request that
-    drafts in it; `accepted_tokens` of the `drafted_tokens` were right.
+    drafts in it; `accepted_tokens` of the `drafted_tokens` were right. `free_slots` of the
+    `pool_slots` of each kind hold nothing; an older sender does not say how many there are.
 
     A worker gives the seconds per byte of a load from the host, the bytes of a page of all its
     paged kinds and of a snapshot, and the seconds of a hand-off after its prompt was computed. A
@@ -122,6 +123,7 @@ class Heartbeat:
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     free_slots: Mapping[Kind, int] = field(default_factory=dict)
+    pool_slots: Mapping[Kind, int] = field(default_factory=dict)
     node: str = ""
     load_seconds_per_byte: float = 0.0
     storage_seconds_per_byte: float = 0.0
@@ -219,11 +221,16 @@ def _start_beat(raw: Mapping[str, Any]) -> StartBeat:
 def _heartbeat(raw: dict[str, Any]) -> Heartbeat:
     state = raw.pop("state")
     kinds = tuple(Kind(kind) for kind in state.pop("kinds"))
-    slots = {Kind(kind): int(free) for kind, free in raw.pop("free_slots").items()}
+    slots = _by_kind(raw.pop("free_slots"))
+    pools = _by_kind(raw.pop("pool_slots", {}))
     planes = tuple(str(plane) for plane in raw.pop("planes", ("grpc",)))
     served = ServedState(kinds=kinds, **_known(ServedState, state))
     values = _known(Heartbeat, raw)
-    return Heartbeat(state=served, free_slots=slots, planes=planes, **values)
+    return Heartbeat(state=served, free_slots=slots, pool_slots=pools, planes=planes, **values)
+
+
+def _by_kind(raw: Mapping[str, Any]) -> dict[Kind, int]:
+    return {Kind(kind): int(slots) for kind, slots in raw.items()}
 
 
 def _known(part: type[DataclassInstance], raw: Mapping[str, Any]) -> dict[str, Any]:
