@@ -1,24 +1,23 @@
 """`ferryman trace ID`: the events of a request, and whether their order is legal; `ferryman events
 [ID]`: events as they happen, like `nats sub`.
 
-A trace is a waterfall, the work of each process and its duration: a row is one event, and its bar
-extends to the next event of the same process in the same attempt. Wall clocks place processes
-relative to each other; within a process its own milliseconds count.
+A trace is a waterfall (`handoff/waterfall.py`), the work of each process and its duration.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from ferryman.handoff.lifecycle import LifecycleEntry, Violation, check, is_over
+from ferryman.handoff.waterfall import WaterfallRow, rows
 from ferryman.runtime.life import EXIT_FAILED
 from ferryman_cli.endpoints import BrokerPlace
 from ferryman_cli.lifecycle_reader import follow_events, read_events
@@ -115,26 +114,6 @@ def _is_over(events: Sequence[LifecycleEntry]) -> bool:
     return is_over(event for event in events if event.request_id == last)
 
 
-@dataclass(frozen=True, slots=True)
-class WaterfallRow:
-    """One event: work that began at `begin_ms` and lasted until `end_ms`."""
-
-    begin_ms: float
-    end_ms: float
-    event: LifecycleEntry
-
-
-def rows(events: Iterable[LifecycleEntry]) -> list[WaterfallRow]:
-    """Rows in order of time, from 0 ms on."""
-    times = _times(list(events))
-    ordered = sorted(times, key=lambda timed: (timed[0], timed[1].publisher, timed[1].seq))
-    lines: list[WaterfallRow] = []
-    for index, (begin, event) in enumerate(ordered):
-        later = (t for t, e in ordered[index + 1 :] if _is_same_line(event, e))
-        lines.append(WaterfallRow(begin, next(later, begin), event))
-    return lines
-
-
 def bar(row: WaterfallRow, total_ms: float, width: int) -> str:
     """`width` characters: blank, then the row's share of the whole; at least a point."""
     if total_ms <= 0:
@@ -149,25 +128,6 @@ def bar(row: WaterfallRow, total_ms: float, width: int) -> str:
 def facts_text(facts: Mapping[str, object]) -> str:
     """`name=value name=value`; empty values are left out, and long ones are cut."""
     return " ".join(f"{name}={_shown(value)}" for name, value in facts.items() if value != "")
-
-
-def _is_same_line(before: LifecycleEntry, after: LifecycleEntry) -> bool:
-    if (before.publisher, before.request_id) != (after.publisher, after.request_id):
-        return False
-    return before.role == "router" or before.attempt == after.attempt
-
-
-def _times(events: list[LifecycleEntry]) -> list[tuple[float, LifecycleEntry]]:
-    """Milliseconds since the earliest event; never backwards within a process."""
-    firsts: dict[tuple[tuple[str, str, int], str], LifecycleEntry] = {}
-    for event in sorted(events, key=lambda event: event.seq):
-        firsts.setdefault((event.publisher, event.request_id), event)
-    start = min((event.unix_ms for event in firsts.values()), default=0)
-    timed = []
-    for event in events:
-        first = firsts[event.publisher, event.request_id]
-        timed.append((first.unix_ms - start + event.elapsed_ms - first.elapsed_ms, event))
-    return timed
 
 
 def _shown(value: object) -> str:

@@ -10,7 +10,8 @@ from rich.console import Console
 from tests.cli.recorded import recorded_request
 
 from ferryman.handoff.lifecycle import LifecycleEntry, check
-from ferryman_cli.trace import WaterfallRow, as_object, bar, facts_text, print_lives, rows
+from ferryman.handoff.waterfall import WaterfallRow, rows
+from ferryman_cli.trace import as_object, bar, facts_text, print_lives
 
 
 def test_rows_come_in_the_order_of_their_time() -> None:
