@@ -195,6 +195,7 @@ class _Services:
             "strict_fields": doors.strict_fields,
             "default_max_tokens": doors.default_max_tokens,
             "verbatim_prompts": doors.verbatim_prompts,
+            "web_page": doors.web_page,
             "http_port": ports.http,
             "grpc_port": ports.grpc,
             "redis_url": self.redis_url,

@@ -40,8 +40,10 @@ from ferryman_router.doors.auth import ApiKeys, Authenticator
 from ferryman_router.doors.cors import CorsPolicy
 from ferryman_router.doors.grpc_server import SERVICE, InferenceServicer
 from ferryman_router.doors.server import HttpApp
+from ferryman_router.doors.web.endpoints import WebPage
 from ferryman_router.intake.body_intake import BodyMemory, Intake, ReaderProcess
 from ferryman_router.request.metrics import RouterMetrics, count_refused_logins, watch_loop
+from ferryman_router.request.request_log import RequestLog
 from ferryman_router.routing.quotas import Quotas
 from ferryman_router.served_model import ServedModel
 
@@ -199,7 +201,12 @@ async def _open_doors(
         CorsPolicy(settings.origins),
         BodyRules(settings.strict_fields, settings.verbatim_prompts),
     )
-    http_port = await stack.enter_async_context(_http_door(settings, deps, metrics))
+    events = RequestLog(frontend.requests, member.bus, member.subjects, metrics.forged_messages)
+    page = None
+    if settings.web_page:
+        page = WebPage(frontend, callers, deps.readers, telemetry.readiness, events)
+    app = HttpApp(deps, page)
+    http_port = await stack.enter_async_context(_http_door(settings, app, metrics))
     servicer = InferenceServicer(frontend, callers, memory, member.bus, member.subjects)
     grpc = await stack.enter_async_context(_grpc_door(settings, servicer))
     where = {"http": str(http_port), "grpc": str(grpc.port), "worker_id": member.worker_id}
@@ -212,12 +219,12 @@ async def _open_doors(
 
 
 def _http_door(
-    settings: RouterSettings, deps: HttpDeps, metrics: RouterMetrics
+    settings: RouterSettings, app: HttpApp, metrics: RouterMetrics
 ) -> AbstractAsyncContextManager[int]:
     """HTTP for the length of a block; gives the port."""
     tls = given_tls(settings.access, DOOR)
     return http_listening(
-        HttpApp(deps),
+        app,
         settings.http,
         limits=_connection_limits(settings.limits),
         tls=server_context(tls, metrics.refused_handshakes.inc) if tls else None,

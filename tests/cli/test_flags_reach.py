@@ -62,6 +62,7 @@ REACHED: Mapping[str, tuple[str, set[str]]] = {
     "--cors-origin": ("*", ROUTER),
     "--strict-fields": ("true", ROUTER),
     "--verbatim-prompts": ("true", ROUTER),
+    "--web-page": ("false", ROUTER),
     "--default-max-tokens": ("1", ROUTER),
     "--nats-url": ("nats://n:1", ALL),
     "--redis-url": ("redis://r:2/0", ROUTER | HOST),

@@ -7,7 +7,7 @@ Those that generate are in `answer_endpoints`, those that turn texts into tokens
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -44,6 +44,7 @@ from ferryman_router.doors.text_endpoints import (
     text_answer,
     tokenized,
 )
+from ferryman_router.doors.web.endpoints import ONE_REQUEST, WebPage
 
 ONE_MODEL = "/v1/models/"
 MESSAGES = "/v1/messages"
@@ -57,9 +58,9 @@ class HttpApp:
     """The ASGI application. No layer stands between a response and the server: errors become
     responses here, and each response is counted once, when its status is known."""
 
-    def __init__(self, deps: HttpDeps) -> None:
+    def __init__(self, deps: HttpDeps, page: WebPage | None = None) -> None:
         self._deps = deps
-        self._endpoints: Mapping[str, tuple[str, Endpoint]] = {
+        self._endpoints: dict[str, tuple[str, Endpoint]] = {
             "/v1/chat/completions": ("POST", partial(answer, deps, Api.CHAT)),
             "/v1/completions": ("POST", partial(answer, deps, Api.COMPLETION)),
             "/v1/responses": ("POST", partial(answer, deps, Api.RESPONSES)),
@@ -76,9 +77,14 @@ class HttpApp:
             "/metrics": ("GET", self._metrics),
             "/openapi.json": ("GET", self._openapi),
         }
+        self._beginnings: dict[str, tuple[str, Endpoint]] = {ONE_MODEL: ("GET", self._model)}
         methods = {path: method for path, (method, _) in self._endpoints.items()}
         methods[f"{ONE_MODEL}{{id}}"] = "GET"
         self._document = as_json(document(methods, package_version()))
+        # The page's endpoints may change with it, so the document does not have them.
+        if page is not None:
+            self._endpoints |= {path: ("GET", ask) for path, ask in page.endpoints.items()}
+            self._beginnings[ONE_REQUEST] = "GET", page.one_request
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["path"] = _plain_path(scope["path"])
@@ -107,21 +113,23 @@ class HttpApp:
             return preflight
         if (asked, path) == ("HEAD", "/"):
             return Response()  # Claude Code asks so whether there is a server
-        endpoint: Endpoint
-        if path.startswith(ONE_MODEL):
-            method, endpoint = "GET", self._model
-        elif path in self._endpoints:
-            method, endpoint = self._endpoints[path]
-        else:
-            start = path[:MAX_SHOWN_CHARS]
-            near = suggestion(start, self._endpoints)
-            raise NotFound(f"{asked} {start}: Not Found{near}")
+        method, endpoint = self._endpoint(asked, path)
         # The server sends no body in answer to HEAD.
         if asked != method and (asked, method) != ("HEAD", "GET"):
             wrong = InvalidRequest(f"{asked} {path}: Method Not Allowed")
             allowed = "GET, HEAD" if method == "GET" else method
             return problem_response(wrong, 405, {"allow": allowed}, form=_error_form(path))
         return await endpoint(request)
+
+    def _endpoint(self, asked: str, path: str) -> tuple[str, Endpoint]:
+        """The method and the function of a path. Raises NotFound."""
+        if path in self._endpoints:
+            return self._endpoints[path]
+        for beginning, endpoint in self._beginnings.items():
+            if path.startswith(beginning):
+                return endpoint
+        start = path[:MAX_SHOWN_CHARS]
+        raise NotFound(f"{asked} {start}: Not Found{suggestion(start, self._endpoints)}")
 
     async def _models(self, request: Request) -> Response:
         self._deps.callers.authenticate(headers_of(request))

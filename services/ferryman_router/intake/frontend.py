@@ -170,7 +170,7 @@ class Frontend:
             self._tasks.pop(runner.asked.request_id, None)
             now, num_tokens = self.ctx.clock(), runner.output_log.num_tokens
             self.ctx.quotas.ended(runner.asked.tenant.name, num_tokens, now)
-            self.requests.end(runner, now)
+            self.requests.end(runner, now, self.ctx.fleet.page_size())
             self.ctx.dispatcher.serve()
 
     async def _linger(self, runner: RequestRunner, num_visits: int) -> None:

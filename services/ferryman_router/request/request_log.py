@@ -52,14 +52,23 @@ class RequestLog:
     async def of(self, tenant: Tenant, name: str) -> tuple[RecordedMessage, ...]:
         """The log's events of this tenant's request of that name, or of that id. NotFound also for
         another tenant's: no answer may show that it exists."""
-        request_id = self._requests.id_of(tenant, name)
-        recorded: tuple[RecordedMessage, ...] = ()
-        if is_request_id(request_id):
-            pattern = self._subjects.all_life_of(request_id)
-            recorded = self._credible(await self._bus.history(pattern, max_events=MAX_TRACE_EVENTS))
+        recorded = await self._recorded(self._requests.id_of(tenant, name))
         if not belongs_to(decoded(recorded), tenant.name):
             raise NotFound(f"the lifecycle log has nothing of {name}")
         return recorded
+
+    async def of_any_tenant(self, request_id: str) -> tuple[RecordedMessage, ...]:
+        """The log's events of a request, whoever sent it: for the observer. Raises NotFound."""
+        recorded = await self._recorded(request_id)
+        if not recorded:
+            raise NotFound(f"the lifecycle log has nothing of {request_id}")
+        return recorded
+
+    async def _recorded(self, request_id: str) -> tuple[RecordedMessage, ...]:
+        if not is_request_id(request_id):
+            return ()
+        pattern = self._subjects.all_life_of(request_id)
+        return self._credible(await self._bus.history(pattern, max_events=MAX_TRACE_EVENTS))
 
     def _credible(self, recorded: Sequence[RecordedMessage]) -> tuple[RecordedMessage, ...]:
         kept = tuple(

@@ -15,6 +15,7 @@ from ferryman.ids import MAX_REQUEST_ID_LEN, is_request_id, make_request_id
 from ferryman.wire.values import TokenCursor
 from ferryman_router.request.attempt import RouterAttempt
 from ferryman_router.request.context import RouterContext
+from ferryman_router.request.request_rows import EndedRows, row_of
 from ferryman_router.request.request_runner import RequestRunner
 from ferryman_router.routing.fleet import WorkerName
 from ferryman_router.routing.generate_request import PUBLIC, Caller, Tenant
@@ -28,10 +29,12 @@ MAX_NAMES = 1 << 16  # as many as a busy router is given while the lifecycle log
 
 
 class RequestTable:
-    """Requests by id: those `under_way`, and for a minute the latest `MAX_ENDED` that ended."""
+    """Requests by id: those `under_way`, and for a minute the latest `MAX_ENDED` that ended.
+    `ended_rows` are kept longer."""
 
     def __init__(self) -> None:
         self.under_way: dict[str, RequestRunner] = {}
+        self.ended_rows = EndedRows()
         self._ended: OrderedDict[str, tuple[float, RequestRunner]] = OrderedDict()
         self._ids: OrderedDict[tuple[str, str], str] = OrderedDict()  # by tenant and name
         self._taken: OrderedDict[str, None] = OrderedDict()
@@ -57,11 +60,12 @@ class RequestTable:
         if request_id in self.under_way:
             raise InvalidRequest(f"request id {request_id} is in use", "request_id")
 
-    def end(self, runner: RequestRunner, now: float) -> None:
+    def end(self, runner: RequestRunner, now: float, page_size: int) -> None:
         request_id = runner.asked.request_id
         if self.under_way.get(request_id) is runner:
             del self.under_way[request_id]
         self._ended[request_id] = (now, runner)
+        self.ended_rows.add(row_of(runner, page_size, now))
         self.forget(now)
 
     def forget(self, now: float) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ferryman.cache.keys import TokenIds
 from ferryman.text.chat_beginnings import common_length
-from ferryman.text.located_prompt import LocatedPrompt
+from ferryman.text.located_prompt import LocatedPrompt, NamedPlace
 from ferryman.wire.public import NOT_PARTED, Parting
 from ferryman_router.routing.generate_request import TokenizedRequest
 
@@ -114,6 +114,11 @@ class RecentPrompts:
         self.num_tokens -= removed.num_tokens
         if not of_tenant:
             del self._kept[tenant]
+
+    def places(self, tenant: str, request_id: str) -> tuple[NamedPlace, ...]:
+        """The named parts of a prompt that is kept; none of another."""
+        kept = self._kept.get(tenant, OrderedDict()).get(request_id)
+        return kept.prompt.places if kept is not None else ()
 
     def nearest(self, asked: TokenizedRequest) -> Parting:
         """The place at which a prompt parts from the one that is most like it, the latest of

@@ -77,13 +77,22 @@ class MetricsAccess:
         headers are as bad as none."""
         if self.credentials is None:
             return None
-        scheme, _, token = (authorizations[0] if len(authorizations) == 1 else "").partition(" ")
-        role = self.credentials.role_of(token.strip()) if scheme.lower() == SCHEME else None
+        role = self._role(authorizations)
         if role is None:
             return Unauthenticated(NO_TOKEN)
         if role is not ClusterRole.OBSERVER:
             return PermissionDenied(f"a process of role {role} may not read metrics")
         return None
+
+    def is_observer(self, authorizations: Sequence[str]) -> bool:
+        """Whether these headers show the observer's token. An open cluster has none."""
+        return self._role(authorizations) is ClusterRole.OBSERVER
+
+    def _role(self, authorizations: Sequence[str]) -> ClusterRole | None:
+        if self.credentials is None:
+            return None
+        scheme, _, token = (authorizations[0] if len(authorizations) == 1 else "").partition(" ")
+        return self.credentials.role_of(token.strip()) if scheme.lower() == SCHEME else None
 
 
 class MetricsGuard:
@@ -97,6 +106,10 @@ class MetricsGuard:
     def may_read(self, authorizations: Sequence[str]) -> bool:
         """Whether these headers suffice, for an answer with more details."""
         return self._access.refusal(authorizations) is None
+
+    def is_observer(self, authorizations: Sequence[str]) -> bool:
+        """Whether these headers show the observer's token, who may see requests of all tenants."""
+        return self._access.is_observer(authorizations)
 
     def check(self, path: str, authorizations: Sequence[str]) -> None:
         """Raises Unauthenticated or PermissionDenied; `path` is one that this process serves."""

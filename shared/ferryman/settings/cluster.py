@@ -65,7 +65,9 @@ class DoorOptions(BaseModel):
     verbatim_prompts: Annotated[bool, Called(role="router")] = False
     """Keeps a line in the prompt that changes with every request and means nothing to a model:
     Claude Code's `x-anthropic-billing-header`."""
-
+    web_page: Annotated[bool, Called(role="router")] = True
+    """The page at `/`: the fleet, requests as they run, why tokens were reused or computed, a chat.
+    See docs/page.md."""
     default_max_tokens: Annotated[int, Field(ge=0), Called(role="router")] = 0
     """Tokens of an answer to a request that names no limit; 0: as many as there is room for."""
 

@@ -97,6 +97,9 @@ class RouterSettings(BaseModel):
     verbatim_prompts: bool = False
     """Keeps a line in the prompt that changes with every request and means nothing to a model:
     Claude Code's `x-anthropic-billing-header`."""
+    web_page: bool = True
+    """The page at `/`: the fleet, requests as they run, why tokens were reused or computed, a chat.
+    See docs/page.md."""
     api_keys: SecretStr = SecretStr("")
     """Keys, separated by commas; with any, callers need one, and each is a tenant with a cache
     of its own."""

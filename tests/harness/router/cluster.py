@@ -155,6 +155,7 @@ async def cluster(
     lora: str = "",
     strict_fields: bool = False,
     verbatim_prompts: bool = False,
+    web_page: bool = True,
 ) -> AsyncIterator[RouterCluster]:
     """Everything up, every worker known to the router; each cluster has subjects of its own."""
     subjects = Subjects(f"test{make_epoch() % 10**9}")
@@ -171,6 +172,7 @@ async def cluster(
         cors_origin=cors_origin,
         strict_fields=strict_fields,
         verbatim_prompts=verbatim_prompts,
+        web_page=web_page,
         api_keys=api_keys,  # type: ignore[arg-type]
         api_keys_file=api_keys_file,
     )

@@ -1,0 +1,1 @@
+"""The data of the web page at `/`: the fleet, rows of requests, one request in full."""
