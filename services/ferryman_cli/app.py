@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import typer
@@ -15,6 +15,7 @@ from ferryman.runtime.version import package_version
 from ferryman_cli.commands.bench import bench_app
 from ferryman_cli.commands.cluster import config, fit, up
 from ferryman_cli.commands.keys import certs, container_credentials, credentials, key
+from ferryman_cli.commands.local_cluster import down, logs, status
 from ferryman_cli.commands.models import models
 from ferryman_cli.commands.openai_server import serve, verify
 from ferryman_cli.commands.requests import chat, events, explain, generate, trace
@@ -30,7 +31,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 for command in (
-    *(up, fit, config, models),
+    *(up, status, logs, down),
+    *(fit, config, models),
     *(chat, generate, trace, explain, events),
     *(simulate, verify),
     *(top, drain, roll),
@@ -70,10 +72,17 @@ def run(arguments: Sequence[str]) -> int:
 
 def run_app(application: typer.Typer, name: str, arguments: Sequence[str]) -> int:
     """The exit status: 2 with one line on stderr for a mistake of the caller, 1 for a failure."""
-    try:
-        status = application(
+    return reported(
+        lambda: application(
             args=list(arguments) or ["--help"], prog_name=name, standalone_mode=False
         )
+    )
+
+
+def reported(command: Callable[[], object]) -> int:
+    """The exit status of a command; its error has a line on stderr, as `run_app` says."""
+    try:
+        status = command()
     except TyperException as error:
         return _tell(error.format_message(), error.exit_code)
     except (ConfigError, InvalidRequest) as error:

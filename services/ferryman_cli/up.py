@@ -17,6 +17,8 @@ from ferryman.wire.hostcache.arena import sweep_stale_arenas
 from ferryman_cli.up_display import (
     Announce,
     LoadDisplay,
+    Release,
+    followed_by,
     json_announcer,
     load_display,
     print_line,
@@ -47,8 +49,11 @@ class _Stopped(Exception):
     """A signal asked for the end."""
 
 
-def run_up(choices: UpOptions, places: ModelPlaces, *, as_json: bool) -> int:
-    """Runs until it is told to stop; returns the exit status."""
+def run_up(
+    choices: UpOptions, places: ModelPlaces, *, as_json: bool, release: Release | None = None
+) -> int:
+    """Runs until it is told to stop; returns the exit status. A detached cluster has no terminal:
+    it calls `release` when it was announced."""
     for note in (*choices.unheeded, *places.notes):
         _say(note)
     # Libraries have one OpenMP thread while they are imported; a worker sets its own number.
@@ -58,7 +63,12 @@ def run_up(choices: UpOptions, places: ModelPlaces, *, as_json: bool) -> int:
         checked = check_apart(choices, places, launch)
         if not checked.is_on_cpu:
             launch = execute  # a card cannot be forked
-        return _run_checked(choices, places, checked, launch, as_json=as_json)
+        announce = json_announcer(checked)
+        if not as_json:
+            folder, is_detached = StateFolder(choices.state_dir), release is not None
+            announce = text_announcer(folder, checked, is_detached=is_detached)
+        announced = announce if release is None else followed_by(announce, release)
+        return _run_checked(choices, places, checked, launch, announced, as_json=as_json)
 
 
 def _run_checked(
@@ -66,6 +76,7 @@ def _run_checked(
     places: ModelPlaces,
     checked: CheckedCluster,
     launch: Launch,
+    announce: Announce,
     *,
     as_json: bool,
 ) -> int:
@@ -81,7 +92,6 @@ def _run_checked(
     with folder.locked():
         for old in folder.logs.glob("*.log"):
             old.unlink()
-        announce = json_announcer(checked) if as_json else text_announcer(folder, checked)
         try:
             display = load_display(sys.stderr, _say, as_json=as_json)
             return asyncio.run(_Up(choices, folder, display, launch).run(announce))

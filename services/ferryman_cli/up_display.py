@@ -26,7 +26,10 @@ STEPS = 10
 """The number of lines for one stage of one worker, at most."""
 COMPILES = "compiles loops for this processor; later starts find them"
 
+CTRL_C_ENDS = "Ctrl-C drains and ends everything."
+
 Announce = Callable[[RunningCluster, Sequence[HostPlan]], None]
+Release = Callable[[], None]
 
 
 def banner(
@@ -35,6 +38,8 @@ def banner(
     program: str,
     plans: Iterable[HostPlan] = (),
     workers: Iterable[str] = (),
+    *,
+    is_detached: bool = False,
 ) -> str:
     """Endpoints, and lines to try; `program` is the path of this command, `workers` are lines.
 
@@ -49,6 +54,7 @@ def banner(
     nats = f"nats --tlsca {os.path.relpath(cluster.ca)}" if cluster.ca else "nats"
     http = "\n         ".join(f"{url}/v1" for url in cluster.http_urls)
     where = "" if state_dir == DEFAULT.absolute() else f" --state-dir {state_dir}"
+    ending = f"`{command} down{where}` drains and ends everything." if is_detached else CTRL_C_ENDS
     return f"""Ferryman is up and serves {cluster.model}.
 
   HTTP   {http}
@@ -66,7 +72,7 @@ Try in another terminal:
   {command} chat{where}
   {nats} -s "$(cat {os.path.relpath(state_dir / NATS_URL)})" sub '{Subjects(cluster.name).all_life}'
 
-Ctrl-C drains and ends everything."""
+{ending}"""
 
 
 def json_announcer(checked: CheckedCluster) -> Announce:
@@ -88,14 +94,27 @@ def json_announcer(checked: CheckedCluster) -> Announce:
     return announce
 
 
-def text_announcer(folder: StateFolder, checked: CheckedCluster) -> Announce:
+def text_announcer(
+    folder: StateFolder, checked: CheckedCluster, *, is_detached: bool = False
+) -> Announce:
     """Prints the banner, for people."""
 
     def announce(cluster: RunningCluster, plans: Sequence[HostPlan]) -> None:
-        text = banner(cluster, folder.path, sys.argv[0], plans, checked.lines)
+        path, program = folder.path, sys.argv[0]
+        text = banner(cluster, path, program, plans, checked.lines, is_detached=is_detached)
         print(text, flush=True)
 
     return announce
+
+
+def followed_by(announce: Announce, release: Release) -> Announce:
+    """Announces, and then lets go of the caller's terminal."""
+
+    def announce_and_release(cluster: RunningCluster, plans: Sequence[HostPlan]) -> None:
+        announce(cluster, plans)
+        release()
+
+    return announce_and_release
 
 
 class LoadDisplay(Protocol):

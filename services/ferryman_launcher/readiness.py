@@ -79,12 +79,13 @@ async def serving(address: str, ca: str = "") -> None:
     """Waits until `/ready` at host:port answers yes; no answer counts as no. The caller sets the
     limit. With `ca`, a file of authorities, it asks over HTTPS."""
     while True:
-        if await asyncio.to_thread(_asked, address, ca):
+        if await asyncio.to_thread(ready_status, address, ca) == http.client.OK:
             return
         await asyncio.sleep(PAUSE_SECONDS)
 
 
-def _asked(address: str, ca: str) -> bool:
+def ready_status(address: str, ca: str = "") -> int:
+    """The status of the answer of `/ready` at host:port; 0 without an answer."""
     connection = http.client.HTTPConnection(address, timeout=ASK_SECONDS)
     if ca:
         context = ssl.create_default_context(cafile=ca)
@@ -92,8 +93,8 @@ def _asked(address: str, ca: str) -> bool:
         connection = http.client.HTTPSConnection(address, timeout=ASK_SECONDS, context=context)
     try:
         connection.request("GET", "/ready")
-        return connection.getresponse().status == http.client.OK
+        return connection.getresponse().status
     except (OSError, http.client.HTTPException):
-        return False
+        return 0
     finally:
         connection.close()

@@ -2,12 +2,13 @@
 
 <state-dir>/cluster.json    endpoints and process ids, while `ferryman up` runs
 <state-dir>/cluster.room    holds the room for the next one, which a full disk would not have
-<state-dir>/lock            held by that `ferryman up`
+<state-dir>/lock            held by that `ferryman up`, with its process id
 <state-dir>/cluster.key     the cluster's secret, made once; without it stored state is no use
 <state-dir>/credentials    made from the key: those of each role, ROLE.json, and the servers' files
 <state-dir>/nats.url       by which people and their tools may listen; redis.url: may read
 <state-dir>/metrics.token  by which Prometheus and people may read `/metrics`
 <state-dir>/logs/NAME.log   the output of each process
+<state-dir>/up.log          the output of a `ferryman up --detach`
 <state-dir>/nats, redis     what the embedded servers keep; nats/context: for `nats --context`
 
 A state folder that is made here, and all its contents, are private to its owner.
@@ -16,7 +17,6 @@ A state folder that is made here, and all its contents, are private to its owner
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -28,12 +28,14 @@ from ferryman.errors import ConfigError
 from ferryman.security.credentials import ClusterRole
 from ferryman.security.credentials_file import write_private_text
 from ferryman.security.key_file import FULL_DISK, cannot_write
+from ferryman_launcher.folder_lock import held_lock
 from ferryman_launcher.write_failures import WriteFailures
 
 DEFAULT = Path(".ferryman")
 NATS_URL, REDIS_URL = "nats.url", "redis.url"
 METRICS_TOKEN = "metrics.token"
 CREDENTIALS = "credentials"
+LOGS, UP_LOG, UP = "logs", "up.log", "up"
 PRIVATE, PRIVATE_FILE = 0o700, 0o600
 RETRY_SECONDS = 5.0
 ROOM_BYTES = 64 << 10  # a cluster of a hundred processes takes 16 KiB
@@ -78,7 +80,11 @@ class StateFolder:
 
     @property
     def logs(self) -> Path:
-        return self.path / "logs"
+        return self.path / LOGS
+
+    @property
+    def up_log(self) -> Path:
+        return self.path / UP_LOG
 
     @property
     def cluster_file(self) -> Path:
@@ -147,17 +153,12 @@ class StateFolder:
         """Keeps others from starting a cluster here; the kernel drops the lock of a process that
         died. Raises ConfigError."""
         try:
-            lock = (self.path / "lock").open("a+")
-        except OSError as error:
-            raise cannot_write(f"--state-dir {self.path}", error) from None
-        with lock as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ConfigError(
-                    f"another ferryman up runs in {self.path}; choose another --state-dir"
-                ) from None
-            yield
+            with held_lock(self.path, os.getpid()):
+                yield
+        except BlockingIOError:
+            raise ConfigError(
+                f"another ferryman up runs in {self.path}; choose another --state-dir"
+            ) from None
 
 
 def running_cluster(state_dir: Path) -> RunningCluster:
@@ -191,6 +192,13 @@ def observer_nats_url(state_dir: Path, cluster: RunningCluster) -> str:
         return (state_dir / NATS_URL).read_text().strip()
     except OSError:
         return cluster.nats
+
+
+def log_paths(state_dir: Path) -> Mapping[str, Path]:
+    """The log of each process by its name; `up` is a detached `ferryman up` itself."""
+    paths = {path.stem: path for path in sorted((state_dir / LOGS).glob("*.log"))}
+    up_log = state_dir / UP_LOG
+    return {**paths, UP: up_log} if up_log.exists() else paths
 
 
 def credentials_path(state_dir: Path, role: ClusterRole) -> Path:

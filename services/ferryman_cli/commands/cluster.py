@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -27,6 +28,9 @@ def up(
     json: Annotated[
         bool, typer.Option("--json", help="Say that it is ready in one line of JSON.")
     ] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Return when it is ready; `ferryman down` ends it.")
+    ] = False,
     **flags: object,
 ) -> int:
     """Start a cluster and stay in the foreground; Ctrl-C drains and ends it.
@@ -39,9 +43,20 @@ def up(
     choices = up_options(sources)
     check_model_folder(choices.engine.model)
 
-    from ferryman_cli.up import run_up
+    if not detach:
+        from ferryman_cli.up import run_up
 
-    return run_up(choices, places, as_json=json)
+        return run_up(choices, places, as_json=json)
+
+    from ferryman_cli.running.detach import run_detached
+    from ferryman_launcher.state_folder import StateFolder
+
+    def start(release: Callable[[], None]) -> int:
+        from ferryman_cli.up import run_up
+
+        return run_up(choices, places, as_json=json, release=release)
+
+    return run_detached(StateFolder(choices.state_dir), start)
 
 
 @with_flags(UpOptions, UP_DEFAULTS)

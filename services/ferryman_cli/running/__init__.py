@@ -1,0 +1,1 @@
+"""A cluster of `ferryman up` on this machine: detached, looked at, read, ended."""
