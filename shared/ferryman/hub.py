@@ -26,6 +26,7 @@ SINGLE_FILE = "model.safetensors"
 # The files of a model besides its weights; nothing else of a repository is wanted.
 DESCRIPTION = (
     "config.json",
+    "hf_quant_config.json",
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",

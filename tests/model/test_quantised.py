@@ -23,7 +23,6 @@ from tests.model.ragged import ragged_logits, random_prompt
 from tests.native import native_config, save_native
 from tests.quantised_folders import (
     LINEAR,
-    RECIPES,
     Recipe,
     compressed,
     fp8_by_block,
@@ -31,7 +30,9 @@ from tests.quantised_folders import (
     save_int8_twin,
     save_quantised,
 )
+from tests.quantised_folders import RECIPES as LINEAR_RECIPES
 from tests.tiny_models import save_random
+from tests.tool_recipes import TOOL_RECIPES, bitsandbytes, modelopt
 from torch import Tensor
 
 from ferryman.errors import ConfigError
@@ -43,6 +44,8 @@ from ferryman.model.weights.load_progress import LoadProgress
 
 FAMILIES = ("llama", "qwen3_next", "deepseek_v32", "falcon_h1", "nemotron_h", "granite")
 """With biases, experts, delta nets, latents, an index, multipliers and Mamba between them."""
+
+RECIPES = {**LINEAR_RECIPES, **TOOL_RECIPES}
 
 every_recipe = pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 
@@ -171,11 +174,22 @@ WIDE = {
         partial(fp8_by_block, rows=128, columns=128),
     ),
 }
+KEPT = {
+    **WIDE,
+    **{name: TOOL_RECIPES[name] for name in ("modelopt nvfp4", "bitsandbytes nf4, nested")},
+}
 LARGE = native_config(["full_attention"], hidden_size=256, intermediate_size=1024, vocab_size=64)
 
 
 @pytest.mark.parametrize(
-    ("name", "bits"), [("fp8 by block", 8.7), ("fp8 by tensor", 8.4), ("int8", 8.4)]
+    ("name", "bits"),
+    [
+        ("fp8 by block", 8.7),
+        ("fp8 by tensor", 8.4),
+        ("int8", 8.4),
+        ("modelopt nvfp4", 4.95),
+        ("bitsandbytes nf4, nested", 4.95),
+    ],
 )
 def test_codes_stay_codes_in_memory(name: str, bits: float, tmp_path: Path) -> None:
     """Bits for each weight of the linear layers; embedding, head and norms are in float32."""
@@ -186,7 +200,7 @@ def test_codes_stay_codes_in_memory(name: str, bits: float, tmp_path: Path) -> N
     if name == "int8":
         found = memory(load_model(plain, LoadOptions("float32", quantize=name)))
     else:
-        folder = save_quantised(plain, tmp_path / "quantised", WIDE[name])
+        folder = save_quantised(plain, tmp_path / "quantised", KEPT[name])
         found = memory(load_model(folder, LoadOptions("float32")))
     assert 8 * (found - others) / num_codes < bits
 
@@ -230,7 +244,7 @@ def test_spoilt_codes_are_refused_by_tensor(
 @pytest.mark.parametrize(
     ("config", "named"),
     [
-        pytest.param({"quant_method": "bitsandbytes"}, ["bitsandbytes", "fp8"], id="method"),
+        pytest.param({"quant_method": "quanto"}, ["quanto", "fp8", "bitsandbytes"], id="method"),
         pytest.param({"quant_method": "fp8", "fmt": "e5m2"}, ["fmt", "e5m2"], id="exponent"),
         pytest.param(
             {"quant_method": "fp8", "weight_block_size": [128]}, ["weight_block_size"], id="block"
@@ -251,11 +265,35 @@ def test_spoilt_codes_are_refused_by_tensor(
             ["version", "gemv"],
             id="layout of AWQ",
         ),
-        pytest.param(compressed("nvfp4-pack-quantized"), ["format", "nvfp4"], id="nvfp4"),
-        pytest.param(compressed("mxfp4-pack-quantized"), ["format", "mxfp4"], id="mxfp4, packed"),
         pytest.param(
-            {"quant_method": "modelopt", "quant_algo": "FP8"}, ["modelopt", "fp8"], id="modelopt"
+            compressed("nvfp4-pack-quantized", type="float"),
+            ["num_bits", "4"],
+            id="nvfp4 of 8 bits",
         ),
+        pytest.param(
+            compressed("nvfp4-pack-quantized", num_bits=4), ["type", "float"], id="nvfp4 of int"
+        ),
+        pytest.param(
+            compressed("mxfp6-pack-quantized", type="float", num_bits=6),
+            ["format", "mxfp6", "mxfp4-pack-quantized"],
+            id="six bits",
+        ),
+        pytest.param(modelopt("NVFP4_SVD"), ["quant_algo", "NVFP4_SVD", "NVFP4_AWQ"], id="svd"),
+        pytest.param(
+            modelopt("MIXED_PRECISION", quantized_layers={"a": {"quant_algo": "W4A8_QSERVE"}}),
+            ["quant_algo", "W4A8_QSERVE"],
+            id="algorithm of a layer",
+        ),
+        pytest.param(modelopt("MIXED_PRECISION"), ["quantized_layers"], id="mixed, but no layers"),
+        pytest.param(
+            bitsandbytes(4, "af4"), ["bnb_4bit_quant_type", "nf4 or fp4"], id="another table"
+        ),
+        pytest.param(
+            bitsandbytes(4, bnb_4bit_quant_storage="bfloat16"),
+            ["bnb_4bit_quant_storage", "uint8"],
+            id="bytes stored as numbers",
+        ),
+        pytest.param(bitsandbytes(2), ["load_in_4bit", "load_in_8bit"], id="no bits"),
         pytest.param(
             {**compressed("int-quantized"), "transform_config": {"config_groups": {"u": {}}}},
             ["transform_config"],

@@ -19,6 +19,7 @@ from tests.harness.pair import check, hand_off, pair_on, pair_with, request_of, 
 from tests.mxfp4_folders import save_mxfp4
 from tests.native import native_config, save_native
 from tests.quantised_folders import RECIPES, save_int8_twin, save_quantised
+from tests.tool_recipes import TOOL_RECIPES
 
 from ferryman.cache.manifest import manifest_to_json
 from ferryman.errors import ManifestMismatch
@@ -46,9 +47,11 @@ class QuantisedFolders:
 
 
 def by_recipe(name: str) -> Callable[[Path], QuantisedFolders]:
+    recipe = {**RECIPES, **TOOL_RECIPES}[name]
+
     def save(path: Path) -> QuantisedFolders:
         twin = save_native(path / "twin", CONFIG)
-        return QuantisedFolders(save_quantised(twin, path / "quantised", RECIPES[name]), twin)
+        return QuantisedFolders(save_quantised(twin, path / "quantised", recipe), twin)
 
     return save
 
@@ -73,6 +76,11 @@ NAMES = (
     "packed int4",
     "gptq int4, zeros and order",
     "awq",
+    "modelopt nvfp4, smoothed",
+    "modelopt, mixed",
+    "compressed nvfp4",
+    "bitsandbytes nf4, nested",
+    "bitsandbytes int8",
 )
 FORMATS: dict[str, Callable[[Path], QuantisedFolders]] = {
     **{name: by_recipe(name) for name in NAMES},

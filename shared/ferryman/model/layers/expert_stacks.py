@@ -17,7 +17,9 @@ from ferryman.model.weights.matrix import Matrix, PlainMatrix
 from ferryman.model.weights.quantisation.codes import FP4 as FP4_TABLE
 from ferryman.model.weights.quantisation.codes import INT4 as INT4_TABLE
 from ferryman.model.weights.quantisation.codes import ByteCodes, Codes, NibbleCodes
+from ferryman.model.weights.quantisation.nibble_matrix import NibbleMatrix
 from ferryman.model.weights.quantisation.quantised_matrix import QuantisedMatrix, group_length
+from ferryman.model.weights.smoothed_matrix import SmoothedMatrix
 from ferryman_kernels.products.grouped_product import FP4, FP8, INT4, INT8, CodeStack, FloatStack
 
 
@@ -98,6 +100,13 @@ def _parts_of(matrix: Matrix) -> tuple[list[Tensor], _Format]:
                 tensors.append(matrix.zeros)
                 dtypes.append(matrix.zeros.dtype)
             group_len = group_length(matrix.groups)
+        case NibbleMatrix():
+            return _parts_of(matrix.by_groups())
+        case SmoothedMatrix():
+            raise ConfigError(
+                "experts with a pre_quant_scale do not run on a card; use device=cpu, or a "
+                "checkpoint without smoothed inputs"
+            )
         case _:
             raise ConfigError(f"experts of {type(matrix).__name__} do not run on a card")
     shapes = tuple(tensor.shape for tensor in tensors)
@@ -113,4 +122,8 @@ def _stored(codes: Codes) -> tuple[Tensor, int]:
                 raise ConfigError(f"a card needs experts in four bits of even columns: {columns}")
             if table in (INT4_TABLE, FP4_TABLE):
                 return packed, INT4 if table == INT4_TABLE else FP4
+            raise ConfigError(
+                "experts in four bits by a table of their own, as bitsandbytes has them, do not "
+                "run on a card; use device=cpu"
+            )
     raise ConfigError(f"a card has no product with experts in {type(codes).__name__}")

@@ -18,14 +18,16 @@ import torch
 from torch import Tensor
 
 from ferryman.errors import ConfigError
-from ferryman.model.shapes.config_fields import ConfigFields
+from ferryman.model.shapes.config_fields import ConfigFields, read_fields
 from ferryman.model.weights.matrix import Matrix
 from ferryman.model.weights.named_weights import FLOATS, WeightFormat, accumulation_dtype
 from ferryman.model.weights.quantisation.awq import read_awq
+from ferryman.model.weights.quantisation.bitsandbytes import read_bitsandbytes
 from ferryman.model.weights.quantisation.codes import ByteCodes
 from ferryman.model.weights.quantisation.compressed_tensors import read_compressed_tensors
 from ferryman.model.weights.quantisation.fp8 import read_fbgemm, read_fp8
 from ferryman.model.weights.quantisation.gptq import read_gptq
+from ferryman.model.weights.quantisation.modelopt import read_modelopt
 from ferryman.model.weights.quantisation.mxfp4 import METHOD as MXFP4
 from ferryman.model.weights.quantisation.mxfp4 import read_mxfp4
 from ferryman.model.weights.quantisation.quantised_matrix import QuantisedMatrix, even_groups
@@ -49,9 +51,13 @@ class Int8AtLoad(WeightFormat):
 
 
 FIELD = "quantization_config"
+QUANT_FILE = "hf_quant_config.json"
+"""The file in which older releases of modelopt say what newer ones say in config.json."""
 
 AS_STORED = "none"
 """The value of `quantize` that changes no weight."""
+
+MODELOPT, BITSANDBYTES = "modelopt", "bitsandbytes"
 
 _READERS: Mapping[str, Callable[[ConfigFields], WeightFormat]] = {
     "fp8": read_fp8,
@@ -59,6 +65,8 @@ _READERS: Mapping[str, Callable[[ConfigFields], WeightFormat]] = {
     "compressed-tensors": read_compressed_tensors,
     "gptq": read_gptq,
     "awq": read_awq,
+    MODELOPT: read_modelopt,
+    BITSANDBYTES: read_bitsandbytes,
     MXFP4: read_mxfp4,
 }
 """The readers of a format's fields, by `quant_method`."""
@@ -77,10 +85,10 @@ def read_format(
     """
     if quantize not in (AS_STORED, INT8):
         raise ConfigError(f"quantize={quantize!r} is not supported; choose {INT8}, or leave it out")
-    config = fields.raw.get(FIELD)
-    if config is None:
+    stored = _quantisation(fields)
+    if stored is None:
         return Int8AtLoad() if quantize == INT8 else FLOATS
-    method = config.get("quant_method") if isinstance(config, dict) else config
+    method = _method(stored)
     if method not in methods:
         raise fields.refusal(FIELD, f"absent, or quant_method {' or '.join(methods)}")
     if quantize == INT8:
@@ -88,4 +96,27 @@ def read_format(
             f"{fields.source}: the weights are quantised already, as {method}; leave out "
             f"quantize={quantize}"
         )
-    return _READERS[method](ConfigFields(fields.source, config))
+    return _READERS[method](stored)
+
+
+def _quantisation(fields: ConfigFields) -> ConfigFields | None:
+    """The fields of the format: in config.json, in its part for text, or in a file of their own;
+    None if the weights are in floats."""
+    for place in (fields.raw, fields.raw.get("text_config")):
+        config = place.get(FIELD) if isinstance(place, Mapping) else None
+        if isinstance(config, dict):
+            return ConfigFields(fields.source, config)
+        if config is not None:
+            raise fields.refusal(FIELD, "an object")
+    path = fields.source.with_name(QUANT_FILE)
+    if not path.is_file():
+        return None
+    apart = read_fields(path)
+    return ConfigFields(path, {"quant_method": MODELOPT, **apart.raw})
+
+
+def _method(stored: ConfigFields) -> object:
+    """`quant_method`, which the first checkpoints of bitsandbytes leave out."""
+    if any(stored.raw.get(name) is True for name in ("load_in_4bit", "load_in_8bit")):
+        return stored.raw.get("quant_method") or BITSANDBYTES
+    return stored.raw.get("quant_method")

@@ -1,17 +1,23 @@
-"""compressed-tensors (llm-compressor): FP8, int8, and integers of 4 or 8 bits in words of 32.
+"""compressed-tensors (llm-compressor): floats of 4 or 8 bits, and integers of 4 or 8 bits.
 
-    float-quantized    weight, F8_E4M3                      weight_scale
-    int-quantized      weight, I8                           weight_scale, weight_zero_point
-    naive-quantized    either of these
-    pack-quantized     weight_packed, I32 [rows, words]     as int-quantized, and weight_g_idx
+    float-quantized         weight, F8_E4M3                   weight_scale
+    int-quantized           weight, I8                        weight_scale, weight_zero_point
+    naive-quantized         either of these
+    pack-quantized          weight_packed, I32 [rows, words]  as int-quantized, and weight_g_idx
+    nvfp4-pack-quantized    weight_packed, U8 [rows, half]    weight_scale, weight_global_scale
+    mxfp4-pack-quantized    weight_packed, U8 [rows, half]    weight_scale, U8
+    mxfp8-quantized         weight, F8_E4M3                   weight_scale, U8
+    mixed-precision         each group has its `format`
 
 Packed integers count from 0, zero points from the middle as well, and those are packed along the
-outputs. A group of the config sets how many weights of its targets share a scale (`strategy`).
+outputs. Scales in U8 are powers of two. A group of the config sets how many weights of its targets
+share a scale (`strategy`).
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -21,8 +27,11 @@ from ferryman.model.shapes.config_fields import ConfigFields
 from ferryman.model.weights.matrix import Matrix
 from ferryman.model.weights.named_weights import WeightFormat, Weights
 from ferryman.model.weights.quantisation.codes import (
+    FP4,
     PACKED_BITS,
     ByteCodes,
+    Codes,
+    NibbleCodes,
     middle,
     num_words,
     signed_codes,
@@ -34,19 +43,28 @@ from ferryman.model.weights.quantisation.fp8 import (
     PER_ROW,
     PER_TENSOR,
     ScaleBlock,
+    fp8_codes,
     fp8_matrix,
     read_scales,
 )
+from ferryman.model.weights.quantisation.mxfp4 import BLOCK_LEN, read_powers
+from ferryman.model.weights.quantisation.nibble_matrix import NibbleMatrix
+from ferryman.model.weights.quantisation.nvfp4 import inverse, nvfp4_matrix, read_factor
 from ferryman.model.weights.quantisation.quantised_matrix import QuantisedMatrix, even_groups
 
-FORMATS = ("float-quantized", "int-quantized", "naive-quantized", "pack-quantized")
+NVFP4, MXFP4, MXFP8 = "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized"
+FORMATS = (
+    "float-quantized", "int-quantized", "naive-quantized", "pack-quantized", NVFP4, MXFP4, MXFP8,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """A group of the config: its targets, the bits of its codes, and what shares a scale."""
+    """A group of the config: its targets, its format, the bits of its codes, and what shares a
+    scale."""
 
     targets: tuple[str, ...]
+    layout: str
     bits: int
     block: ScaleBlock
 
@@ -69,9 +87,12 @@ class CompressedTensors(WeightFormat):
     def in_codes(self, weights: Weights, name: str, rows: int, columns: int) -> Matrix | None:
         module, shape = name.removesuffix(".weight"), (rows, columns)
         if weights.has(f"{module}.weight_packed"):
-            return _packed(weights, module, shape, self._scheme(weights, name))
+            scheme = self._scheme(weights, name)
+            return _PACKED.get(scheme.layout, _integers)(weights, module, shape, scheme)
         dtype = weights.header(name).dtype if weights.has(name) else ""
         if dtype == FP8:
+            if self._scheme(weights, name).layout == MXFP8:
+                return _with_powers(weights, name, fp8_codes(weights, name, shape))
             return fp8_matrix(weights, name, shape, self._scheme(weights, name).block)
         if dtype == "I8":
             return _bytes(weights, name, shape, self._scheme(weights, name).block)
@@ -102,7 +123,29 @@ def _bytes(
     return QuantisedMatrix(codes, scales, groups, zeros, weights.dtype, weights.device)
 
 
-def _packed(
+def _nvfp4(weights: Weights, module: str, shape: tuple[int, int], scheme: Scheme) -> NibbleMatrix:
+    name = f"{module}.weight"
+    factor = inverse(read_factor(weights, f"{name}_global_scale"))
+    tensors = f"{name}_packed", f"{name}_scale"
+    return nvfp4_matrix(weights, tensors, shape, scheme.block.columns or shape[1], factor)
+
+
+def _mxfp4(
+    weights: Weights, module: str, shape: tuple[int, int], scheme: Scheme
+) -> QuantisedMatrix:
+    rows, columns = shape
+    packed = weights.stored(f"{module}.weight_packed", (rows, columns // 2), ("U8",))
+    return _with_powers(weights, f"{module}.weight", NibbleCodes(packed, columns, FP4))
+
+
+def _with_powers(weights: Weights, name: str, codes: Codes) -> QuantisedMatrix:
+    rows, columns = codes.shape
+    powers = read_powers(weights, f"{name}_scale", (rows, columns // BLOCK_LEN))
+    groups = even_groups(columns, BLOCK_LEN)
+    return QuantisedMatrix(codes, powers, groups, None, weights.dtype, weights.device)
+
+
+def _integers(
     weights: Weights, module: str, shape: tuple[int, int], scheme: Scheme
 ) -> QuantisedMatrix:
     (rows, columns), bits, name = shape, scheme.bits, f"{module}.weight"
@@ -126,6 +169,11 @@ def _packed(
     )
 
 
+_Reader = Callable[[Weights, str, tuple[int, int], Scheme], Matrix]
+_PACKED: Mapping[str, _Reader] = {NVFP4: _nvfp4, MXFP4: _mxfp4}
+"""The readers of packed floats, by format; packed integers are the rest."""
+
+
 def read_compressed_tensors(fields: ConfigFields) -> CompressedTensors:
     """`quant_method` compressed-tensors. Raises ConfigError, by field name, for other formats."""
     if fields.inner("sparsity_config").raw.get("format", "dense") != "dense":
@@ -145,9 +193,14 @@ def _read_scheme(fields: ConfigFields, group: ConfigFields) -> Scheme:
         raise fields.refusal("format", " or ".join(FORMATS))
     weights = group.inner("weights")
     bits, kind = weights.whole("num_bits"), weights.raw.get("type", "int")
-    if bits not in PACKED_BITS or (kind == "float" and bits != 8) or kind not in ("int", "float"):
-        raise weights.refusal("num_bits", "4 or 8 of type int, or 8 of type float")
-    return Scheme(_read_targets(group), bits, _read_block(weights))
+    float_bits = 4 if layout in _PACKED else 8
+    if bits not in PACKED_BITS or (kind == "float" and bits != float_bits):
+        raise weights.refusal("num_bits", f"4 or 8 of type int, or {float_bits} of type float")
+    if kind != "float" and (kind != "int" or layout in (NVFP4, MXFP4, MXFP8)):
+        raise weights.refusal("type", "int or float, and float for this format")
+    if layout in (NVFP4, MXFP4) and weights.raw.get("symmetric", True) is not True:
+        raise weights.refusal("symmetric", "true for this format")
+    return Scheme(_read_targets(group), str(layout), bits, _read_block(weights, layout))
 
 
 def _read_targets(group: ConfigFields) -> tuple[str, ...]:
@@ -161,14 +214,19 @@ def _read_targets(group: ConfigFields) -> tuple[str, ...]:
     return targets
 
 
-def _read_block(weights: ConfigFields) -> ScaleBlock:
+def _read_block(weights: ConfigFields, layout: str) -> ScaleBlock:
     match weights.raw.get("strategy"), weights.raw.get("block_structure"):
         case "tensor", _:
             return PER_TENSOR
         case "channel", _:
             return PER_ROW
+        case "tensor_group", _ if layout == NVFP4:
+            return ScaleBlock(1, weights.whole("group_size"))
         case "group", _:
             return ScaleBlock(1, weights.whole("group_size"))
         case "block", [int(rows), int(columns)] if rows > 0 and columns > 0:
             return ScaleBlock(rows, columns)
-    raise weights.refusal("strategy", "tensor, channel, group, or block with a block_structure")
+    raise weights.refusal(
+        "strategy",
+        "tensor, channel, group, block with a block_structure, or for NVFP4 tensor_group",
+    )

@@ -65,25 +65,34 @@ def fp8_matrix(
     weights: Weights, name: str, shape: tuple[int, int], block: ScaleBlock
 ) -> QuantisedMatrix:
     """The weight `name` with its scales. Raises ConfigError for not-a-number among the codes."""
+    codes = fp8_codes(weights, name, shape)
+    scales = read_scales(weights, name, shape, block)
+    groups = even_groups(shape[1], block.columns or shape[1])
+    return QuantisedMatrix(codes, scales, groups, None, weights.dtype, weights.device)
+
+
+def fp8_codes(weights: Weights, name: str, shape: tuple[int, int]) -> ByteCodes:
+    """The codes of the weight `name`. Raises ConfigError for not-a-number among them."""
     codes = weights.stored(name, shape, (FP8,))
     if not codes.is_meta and _has_not_a_number(codes):
         full_name = weights.prefix + name
         raise ConfigError(f"{weights.checkpoint.folder}: tensor {full_name!r} holds not-a-number")
-    scales = read_scales(weights, name, shape, block)
-    groups = even_groups(shape[1], block.columns or shape[1])
-    return QuantisedMatrix(ByteCodes(codes), scales, groups, None, weights.dtype, weights.device)
+    return ByteCodes(codes)
 
 
 def read_scales(weights: Weights, name: str, shape: tuple[int, int], block: ScaleBlock) -> Tensor:
     """The scales [rows, column blocks] of the weight `name`, in `<name>_scale_inv` or `_scale`."""
     full_name = weights.first_of(*(f"{name}_{suffix}" for suffix in SCALE_NAMES))
-    rows, expected = shape[0], block.shape(*shape)
+    rows = shape[0]
+    expected: tuple[int, ...] = block.shape(*shape)
     stored_shape = weights.header(full_name).shape
     if block == PER_TENSOR and stored_shape in ((), (1,)):
         return weights.stored(full_name, stored_shape, SCALE_DTYPES).expand(1, 1).expand(rows, 1)
     if block == PER_ROW and stored_shape == (rows,):
         return weights.stored(full_name, stored_shape, SCALE_DTYPES)[:, None]
-    scales = weights.stored(full_name, expected, SCALE_DTYPES)
+    if stored_shape == (expected[0], 1, expected[1], 1):  # modelopt's blocks
+        expected = stored_shape
+    scales = weights.stored(full_name, expected, SCALE_DTYPES).reshape(block.shape(*shape))
     if block.rows == 1:
         return scales
     if scales.dtype is torch.float8_e8m0fnu:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from ferryman.errors import ConfigError
 from ferryman.model.shapes.config_fields import ConfigFields
@@ -45,13 +46,7 @@ def mxfp4_matrices(
     """
     blocks_shape = (count, rows, columns // BLOCK_LEN, BLOCK_LEN // 2)
     blocks = weights.stored(f"{name}_blocks", blocks_shape, ("U8",))
-    scales = weights.stored(f"{name}_scales", blocks_shape[:-1], ("U8",))
-    if not scales.is_meta and bool((scales == NOT_A_NUMBER).any()):
-        raise ConfigError(
-            f"{weights.checkpoint.folder}: tensor {weights.prefix}{name}_scales holds "
-            f"{NOT_A_NUMBER}, which stands for not-a-number"
-        )
-    powers = scales.view(torch.float8_e8m0fnu)
+    powers = read_powers(weights, f"{name}_scales", blocks_shape[:-1])
     return tuple(
         QuantisedMatrix(
             NibbleCodes(packed, columns, FP4),
@@ -63,3 +58,14 @@ def mxfp4_matrices(
         )
         for packed, power in zip(blocks.flatten(2), powers, strict=True)
     )
+
+
+def read_powers(weights: Weights, name: str, shape: tuple[int, ...]) -> Tensor:
+    """The scales `name`, each a power of two. Raises ConfigError for not-a-number."""
+    scales = weights.stored(name, shape, ("U8",))
+    if not scales.is_meta and bool((scales == NOT_A_NUMBER).any()):
+        raise ConfigError(
+            f"{weights.checkpoint.folder}: tensor {weights.prefix}{name} holds "
+            f"{NOT_A_NUMBER}, which stands for not-a-number"
+        )
+    return scales.view(torch.float8_e8m0fnu)
