@@ -12,7 +12,7 @@ STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 MADE_FROM := pyproject.toml constraints.txt proto/build.py $(wildcard proto/ferryman/wire/v1/*.proto)
 
-.PHONY: up test test-all types tests not-tried smollm2 up-smollm2 real-model compose-test mutants format proto wheels clean
+.PHONY: up test test-all types tests not-tried smollm2 up-smollm2 real-model browser-test compose-test mutants format proto wheels clean
 
 up: $(STAMP)
 	exec $(BIN)/ferryman up $(ARGS)
@@ -54,6 +54,12 @@ up-smollm2: smollm2
 
 real-model: smollm2
 	$(BIN)/pytest -q -rs tests/real_model $(ARGS)
+
+# Walks the web page in the machine's own Chromium (Debian: apt-get install chromium); Playwright brings none.
+browser-test: $(DEV_STAMP)
+	@command -v chromium >/dev/null || { echo "error: chromium is not here: apt-get install chromium" >&2; exit 2; }
+	$(PIP) install --quiet --editable '.[browser]'
+	$(BIN)/pytest -q -rs tests/browser $(ARGS)
 
 # Runs compose.yaml itself, on this machine's container engine or one that it starts; some minutes.
 compose-test: $(DEV_STAMP)

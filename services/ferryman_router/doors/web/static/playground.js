@@ -31,7 +31,7 @@ export class Playground {
     });
     byId("again").addEventListener("click", () => {
       this.messages = this.latest.slice(0, -1);
-      this.#send(this.latest.at(-1).content);
+      this.#send(this.latest.at(-1).content, "the same prompt once more");
     });
     byId("stop").addEventListener("click", () => this.abort?.abort());
     byId("new-chat").addEventListener("click", () => this.#clear());
@@ -44,12 +44,13 @@ export class Playground {
     byId("ask").focus();
   }
 
-  async #send(text) {
+  async #send(text, remark = "") {
     const name = `page-${[...crypto.getRandomValues(new Uint8Array(4))].map((byte) => byte.toString(16).padStart(2, "0")).join("")}`;
     const answer = el("div", { class: "words" });
     const note = el("p", { class: "note" }, "…");
     this.turns.append(
-      el("div", { class: "turn user" }, el("span", { class: "aloud" }, "You: "), text),
+      el("div", { class: "turn user" }, el("span", { class: "aloud" }, "You: "), text,
+        remark ? el("p", { class: "note" }, remark) : ""),
       el("div", { class: "turn assistant" }, el("span", { class: "aloud" }, "Answer: "), answer, note));
     this.turns.scrollTop = this.turns.scrollHeight;
     this.abort = new AbortController();
@@ -71,6 +72,7 @@ export class Playground {
       this.abort = null;
       byId("stop").hidden = true;
       byId("send").disabled = byId("again").disabled = false;
+      this.turns.scrollTop = this.turns.scrollHeight;
     }
   }
 
