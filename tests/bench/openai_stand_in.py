@@ -6,7 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -49,10 +49,12 @@ class _StandInRequests(BaseHTTPRequestHandler):
         delivery = Delivery.STREAMED if body.get("stream") else Delivery.WHOLE
         with self.lock:
             reply = asyncio.run(self.asker.ask(_inquiry(body), delivery))
-        if delivery is Delivery.WHOLE:
-            self._send(200, _answer(reply, door, delivery) | _usage(reply))
-        else:
-            self._stream(reply, door)
+        # A client may hang up at any time.
+        with suppress(ConnectionError):
+            if delivery is Delivery.WHOLE:
+                self._send(200, _answer(reply, door, delivery) | _usage(reply))
+            else:
+                self._stream(reply, door)
 
     def _send(self, status: int, body: Mapping[str, Any]) -> None:
         data = json.dumps(body).encode()

@@ -68,7 +68,11 @@ async def examined_endpoint(choice: VerifyOptions) -> tuple[ExaminationReport, E
         engine = ExaminedEngine(client, cold, card.owner, has_key=bool(choice.api_key))
         examination = Examination(client, material, cold, plan=plan)
         with _bar(plan.max_requests) as progress:
-            return await examination.run(progress), engine
+            try:
+                return await examination.run(progress), engine
+            except asyncio.CancelledError:
+                # Ctrl-C: what was seen so far counts, as the bet may be looked at at any time.
+                return examination.report(), engine
 
 
 async def _offered_plan(client: EndpointClient, plan: ExaminationPlan) -> ExaminationPlan:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import subprocess
+import threading
 from typing import Any
 
 import pytest
@@ -12,6 +14,9 @@ from tests.bench.openai_stand_in import openai_stand_in
 from tests.bench.verify.toy_engine import ToyEngine
 from tests.bench.verify.toy_faults import LostToken, OffByOne
 
+from ferryman_bench.endpoint.inquiry import Delivery, Inquiry
+from ferryman_bench.endpoint.reply import Reply
+from ferryman_bench.verify.run import VerifyOptions, examined_endpoint
 from ferryman_cli.app import run
 
 CURL = shutil.which("curl")
@@ -75,3 +80,28 @@ def test_a_place_without_a_server_is_one_line_and_exit_2(
     assert capsys.readouterr().err.startswith("error: http://127.0.0.1:1/v1/models: ConnectError")
     assert run(["verify", "http://127.0.0.1:1", "--door", "back"]) == 2
     assert capsys.readouterr().err == "error: --door back: give chat or text\n"
+
+
+class WatchedEngine(ToyEngine):
+    """Says after 60 requests that so many were asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.enough = 0, threading.Event()
+
+    async def ask(self, inquiry: Inquiry, delivery: Delivery = Delivery.WHOLE) -> Reply:
+        self.asked += 1
+        if self.asked == 60:
+            self.enough.set()
+        return await super().ask(inquiry, delivery)
+
+
+async def test_an_interrupted_run_reports_what_it_has_seen() -> None:
+    engine = WatchedEngine()
+    with openai_stand_in(engine) as url:
+        examined = asyncio.ensure_future(examined_endpoint(VerifyOptions(url)))
+        await asyncio.to_thread(engine.enough.wait, 60)
+        examined.cancel()
+        report, _ = await examined
+    assert 0 < sum(record.probes for record in report.records) < 200
+    assert not report.accused
