@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -142,6 +143,29 @@ def loading(
 
     choice = LoadBenchOptions(size * 1_000_000, tensors, threads, repeats, is_cold=cold)
     return run_bench_loading(choice, as_json=json)
+
+
+@app.command()
+def servers(
+    model: Annotated[Path, typer.Option(metavar="DIR", help="A model's folder, for Ferryman.")],
+    gguf: Annotated[Path, typer.Option(metavar="FILE", help="The same weights, for llama.cpp.")],
+    llama_server: Annotated[Path, typer.Option(metavar="FILE", help="llama.cpp's server.")],
+    threads: Annotated[int, typer.Option(min=1, help="Threads of each server.")] = 2,
+    slots: Annotated[int, typer.Option(min=1, help="Requests at once in llama-server.")] = 24,
+    up_arguments: Annotated[str, typer.Option(help="Further ones for `ferryman up`.")] = "",
+    llama_arguments: Annotated[str, typer.Option(help="Further ones for llama-server.")] = "",
+    json: AsJson = False,
+) -> int:
+    """Measure Ferryman and llama-server in turn, as their users see them, over HTTP.
+
+    Prints the table of docs/measured.md.
+    """
+    from tools.bench.server_contest import ServerContestOptions, run_server_contest
+
+    further = tuple(up_arguments.split()), tuple(llama_arguments.split())
+    options = ServerContestOptions(model, gguf, llama_server, threads, slots)
+    choice = replace(options, ferryman_arguments=further[0], llama_arguments=further[1])
+    return run_server_contest(choice, as_json=json)
 
 
 def run(arguments: list[str]) -> int:
