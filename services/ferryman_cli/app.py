@@ -14,6 +14,7 @@ from ferryman.runtime.life import EXIT_FAILED, EXIT_MISCONFIGURED
 from ferryman.runtime.version import package_version
 from ferryman_cli.commands.bench import bench_app
 from ferryman_cli.commands.cluster import config, fit, up
+from ferryman_cli.commands.doctor import doctor
 from ferryman_cli.commands.keys import certs, container_credentials, credentials, key
 from ferryman_cli.commands.local_cluster import down, logs, status
 from ferryman_cli.commands.models import models
@@ -32,7 +33,7 @@ app = typer.Typer(
 )
 for command in (
     *(up, status, logs, down),
-    *(fit, config, models),
+    *(doctor, fit, config, models),
     *(chat, generate, trace, explain, events),
     *(simulate, verify),
     *(top, drain, roll),

@@ -29,6 +29,7 @@ from ferryman_launcher.checks.model_places import ModelPlaces
 from ferryman_launcher.child import ChildEnded, ChildSpec, Launch, execute
 from ferryman_launcher.fork_server import fork_server
 from ferryman_launcher.host_plan import HostPlan, host_plans
+from ferryman_launcher.model_files import stamps_of
 from ferryman_launcher.process_plan import ProcessPlan, plan_processes, waiting
 from ferryman_launcher.readiness import ReadyEvent, serving
 from ferryman_launcher.restarts import RestartLimits
@@ -107,6 +108,7 @@ class _Up:
         self, choices: UpOptions, folder: StateFolder, display: LoadDisplay, launch: Launch
     ) -> None:
         self._choices, self._display = choices, display
+        self._model_files = stamps_of(choices.engine.model.absolute())
         self._process_plan: ProcessPlan = plan_processes(choices, folder)
         self._supervisor = Supervisor(
             folder,
@@ -193,6 +195,8 @@ class _Up:
             pids=self._supervisor.pids,
             ca=self._process_plan.locks.ca,
             down=self._supervisor.down,
+            model_folder=str(self._choices.engine.model.absolute()),
+            model_files=self._model_files,
         )
 
     def _reached(self, address: str) -> str:

@@ -137,8 +137,9 @@ async def running_host_cache(
         entry = Discoverable("ferryman-hostcache", "1.0.0", "Keeps a node's host memory", about)
         await stack.enter_async_context(member.bus.discoverable(entry))
         orders: Orders = {"drain": drain_order(order_drain), "flush": partial(_flush, host)}
+        facts = {"arena": str(arena.path)}
         beats = Beats(host, lower_tiers.prefetching, member.worker_id, service.address)
-        await stack.enter_async_context(member.reporting(beats.next, orders))
+        await stack.enter_async_context(member.reporting(beats.next, orders, lambda: facts))
         jobs = (publisher.run(), _tick(service), lower_tiers.writer.run())
         await stack.enter_async_context(alongside(*jobs))
         stack.callback(publisher.stop)

@@ -47,7 +47,8 @@ class RunningCluster:
     they have all, with commas between. `up_pid` supervises it.
 
     `name` is the word in its NATS subjects. With TLS `ca` is the file of its authorities. `down`
-    has each process that has ended and waits for its next start, with how it ended.
+    has each process that has ended and waits for its next start, with how it ended. `model_files`
+    are the stamps that the files in `model_folder` had at the start.
     """
 
     http: str
@@ -60,6 +61,8 @@ class RunningCluster:
     pids: Mapping[str, int] = field(default_factory=dict)
     ca: str = ""
     down: Mapping[str, str] = field(default_factory=dict)
+    model_folder: str = ""
+    model_files: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def http_urls(self) -> tuple[str, ...]:

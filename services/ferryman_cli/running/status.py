@@ -119,7 +119,7 @@ def _lines(status: ClusterStatus, state_dir: Path) -> Iterator[str]:
     words = "all is well" if status.is_well else "NOT all is well"
     yield f"{cluster.model} in {state_dir}: {words} (`ferryman up` is process {cluster.up_pid})"
     for url, is_ready in status.ready.items():
-        yield f"  HTTP   {url}/v1  {'ready' if is_ready else 'NOT ready'}"
+        yield f"  HTTP   {url}/v1  {'ready' if is_ready else 'NOT ready: `ferryman doctor`'}"
     yield f"  gRPC   {cluster.grpc}"
     yield f"  NATS   {cluster.nats}"
     yield f"  Redis  {cluster.redis}"

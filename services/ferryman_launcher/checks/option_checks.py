@@ -52,7 +52,7 @@ def check(choices: UpOptions, places: ModelPlaces = EVERYTHING_HERE) -> MemoryPl
     Raises ConfigError for options that cannot work.
     """
     config: ModelConfig = check_model(choices.engine.model)
-    _check_doors(choices.doors)
+    check_doors(choices.doors)
     if choices.draft_model:
         config = join_configs(config, _draft_config(Path(choices.draft_model)))
     elif choices.engine.draft == MTP:
@@ -155,7 +155,7 @@ def _answers(host: str, port: int) -> bool:
     return True
 
 
-def _check_doors(doors: DoorOptions) -> None:
+def check_doors(doors: DoorOptions) -> None:
     """Raises ConfigError unless each router can listen at two ports of its own."""
     http, grpc = [router.http for router in doors.ports], [router.grpc for router in doors.ports]
     if shared := sorted({*http} & {*grpc} - {0}):

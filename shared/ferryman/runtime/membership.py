@@ -7,7 +7,12 @@ in the orders that they know.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+import json
+import os
+import resource
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -16,6 +21,7 @@ from ferryman.ids import make_epoch, make_life_secret, worker_id_of
 from ferryman.runtime.background import next_tick
 from ferryman.runtime.life import alongside
 from ferryman.runtime.lifecycle import LifecyclePublisher, Publisher
+from ferryman.runtime.version import package_version
 from ferryman.settings.groups import BusSettings
 from ferryman.wire.grpc.role_tokens import GrpcAccess
 from ferryman.wire.nats.bus import Bus, BusMessage
@@ -24,9 +30,11 @@ from ferryman.wire.nats.heartbeat import HEARTBEAT_SECONDS, Beat, beat_to_bytes
 from ferryman.wire.nats.nats_bus import nats_bus
 from ferryman.wire.nats.subjects import ControlSubject, Subjects
 
-# Obeys an order with this payload; the result goes back to the sender, or the error raised.
-Order = Callable[[bytes], bytes]
+# Obeys an order with this payload; the result goes back to the sender, or the error raised. The
+# next order to the process waits for it, so one that takes time has a limit.
+Order = Callable[[bytes], bytes | Awaitable[bytes]]
 Orders = Mapping[str, Order]
+Facts = Callable[[], Mapping[str, object]]
 
 
 @asynccontextmanager
@@ -82,9 +90,11 @@ class Membership:
 
     @asynccontextmanager
     async def reporting(
-        self, make_beat: Callable[[], Beat | None], orders: Orders
+        self, make_beat: Callable[[], Beat | None], orders: Orders, facts: Facts = dict
     ) -> AsyncIterator[Callable[[], None]]:
-        """Beats, as `beating` does, and answers orders, for the length of a block."""
+        """Beats, as `beating` does, and answers orders, for the length of a block. `facts` are what
+        it says about itself besides what all say."""
+        orders = {**orders, "about": about_order(facts)}
 
         async def obey(message: BusMessage) -> bytes:
             subject = self.subjects.parse(message.subject)
@@ -95,7 +105,8 @@ class Membership:
                     f"no order is called {subject.verb!r} here; this {self.role} knows {verbs}",
                     "verb",
                 )
-            return orders[subject.verb](message.payload)
+            answer = orders[subject.verb](message.payload)
+            return answer if isinstance(answer, bytes) else await answer
 
         async with (
             self.bus.answering(self.subjects.all_control_of(self.worker_id), obey),
@@ -118,3 +129,22 @@ def drain_order(drain: Callable[[], None]) -> Order:
         return b'{"draining": true}'
 
     return obey
+
+
+def about_order(facts: Facts) -> Callable[[bytes], bytes]:
+    """The order that every process answers for `ferryman doctor`: its version, its clock (seconds
+    since 1970), host, process id, limit of open files, and its own `facts`."""
+
+    def answer(_payload: bytes) -> bytes:
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        content = {
+            "version": package_version(),
+            "clock": time.time(),
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "open_files": soft,
+            **facts(),
+        }
+        return json.dumps(content).encode()
+
+    return answer

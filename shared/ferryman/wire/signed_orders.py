@@ -37,6 +37,7 @@ from ferryman.wire.values import (
 
 _TOKENS_BYTES = 32
 PREFILL, MOVE, ABORT, DETACH, TOKENS = "prefill", "move", "abort", "detach", "tokens"
+PROBE = "probe"
 ROLL = "update and restart the routers, too, if they are older than this worker"
 
 
@@ -95,6 +96,12 @@ def tokens_statement(router_id: str, to: WorkerLife) -> bytes:
     return statement(TOKENS, to, router_id)
 
 
+def probe_statement(address: str, worker_id: str) -> bytes:
+    """A worker moves some bytes to the peer at `address` and back. A repetition does no harm, so it
+    may be of any life of the worker."""
+    return statement(PROBE, address, worker_id)
+
+
 class RouterSignatures:
     """A router's signatures of its orders; none in an open cluster."""
 
@@ -123,6 +130,9 @@ class RouterSignatures:
 
     def tokens(self, router_id: str, to: WorkerLife) -> bytes:
         return self._sign(tokens_statement(router_id, to))
+
+    def probe(self, address: str, worker_id: str) -> bytes:
+        return self._sign(probe_statement(address, worker_id))
 
     def _sign(self, signed: bytes) -> bytes:
         return self._signer.sign(signed) if self._signer is not None else NOT_SIGNED.value
@@ -189,6 +199,11 @@ class SignatureCheck:
     def check_tokens(self, router_id: str, signature: bytes) -> None:
         self._check(
             signature, lambda: tokens_statement(router_id, self._me), f"tokens of {router_id}"
+        )
+
+    def check_probe(self, address: str, signature: bytes) -> None:
+        self._check(
+            signature, lambda: probe_statement(address, self._me.worker_id), f"probe of {address}"
         )
 
     def _check(self, signature: bytes, signed: Callable[[], bytes], what: str) -> None:

@@ -17,6 +17,8 @@ from contextlib import (
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
+import grpc.aio
+
 from ferryman.cache.node import TreeChange
 from ferryman.engine.engine import Engine, build_engine
 from ferryman.engine.warm_up import warm_up, warm_up_decode_first
@@ -33,7 +35,7 @@ from ferryman.runtime.life import (
     run_unless_stopped,
 )
 from ferryman.runtime.lifecycle import LifecyclePublisher
-from ferryman.runtime.membership import Membership, drain_order, joined
+from ferryman.runtime.membership import Membership, Orders, drain_order, joined
 from ferryman.runtime.metrics import Metrics, refused_calls
 from ferryman.schedule.events import Event
 from ferryman.settings.engine import EngineOptions
@@ -48,7 +50,9 @@ from ferryman.wire.hostcache.attachment import HostCacheOptions
 from ferryman.wire.hostcache.client import host_cache_client
 from ferryman.wire.nats.bus import Discoverable
 from ferryman.wire.nats.heartbeat import DECODE
+from ferryman.wire.peer_probe import PeerProbe, register_echo
 from ferryman.wire.plane_values import GrpcOnly
+from ferryman.wire.signed_orders import SignatureCheck
 from ferryman.worker.cache_metrics import CacheMetrics
 from ferryman.worker.host import HostTier, NoHostTier, host_tier_of
 from ferryman.worker.loop import Clock, StepLoop
@@ -313,12 +317,20 @@ async def _serve(
         where = {"address": address, "observe": str(observe_port), "worker_id": parts.worker_id}
         entry = Discoverable(f"ferryman-{parts.role}", "1.0.0", f"A {parts.role} worker", where)
         await stack.enter_async_context(member.bus.discoverable(entry))
-        orders = {"drain": drain_order(stopping.set), **telemetry.orders()}
+        signatures = SignatureCheck(parts.access, parts.worker_id, parts.epoch)
+        probe = PeerProbe(parts.channels, signatures)
+        orders: Orders = {
+            "drain": drain_order(stopping.set),
+            "probe": probe.order,
+            **telemetry.orders(),
+        }
+        # Its beats name the node of a host-cache whose arena it has mapped.
+        facts = {"hostcache": settings.hostcache.address}
         # Jobs begin before the first heartbeat of a ready worker, which makes routers send
         # requests, and end after its last one.
         async with (
             alongside(loop.run(), _lasting(parts.engine), *service.jobs()),
-            member.reporting(telemetry.beat, orders) as beat,
+            member.reporting(telemetry.beat, orders, lambda: facts) as beat,
         ):
             # Last of the start: the parent process may send a request as soon as it reads this.
             observe = f"{settings.observe.host}:{observe_port}"
@@ -343,9 +355,13 @@ async def _serve(
 def _listening(
     settings: ShellSettings, parts: WorkerContext, kind: WorkerKind, service: WorkerService
 ) -> AbstractAsyncContextManager[GrpcServer]:
+    def register(server: grpc.aio.Server) -> None:
+        service.register(server)
+        register_echo(server)
+
     return grpc_listening(
         f"{settings.listen.host}:{settings.listen.port}",
-        service.register,
+        register,
         grace=GRACE_SECONDS,
         services=kind.service_names,
         worker_id=parts.worker_id,

@@ -70,6 +70,7 @@ ALLOWED: Mapping[str, frozenset[ClusterRole]] = {
     "/ferryman.wire.v1.HostCacheService/Lookup": _HOSTCACHE,
     "/ferryman.wire.v1.HostCacheService/Fetch": _HOSTCACHE,
     "/ferryman.wire.v1.HostCacheService/Stats": _OBSERVER,
+    "/ferryman.wire.v1.ProbeService/Echo": _WORKERS,
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": _OBSERVER,
 }
 

@@ -15,6 +15,7 @@ import json
 import logging
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Literal
 
 import nats.errors
@@ -41,7 +42,9 @@ ALL_LIFE = f"{PREFIX}.*.life.>"
 API_SECONDS = 2.0
 MAX_OUTSTANDING = 512
 LOOK_SECONDS = 5.0  # between two looks whether the log stores
+STATE_SECONDS = 10.0
 SERVER_ERROR = 500
+NO_JETSTREAM = (10039, 10076)  # nats-server's codes: not enabled, for the account or at all
 _MESSAGE_ID = "Nats-Msg-Id"
 
 
@@ -170,6 +173,40 @@ async def read_log(client: Client, pattern: str, max_events: int) -> tuple[Recor
     except CALL_ERRORS as error:
         raise Unavailable(f"the lifecycle log does not answer: {error}") from error
     return tuple(messages)
+
+
+@dataclass(frozen=True, slots=True)
+class LogState:
+    """Whether the broker has JetStream, whether it has the stream, and its clock (seconds since
+    1970; 0 where it does not say: nats-server does so since 2.10)."""
+
+    is_enabled: bool
+    has_stream: bool
+    clock: float = 0.0
+
+
+async def log_state(client: Client) -> LogState:
+    """Asks the broker. Raises Unavailable without an answer."""
+    subject = f"$JS.API.STREAM.INFO.{STREAM}"
+    try:
+        message = await client.request(subject, b"", timeout=STATE_SECONDS)
+        answer = json.loads(message.data)
+        code = int(answer.get("error", {}).get("err_code", 0))
+    except nats.errors.NoRespondersError:
+        return LogState(is_enabled=False, has_stream=False)
+    except (*CALL_ERRORS, TimeoutError, ValueError, AttributeError) as error:
+        raise Unavailable(f"the broker does not say whether it keeps a log: {error}") from error
+    return LogState(code not in NO_JETSTREAM, not code, _seconds_of(str(answer.get("ts", ""))))
+
+
+def _seconds_of(text: str) -> float:
+    """The seconds since 1970 of a time as nats-server writes it, with nanoseconds; 0 for no
+    time."""
+    whole, _, fraction = text.rstrip("Z").partition(".")
+    try:
+        return datetime.fromisoformat(f"{whole}.{fraction[:6]:0<6}+00:00").timestamp()
+    except ValueError:
+        return 0.0
 
 
 def _recorded(message: Msg) -> RecordedMessage:

@@ -45,6 +45,8 @@ from ferryman.wire.nats.lifecycle_log import (
     TRANSPORT_ERRORS,
     Acknowledgements,
     LogKeeper,
+    LogState,
+    log_state,
     read_log,
 )
 from ferryman.wire.nats.outbox import OutboundMessage, Outbox
@@ -177,6 +179,10 @@ class NatsBus:
         if not self.is_connected:
             raise Unavailable("the lifecycle log is away")
         return await read_log(self._client, pattern, max_events)
+
+    async def log_state(self) -> LogState:
+        """Whether the broker keeps the lifecycle log. Raises Unavailable without an answer."""
+        return await log_state(self._client)
 
     @asynccontextmanager
     async def discoverable(self, process: Discoverable) -> AsyncIterator[None]:
