@@ -10,6 +10,7 @@ from ferryman.cache.manifest import StateManifest, manifest_from_json
 from ferryman.errors import InvalidRequest, ManifestMismatch, PermissionDenied
 from ferryman.handoff.values import ranges_of
 from ferryman.ids import check_request_id
+from ferryman.runtime.spans.process_spans import Tracing
 from ferryman.tiers.layout import budget_of
 from ferryman.tiers.prefetch_values import PrefetchRequest
 from ferryman.tiers.values import (
@@ -72,7 +73,9 @@ class HostCacheServicer(HostCacheServiceServicer):
         prefetching: PrefetchRunner,
         fetches: Fetches,
         seals: PeerSeals,
+        tracing: Tracing,
     ) -> None:
+        self._tracing = tracing
         self._host, self._publisher, self._seals = host, publisher, seals
         self._prefetching, self._fetches = prefetching, fetches
 
@@ -130,9 +133,11 @@ class HostCacheServicer(HostCacheServiceServicer):
             max_pages=min(request.max_pages, len(keys)),
         )
         patience = min(seconds(request.context.deadline_ms), MAX_PATIENCE_SECONDS)
-        if patience and self._host.is_laid_out:
-            await self._host.settle(ask, remaining_seconds(context, patience))
-        grant = self._host.acquire(ask, _tags(request.context))
+        tags, about = _tags(request.context), {"ferryman.pages": len(keys)}
+        with self._tracing.timed("hostcache.acquire", tags.traceparent, about):
+            if patience and self._host.is_laid_out:
+                await self._host.settle(ask, remaining_seconds(context, patience))
+            grant = self._host.acquire(ask, tags)
         return pb.AcquireResponse(
             lease_ms=self._lease_ms if grant.units else 0,
             usable_pages=grant.usable_pages,
@@ -222,7 +227,10 @@ class HostCacheServicer(HostCacheServiceServicer):
         policy = policy_from_wire(request.policy, self._prefetching.wish.policy)
         left = remaining_seconds(context, patience)
         finished = self._prefetching.finish(ask, tags, policy, patience=patience, left=left)
-        return prefetched_to_wire(await finished)
+        with self._tracing.timed(
+            "hostcache.prefetch", tags.traceparent, {"ferryman.pages": len(keys)}
+        ):
+            return prefetched_to_wire(await finished)
 
     async def Fetch(
         self, request: pb.FetchRequest, context: Context

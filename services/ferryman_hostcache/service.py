@@ -89,7 +89,9 @@ async def running_host_cache(
     key = read_key_file(settings.cluster_key_file)
     access = access_of(settings.access, ROLE)
     async with AsyncExitStack() as stack:
-        member = await stack.enter_async_context(joined(settings.bus, ROLE, access))
+        member = await stack.enter_async_context(
+            joined(settings.bus, ROLE, access, settings.traced)
+        )
         identity = NodeLife(settings.node, member.epoch)
         arena = await stack.enter_async_context(_arena(settings, identity))
         index = await stack.enter_async_context(
@@ -175,6 +177,7 @@ async def _open_doors(
 ) -> RunningHostCache:
     publisher, metrics = host.publisher, Metrics(ROLE)
     metrics.watch("bus", member.bus.statistics)
+    member.tracing.count_in(metrics)
     watch(metrics, host, publisher, lower_tiers)
     guard = MetricsGuard(MetricsAccess(access.credentials), metrics)
     health = {"/health": lambda: json_answer({"status": "ready"})}
@@ -185,7 +188,12 @@ async def _open_doors(
     app = observed(health, numbers, guard.check)
     http_port = await stack.enter_async_context(http_listening(app, settings.observe))
     servicer = HostCacheServicer(
-        host, publisher, lower_tiers.prefetching, lower_tiers.fetches, lower_tiers.seals
+        host,
+        publisher,
+        lower_tiers.prefetching,
+        lower_tiers.fetches,
+        lower_tiers.seals,
+        member.tracing,
     )
 
     def register(server: Any) -> None:

@@ -221,6 +221,7 @@ class _Services:
             "cluster": choices.cluster,
             "drain_seconds": choices.drain_seconds,
             "log_level": choices.log_level,
+            **flat_values(choices.traced),
             **chosen,
             **choices.told.get(role, {}),
             **fixed,

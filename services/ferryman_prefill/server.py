@@ -86,6 +86,7 @@ class PrefillAttempt(PromptAttempt):
 
     def _handed_off(self, done: HandoffDone) -> None:
         seconds = round(done.seconds, 6)
+        self._ctx.cache_metrics.handed_off(done.seconds)
         self._say_last("handed_off", bytes=done.num_bytes, seconds=seconds, **done.facts)
         self.progress.put_nowait(values.PrefillHandedOff(done.usage, done.num_bytes, done.seconds))
 

@@ -11,6 +11,8 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass
 from functools import partial
 
+from starlette.types import ASGIApp
+
 from ferryman.errors import Stopping
 from ferryman.runtime.access import MetricsAccess, MetricsGuard, access_of, given_tls
 from ferryman.runtime.background import Background
@@ -40,6 +42,7 @@ from ferryman_router.doors.auth import ApiKeys, Authenticator
 from ferryman_router.doors.cors import CorsPolicy
 from ferryman_router.doors.grpc_server import SERVICE, InferenceServicer
 from ferryman_router.doors.server import HttpApp
+from ferryman_router.doors.traced import traced_door
 from ferryman_router.doors.web.endpoints import WebPage
 from ferryman_router.intake.body_intake import BodyMemory, Intake, ReaderProcess
 from ferryman_router.request.metrics import RouterMetrics, count_refused_logins, watch_loop
@@ -118,7 +121,9 @@ async def running(
     access = access_of(settings.access, ROUTER)
     model = await asyncio.to_thread(_served_model, settings)
     async with AsyncExitStack() as stack:
-        member = await stack.enter_async_context(joined(settings.bus, ROUTER, access))
+        member = await stack.enter_async_context(
+            joined(settings.bus, ROUTER, access, settings.traced)
+        )
         transports = await _transports(stack, settings, member, access, key)
         reader = ReaderProcess.for_model(settings.model, model.model_id)
         intake = stack.enter_context(closing(Intake(stack.enter_context(closing(reader)))))
@@ -188,7 +193,8 @@ async def _open_doors(
     """Opens HTTP and gRPC, and lets itself be discovered."""
     frontend, member = components.frontend, telemetry.member
     metrics = frontend.ctx.metrics
-    callers = Authenticator(api_keys, settings.limits.deadline_seconds)
+    tracing = member.tracing
+    callers = Authenticator(api_keys, settings.limits.deadline_seconds, tracing.samples)
     memory = BodyMemory()
     deps = HttpDeps(
         frontend,
@@ -205,7 +211,8 @@ async def _open_doors(
     page = None
     if settings.web_page:
         page = WebPage(frontend, callers, deps.readers, telemetry.readiness, events)
-    app = HttpApp(deps, page)
+    tracing.count_in(metrics)
+    app = traced_door(HttpApp(deps, page), tracing)
     http_port = await stack.enter_async_context(_http_door(settings, app, metrics))
     servicer = InferenceServicer(frontend, callers, memory, member.bus, member.subjects)
     grpc = await stack.enter_async_context(_grpc_door(settings, servicer))
@@ -219,7 +226,7 @@ async def _open_doors(
 
 
 def _http_door(
-    settings: RouterSettings, app: HttpApp, metrics: RouterMetrics
+    settings: RouterSettings, app: ASGIApp, metrics: RouterMetrics
 ) -> AbstractAsyncContextManager[int]:
     """HTTP for the length of a block; gives the port."""
     tls = given_tls(settings.access, DOOR)

@@ -43,7 +43,12 @@ from ferryman_router.routing.queue import Ticket
 _ = kites  # a fixture
 
 # The fields that an attempt has of its own, whichever it is.
-ATTEMPT = {"context.attempt", "context.deadline_seconds", "context.age_seconds"}
+ATTEMPT = {
+    "context.attempt",
+    "context.deadline_seconds",
+    "context.age_seconds",
+    "context.traceparent",  # a span of its own in the request's trace
+}
 # The pair of workers that it goes to.
 PAIR = {"worker_epoch", "decode.worker_id", "decode.address", "decode.epoch"}
 # Tokens that were drawn before: those are part of its prompt, and no sibling shares that.
@@ -227,7 +232,7 @@ async def test_another_router_gives_the_order_of_the_first_one(made: RouterClust
             pass
     call.cancel()
     first, second = made.prefills[0].orders
-    others = {"context.taken_from", "router_id", "context.traceparent"}
+    others = {"context.taken_from", "router_id"}
     assert unlike(first, second) <= ATTEMPT | PAIR | DRAWN | others
     spans = [order.context.traceparent.split("-") for order in (first, second)]
     assert spans[0][1] == spans[1][1] == f"{7:032x}", "one trace, with a span of each router"

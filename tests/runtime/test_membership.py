@@ -11,7 +11,7 @@ from tests.skipped_time import skipped_time
 
 from ferryman.errors import InvalidRequest, Unavailable
 from ferryman.runtime.membership import Membership, Order, drain_order, joined
-from ferryman.settings.groups import BusSettings
+from ferryman.settings.groups import BusSettings, TracingSettings
 from ferryman.wire.grpc.role_tokens import OPEN_TO_ALL
 from ferryman.wire.nats.bus import Messages
 from ferryman.wire.nats.heartbeat import (
@@ -108,8 +108,8 @@ async def test_each_life_has_a_name_of_its_own() -> None:
     """No broker is there: a process joins once one is."""
     settings = BusSettings(url="nats://127.0.0.1:1", cluster="toy")
     async with (
-        joined(settings, "decode", OPEN_TO_ALL) as one,
-        joined(settings, "decode", OPEN_TO_ALL) as other,
+        joined(settings, "decode", OPEN_TO_ALL, TracingSettings()) as one,
+        joined(settings, "decode", OPEN_TO_ALL, TracingSettings()) as other,
     ):
         assert one.role == other.role == "decode"
         assert one.worker_id != other.worker_id

@@ -151,8 +151,17 @@ def _first_request(
     options = PromptOptions(answer.truncate, answer.cache_salt, answer.priority)
     prompt, sampling = body.prompts[0], body.sampling
     names = tuple(field.plain for field in body.ignored)
+    is_chat = body.api is not Api.COMPLETION
     return GenerateRequest(
-        caller, body.model, prompt, sampling, arrived, text, options, ignored=names
+        caller,
+        body.model,
+        prompt,
+        sampling,
+        arrived,
+        text,
+        options,
+        ignored=names,
+        is_chat=is_chat,
     )
 
 

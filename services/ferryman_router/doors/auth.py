@@ -20,7 +20,7 @@ import logging
 import re
 import secrets
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -39,7 +39,7 @@ from pydantic_core import ErrorDetails
 
 from ferryman.errors import ConfigError, InvalidRequest, Unauthenticated
 from ferryman.ids import check_correlation_id, make_request_id
-from ferryman.runtime.traces import new_trace, parse_traceparent
+from ferryman.runtime.traces import TraceContext, new_trace, parse_traceparent
 from ferryman.security.cluster_key import ClusterKey, Purpose
 from ferryman.security.key_file import read_private_text
 from ferryman.settings.declaration import Name, reason_of, suggestion
@@ -207,15 +207,19 @@ class Authenticator:
 
     api_keys: ApiKeys
     deadline_seconds: float
+    samples: Callable[[], bool] = lambda: False
+    """Whether a trace that begins here is recorded."""
 
     def authenticate(self, headers: Mapping[str, str]) -> Caller:
         """Raises Unauthenticated, or InvalidRequest naming the header."""
+        parent = parse_traceparent(headers.get("traceparent", ""))
         return Caller(
             make_request_id(),
             self._tenant(headers),
             self._deadline(headers),
-            _own_traceparent(headers.get("traceparent", "")),
+            own_span(parent, self.samples).traceparent,
             correlation_id(headers),
+            parent_span=parent.span_id if parent else "",
         )
 
     def _tenant(self, headers: Mapping[str, str]) -> Tenant:
@@ -250,8 +254,8 @@ def correlation_id(headers: Mapping[str, str]) -> str:
         raise InvalidRequest(str(error), "x-request-id") from error
 
 
-def _own_traceparent(header: str) -> str:
-    """A span of ours in the caller's trace, or in a new one when the header names none."""
-    parent = parse_traceparent(header)
-    made = parent.child(secrets.randbits) if parent else new_trace(secrets.randbits)
-    return made.traceparent
+def own_span(parent: TraceContext | None, samples: Callable[[], bool]) -> TraceContext:
+    """A span of ours in the caller's trace, or in a new one when the caller has none."""
+    if parent is not None:
+        return parent.child(secrets.randbits)
+    return new_trace(secrets.randbits, is_sampled=samples())

@@ -25,6 +25,7 @@ from ferryman.wire.grpc.status import OFFSET, RETRYABLE, STAGE
 from ferryman.wire.nats.bus import Bus, RecordedMessage
 from ferryman.wire.nats.subjects import LifeSubject, Subjects
 from ferryman.wire.public import (
+    ChatPrompt,
     GenerateEvent,
     GenerateStarted,
     LifecycleEvent,
@@ -153,7 +154,15 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         sampling = _sampling(request, runner)
         arrived = self._frontend.ctx.clock()
         prompt, ignored = prompt_from_wire(request.prompt), _ignored(sampling.params)
-        ask = GenerateRequest(caller, request.model, prompt, sampling, arrived, ignored=ignored)
+        ask = GenerateRequest(
+            caller,
+            request.model,
+            prompt,
+            sampling,
+            arrived,
+            ignored=ignored,
+            is_chat=isinstance(prompt, ChatPrompt),
+        )
         if runner is None and not request.resume_from_offset:
             return await self._frontend.open(replace(ask, caller=requests.named(caller)))
         if runner is None:

@@ -45,6 +45,7 @@ from ferryman_router.doors.text_endpoints import (
     tokenized,
 )
 from ferryman_router.doors.web.endpoints import ONE_REQUEST, WebPage
+from ferryman_router.request.vllm_metrics import VllmMetrics
 
 ONE_MODEL = "/v1/models/"
 MESSAGES = "/v1/messages"
@@ -173,7 +174,15 @@ class HttpApp:
 
     async def _metrics(self, request: Request) -> Response:
         self._deps.readers.check("/metrics", request.headers.getlist("authorization"))
-        text = self._deps.frontend.ctx.metrics.render()
+        frontend = self._deps.frontend
+        text = frontend.ctx.metrics.render()
+        match request.query_params.get("names"):
+            case None:
+                pass
+            case "vllm":
+                text += VllmMetrics(frontend.ctx, frontend.requests.__len__).render()
+            case other:
+                raise InvalidRequest(f"no names {other[:MAX_SHOWN_CHARS]!r} here: vllm", "names")
         return Response(text, headers={"content-type": CONTENT_TYPE})
 
 

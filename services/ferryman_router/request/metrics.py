@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from prometheus_client import Counter
@@ -19,6 +19,8 @@ from ferryman.wire.values import Usage
 from ferryman_router.request.attempt_result import uncached_tokens
 
 FIRST_TOKEN_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+REQUEST_SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+WAIT_SECONDS = (0.001, 0.01, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 GAP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 MAX_IGNORED_NAMES, OTHER_NAMES = 64, "others"
 TICK_SECONDS, IDLE_TICK_SECONDS = 0.02, 0.64
@@ -37,13 +39,17 @@ class Buckets(Collector):
         self._sum += value * times
 
     def collect(self) -> Iterator[Metric]:
+        yield self.family(self._name, {})
+
+    def family(self, name: str, labels: Mapping[str, str]) -> HistogramMetricFamily:
+        """The same histogram under a name and with labels."""
         total, buckets = 0, []
         for bound, count in zip((*self._bounds, "+Inf"), self._counts, strict=True):
             total += count
             buckets.append((str(bound), float(total)))
-        yield HistogramMetricFamily(
-            self._name, self._documentation, buckets=buckets, sum_value=self._sum
-        )
+        made = HistogramMetricFamily(name, self._documentation, labels=tuple(labels))
+        made.add_metric(tuple(labels.values()), buckets, self._sum)
+        return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +77,12 @@ class RouterMetrics(Metrics):
             "first_token_seconds", "Arrival to first token.", FIRST_TOKEN_SECONDS
         )
         self.gap = self._buckets("token_gap_seconds", "Between tokens of one answer.", GAP_SECONDS)
+        self.request = self._buckets(
+            "request_seconds", "Arrival to the end of a whole answer.", REQUEST_SECONDS
+        )
+        self.queue_wait = self._buckets(
+            "queue_wait_seconds", "Until an attempt had its workers.", WAIT_SECONDS
+        )
         self.loop_held = self._buckets(
             "loop_held_seconds",
             "For how long the router's own work kept the event loop from its next.",

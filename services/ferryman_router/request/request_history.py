@@ -13,13 +13,19 @@ from ferryman.handoff.lifecycle import LifecycleEntry
 from ferryman.handoff.request import RequestEvent, RequestState, next_state, reached
 from ferryman.runtime.lifecycle import Fact, LifecyclePublisher
 from ferryman.runtime.logs import Tail
+from ferryman.runtime.spans.span_rules import ASKED
 from ferryman.schedule.request import FinishReason
 from ferryman.wire.nats.heartbeat import ServedState
 from ferryman.wire.public import RouteCandidate, RouteExplanation
 from ferryman.wire.values import Usage
 from ferryman_router.routing.fleet import WorkerName
 from ferryman_router.routing.forecast import LatencyTracker
-from ferryman_router.routing.generate_request import Caller, PageKeyCache, TokenizedRequest
+from ferryman_router.routing.generate_request import (
+    Caller,
+    GenerateRequest,
+    PageKeyCache,
+    TokenizedRequest,
+)
 from ferryman_router.routing.routing_policy import Explanation, RouteChoice
 
 log = logging.getLogger(__name__)
@@ -67,6 +73,21 @@ class RequestHistory:
             state=state_mark(state),
             **name_facts(asked.caller),
             **chain_facts(chains, state),
+        )
+
+    def asked(self, request: GenerateRequest, intake_seconds: float) -> None:
+        """Notes what was asked for, and how long it was read and tokenized, for the request's
+        span."""
+        sampling = request.sampling
+        self._lifecycle.note(
+            self._caller.request_id,
+            ASKED,
+            traceparent=self._caller.traceparent,
+            operation="chat" if request.is_chat else "text_completion",
+            model=request.model,
+            parent_span=self._caller.parent_span,
+            intake_seconds=intake_seconds,
+            **({} if sampling.is_open_ended else {"max_tokens": sampling.params.max_tokens}),
         )
 
     def routed(self, explanation: Explanation, decoded_by: WorkerName | None, offset: int) -> None:

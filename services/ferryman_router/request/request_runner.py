@@ -112,6 +112,7 @@ class RequestRunner:
     async def run(self) -> None:
         """Serves the request until its end; the output log is closed when this returns."""
         asked, clock = self.asked, self._ctx.clock
+        self.history.asked(asked.request, clock() - asked.arrived)
         self.history.received(asked, self._placement.chains, self._ctx.fleet.state())
         self._ctx.workers.end_past(asked)
         try:
@@ -146,7 +147,9 @@ class RequestRunner:
         while True:
             if self.history.state in (RequestState.RECEIVED, RequestState.ROUTED):
                 self.history.enter(events.RequestQueued())
+            waits = self._ctx.clock()
             explanation, prefill, decode = await self._placement.place(self._answer.token_ids)
+            self._ctx.metrics.queue_wait.observe(self._ctx.clock() - waits)
             verdict = await self._try(explanation, prefill, decode)
             if isinstance(verdict, AttemptFinished | AttemptStopped):
                 return verdict
@@ -270,6 +273,7 @@ class RequestRunner:
         self.history.finished(reason, usage, exactness, self._answer.pace, chains, state)
         self._ctx.metrics.requests.labels(str(reason)).inc()
         self._ctx.metrics.count_usage(usage, self._ctx.fleet.page_size())
+        self._ctx.metrics.request.observe(self._ctx.clock() - self.asked.arrived)
 
     def _usage_so_far(self) -> Usage:
         """The account of an answer that a stop string has ended: the one of its decode worker does

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from ferryman.errors import InvalidRequest
 from ferryman.ids import MAX_REQUEST_ID_LEN, is_request_id, make_request_id
+from ferryman.runtime.traces import sibling_traceparent
 from ferryman.wire.values import TokenCursor
 from ferryman_router.request.attempt import RouterAttempt
 from ferryman_router.request.context import RouterContext
@@ -96,7 +97,9 @@ class RequestTable:
         suffix = f"-{index}"
         request_id = caller.request_id[: MAX_REQUEST_ID_LEN - len(suffix)] + suffix
         return replace(
-            caller, request_id=request_id if self._take(request_id) else make_request_id()
+            caller,
+            request_id=request_id if self._take(request_id) else make_request_id(),
+            traceparent=sibling_traceparent(caller.traceparent, index),
         )
 
     def id_of(self, tenant: Tenant, name: str) -> str:

@@ -12,6 +12,7 @@ import grpc.aio
 
 from ferryman.cache.resume import max_resume_pages
 from ferryman.errors import FerrymanError
+from ferryman.runtime.traces import attempt_traceparent
 from ferryman.schedule.request import Request
 from ferryman.tiers.values import WorkerLife
 from ferryman.wire.codec.handoff import (
@@ -90,7 +91,7 @@ def prefill_order(
         attempt,
         deadline_seconds=max(0.0, asked.deadline - now),
         age_seconds=now - asked.arrived,
-        traceparent=asked.caller.traceparent,
+        traceparent=attempt_traceparent(asked.caller.traceparent, attempt),
         tenant_salt=asked.key_salt,
         adapter=asked.adapter,
         taken_from=asked.past.router_id,

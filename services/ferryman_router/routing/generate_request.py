@@ -33,7 +33,8 @@ class Caller:
 
     `request_id` is the request's own. `correlation_id` is what the caller calls it (empty:
     nothing); others may call theirs the same. `num_sent_before` is how often the caller has sent
-    it before, by its own count, to any router.
+    it before, by its own count, to any router. `parent_span` is the caller's span, of which the
+    request's is a child; empty for none.
     """
 
     request_id: str
@@ -42,6 +43,7 @@ class Caller:
     traceparent: str
     correlation_id: str = ""
     num_sent_before: int = 0
+    parent_span: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +141,8 @@ class GenerateRequest:
     """One prompt, ready to be tokenized. `model` may be empty: the one that is served.
 
     `arrived` is the monotonic time at which all of it was received: deadlines count from it.
-    `ignored` are fields of its body that had no effect, for its trace.
+    `ignored` are fields of its body that had no effect, for its trace, and `is_chat` whether it
+    came as messages.
     """
 
     caller: Caller
@@ -152,6 +155,7 @@ class GenerateRequest:
     sharing: PromptSharing = ALONE
     past: PastLife = NO_PAST
     ignored: tuple[str, ...] = ()
+    is_chat: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from ferryman.errors import InvalidRequest, QueueFull
 from ferryman.handoff.lifecycle import GAP, LifecycleEntry
@@ -22,6 +23,34 @@ MAX_EVENT_BYTES = 1024
 VERSION = 1
 
 Fact = bool | int | float | str | list[int] | list[float] | list[str] | dict[str, int]
+
+
+class LifecycleWatch(Protocol):
+    """Takes each event of a process before it is published, and each note that is not published. It
+    must not wait."""
+
+    def __call__(
+        self,
+        role: str,
+        request_id: str,
+        attempt: int,
+        name: str,
+        traceparent: str,
+        facts: Mapping[str, object],
+        /,
+    ) -> None: ...
+
+
+def unwatched(
+    role: str,
+    request_id: str,
+    attempt: int,
+    name: str,
+    traceparent: str,
+    facts: Mapping[str, object],
+    /,
+) -> None:
+    """Nobody watches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +98,9 @@ class LifecyclePublisher:
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
         max_requests: int = 8192,
+        watch: LifecycleWatch = unwatched,
     ) -> None:
+        self._watch = watch
         self._send = send
         self._subjects = subjects
         self._publisher = publisher
@@ -90,6 +121,7 @@ class LifecyclePublisher:
             clock=self._clock,
             wall_clock=self._wall_clock,
             max_requests=self._max_requests,
+            watch=self._watch,
         )
 
     def publish(
@@ -99,12 +131,18 @@ class LifecyclePublisher:
         replaced."""
         events = self._events_of(request_id)
         events.attempt, events.traceparent = attempt, traceparent or events.traceparent
+        self._watch(self._publisher.role, request_id, attempt, name, events.traceparent, facts)
         if events.lost_from:
             self._try_gap(request_id, events)
         if events.lost_from or not self._try_send(request_id, events, name, facts):
             self._drop(request_id, events)
         elif self._with_gaps:
             self.flush_gaps(max_gaps=1)
+
+    def note(self, request_id: str, name: str, *, traceparent: str, **facts: Fact) -> None:
+        """Tells the watch alone, before the first event of a request: an event has no room for
+        all that spans say."""
+        self._watch(self._publisher.role, request_id, 0, name, traceparent, facts)
 
     def flush_gaps(self, *, max_gaps: int = 64) -> None:
         """Publishes the gaps of requests with lost events, until the bus has no more room."""

@@ -21,8 +21,9 @@ from ferryman.ids import make_epoch, make_life_secret, worker_id_of
 from ferryman.runtime.background import next_tick
 from ferryman.runtime.life import alongside
 from ferryman.runtime.lifecycle import LifecyclePublisher, Publisher
+from ferryman.runtime.spans.process_spans import NO_TRACING, Tracing, tracing
 from ferryman.runtime.version import package_version
-from ferryman.settings.groups import BusSettings
+from ferryman.settings.groups import BusSettings, TracingSettings
 from ferryman.wire.grpc.role_tokens import GrpcAccess
 from ferryman.wire.nats.bus import Bus, BusMessage
 from ferryman.wire.nats.connection import NatsOptions
@@ -38,10 +39,15 @@ Facts = Callable[[], Mapping[str, object]]
 
 
 @asynccontextmanager
-async def joined(settings: BusSettings, role: str, access: GrpcAccess) -> AsyncIterator[Membership]:
+async def joined(
+    settings: BusSettings,
+    role: str,
+    access: GrpcAccess,
+    traced: TracingSettings,
+) -> AsyncIterator[Membership]:
     """A new life of a process of this role, for the length of a block.
 
-    The broker may come later.
+    The broker may come later. Raises ConfigError for a collector of spans that cannot be used.
     """
     secret = make_life_secret()
     worker_id = worker_id_of(role, secret)
@@ -52,8 +58,9 @@ async def joined(settings: BusSettings, role: str, access: GrpcAccess) -> AsyncI
         life_secret=secret,
         authorities=access.authorities,
     )
-    async with nats_bus(options) as bus:
-        yield Membership(role, worker_id, make_epoch(), bus, Subjects(settings.cluster))
+    subjects = Subjects(settings.cluster)
+    async with tracing(traced, role, worker_id) as spans, nats_bus(options) as bus:
+        yield Membership(role, worker_id, make_epoch(), bus, subjects, spans)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +72,13 @@ class Membership:
     epoch: int
     bus: Bus
     subjects: Subjects
+    tracing: Tracing = NO_TRACING
 
     def lifecycle(self) -> LifecyclePublisher:
         """Publishes the lifecycle events of this life."""
         publisher = Publisher(self.role, self.worker_id, self.epoch)
-        return LifecyclePublisher(self.bus.publish, self.subjects, publisher)
+        watch = self.tracing.watch
+        return LifecyclePublisher(self.bus.publish, self.subjects, publisher, watch=watch)
 
     @asynccontextmanager
     async def beating(

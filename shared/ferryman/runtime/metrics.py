@@ -14,6 +14,7 @@ from prometheus_client import (
     CONTENT_TYPE_LATEST,
     CollectorRegistry,
     Counter,
+    Histogram,
     generate_latest,
 )
 from prometheus_client.core import GaugeMetricFamily
@@ -28,16 +29,19 @@ class Metrics:
     """Makes and renders the metrics of the process with this role."""
 
     def __init__(self, role: str) -> None:
-        self._prefix = f"ferryman_{role}_"
+        self.prefix = f"ferryman_{role}_"
         self.registry = CollectorRegistry()
 
     def counter(self, name: str, text: str, labels: Sequence[str] = ()) -> Counter:
-        return Counter(self._prefix + name, text, labels, registry=self.registry)
+        return Counter(self.prefix + name, text, labels, registry=self.registry)
+
+    def histogram(self, name: str, text: str, bounds: Sequence[float]) -> Histogram:
+        return Histogram(self.prefix + name, text, buckets=bounds, registry=self.registry)
 
     def watch(self, name: str, statistics: Callable[[], DataclassInstance]) -> None:
         """Gauges `<name>_<field>`, or `<field>` without a name, for every field that is a number,
         read at each scrape."""
-        self.registry.register(_Watched(self._prefix + (name and f"{name}_"), statistics))
+        self.registry.register(_Watched(self.prefix + (name and f"{name}_"), statistics))
 
     def render(self) -> bytes:
         """The text that Prometheus scrapes."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from hashlib import blake2b
 
 from ferryman.ids import RandomBits
 
@@ -28,6 +29,28 @@ class TraceContext:
     def child(self, random_bits: RandomBits) -> TraceContext:
         """A span of the same trace."""
         return TraceContext(self.trace_id, _hex(random_bits, 64), self.is_sampled)
+
+
+def attempt_context(request: TraceContext, attempt: int) -> TraceContext:
+    """The span of one attempt of a request: the router sends it to workers, and makes it when the
+    attempt has ended."""
+    name = f"{request.traceparent} {attempt}".encode()
+    span_id = blake2b(name, digest_size=8).hexdigest()
+    return TraceContext(request.trace_id, span_id, request.is_sampled)
+
+
+def attempt_traceparent(traceparent: str, attempt: int) -> str:
+    """The header that goes with an attempt; one of a trace that nobody records stays as it is."""
+    context = parse_traceparent(traceparent)
+    if context is None or not context.is_sampled:
+        return traceparent
+    return attempt_context(context, attempt).traceparent
+
+
+def sibling_traceparent(traceparent: str, index: int) -> str:
+    """The header of one of several requests of a call: spans of one parent, each with an id of its
+    own."""
+    return attempt_traceparent(traceparent, -index) if index else traceparent
 
 
 def new_trace(random_bits: RandomBits, *, is_sampled: bool = False) -> TraceContext:

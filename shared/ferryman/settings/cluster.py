@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, Field
 
 from ferryman.settings.declaration import GROUP, Called, Fixed, LogLevel, Name, Port, Seconds, Size
 from ferryman.settings.engine import EngineOptions
-from ferryman.settings.groups import TierPolicySettings
+from ferryman.settings.groups import TierPolicySettings, TracingSettings
 from ferryman.settings.workers import AuditShare, Planes
 from ferryman.wire.hostcache.arena import SHARED_MEMORY
 
@@ -213,6 +213,7 @@ class UpOptions(BaseModel):
     """The time that running requests may take at the end."""
     log_level: LogLevel = "INFO"
     """DEBUG, INFO, WARNING or ERROR."""
+    traced: TracingSettings = TracingSettings()
     state_dir: Path = Path(".ferryman")
     """Folder of the cluster: endpoints, logs, its key."""
     told: Fixed[Mapping[str, Mapping[str, Any]]] = Field(default={}, repr=False)

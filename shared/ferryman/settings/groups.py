@@ -31,6 +31,15 @@ class LifeSettings(BaseModel):
     """`DEBUG`, `INFO`, `WARNING`, `ERROR`."""
 
 
+class TracingSettings(BaseModel):
+    """The spans of OpenTelemetry that a process sends. Without a collector it makes none."""
+
+    model_config = GROUP
+    otlp_endpoint: str = ""
+    """The collector of spans, `http://HOST:4318` or `grpc://HOST:4317`, with `?share=0.1` for a
+    tenth of the traces that begin here; empty: none. Wants `ferryman[otel]`."""
+
+
 class AccessSettings(BaseModel):
     """The proofs that a process shows to others of its cluster, and asks them for."""
 

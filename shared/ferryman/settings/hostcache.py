@@ -25,6 +25,7 @@ from ferryman.settings.groups import (
     LifeSettings,
     ListenSettings,
     TierPolicySettings,
+    TracingSettings,
 )
 from ferryman.tiers.layout import SNAPSHOT_SHARE
 from ferryman.wire.hostcache.arena import SHARED_MEMORY
@@ -91,5 +92,6 @@ class HostCacheServiceSettings(TierPolicySettings):
     index: Annotated[IndexSettings, Called(url="redis_url")] = IndexSettings()
     life: LifeSettings = LifeSettings()
     access: AccessSettings = AccessSettings()
+    traced: TracingSettings = TracingSettings()
     peer_lookup_seconds: Annotated[Seconds, Called("lookup_seconds")] = 0.25
     """For another node to say what it holds; longer is a miss."""

@@ -15,6 +15,7 @@ from ferryman.settings.groups import (
     IndexSettings,
     LifeSettings,
     ListenSettings,
+    TracingSettings,
 )
 
 
@@ -88,6 +89,7 @@ class RouterSettings(BaseModel):
     index: Annotated[IndexSettings, Called(url="redis_url")] = IndexSettings()
     life: LifeSettings = LifeSettings()
     access: AccessSettings = AccessSettings()
+    traced: TracingSettings = TracingSettings()
     limits: LimitSettings = LimitSettings()
     cors_origin: str = ""
     """Origins, separated by commas, whose pages may call the HTTP API from a browser; `*`: all;

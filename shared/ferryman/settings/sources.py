@@ -33,6 +33,7 @@ from ferryman.settings.names import (
 M = TypeVar("M", bound=BaseModel)
 
 CONFIG = variable("config")
+OTLP_ENDPOINT, OTLP_PROTOCOL = "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_PROTOCOL"
 
 
 class Origin(StrEnum):
@@ -102,8 +103,9 @@ class Sources:
 
 
 def environment_source(environment: Mapping[str, str]) -> Source:
-    """The variables that begin with FERRYMAN_; an empty one counts as not set."""
-    values: dict[Key, GivenValue] = {}
+    """The variables that begin with FERRYMAN_, and below them the collector by OpenTelemetry's
+    name; an empty one counts as not set."""
+    values = dict(_collector(environment))
     mistakes: list[str] = []
     for called in sorted(variables_in(environment)):
         name = called.removeprefix(PREFIX).lower()
@@ -113,6 +115,16 @@ def environment_source(environment: Mapping[str, str]) -> Source:
         elif value := environment[called]:
             values[key] = GivenValue(value, Origin.ENVIRONMENT, called)
     return Source(values, tuple(mistakes))
+
+
+def _collector(environment: Mapping[str, str]) -> Iterator[tuple[Key, GivenValue]]:
+    """https://opentelemetry.io/docs/specs/otel/protocol/exporter/: one URL for both protocols, and
+    a variable that names the protocol; here the URL's scheme does."""
+    url = environment.get(OTLP_ENDPOINT, "")
+    if environment.get(OTLP_PROTOCOL) == "grpc" and url.startswith("http"):
+        url = "grpc" + url.removeprefix("http")
+    if url:
+        yield ("", "otlp_endpoint"), GivenValue(url, Origin.ENVIRONMENT, OTLP_ENDPOINT)
 
 
 def file_source(path: Path) -> Source:

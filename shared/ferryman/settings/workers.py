@@ -15,6 +15,7 @@ from ferryman.settings.groups import (
     LifeSettings,
     ListenSettings,
     TierPolicySettings,
+    TracingSettings,
 )
 from ferryman.wire.hostcache.arena import SHARED_MEMORY
 from ferryman.wire.plane_values import UNLOCKED, PlaneChoice
@@ -65,6 +66,7 @@ class ShellSettings(BaseModel):
     ] = HostCacheSettings()
     life: LifeSettings = LifeSettings()
     access: AccessSettings = AccessSettings()
+    traced: TracingSettings = TracingSettings()
     advertise: str = "127.0.0.1"
     """The host under which others reach this process; NIXL's traffic stays on the device that has
     its address."""

@@ -32,6 +32,7 @@ from ferryman.wire.codec.caches import (
     cache_snapshot_to_bytes,
 )
 from ferryman.wire.nats.heartbeat import Heartbeat, ServedState, StartBeat, StartPhase
+from ferryman.worker.cache_metrics import SlotGauges, usage_of
 from ferryman.worker.loop import Clock, StepTimings
 
 log = logging.getLogger(__name__)
@@ -279,6 +280,7 @@ class Telemetry:
             handoff_seconds=load.handoff_seconds,
             is_quarantined=engine.scheduler.is_quarantined,
             limit=self._limit,
+            cache_usage=usage_of(ledgers.get(Kind.FULL)),
         )
 
     def orders(self) -> Orders:
@@ -303,6 +305,7 @@ def _set_log_level(payload: bytes) -> bytes:
 def debug_endpoints(engine: Engine, metrics: Metrics) -> Endpoints:
     """`/metrics` and `/debug/ledger` of a worker."""
     metrics.watch("scheduler", engine.scheduler.statistics)
+    metrics.registry.register(SlotGauges(metrics.prefix, engine.scheduler.ledgers))
     return {
         "/metrics": lambda: HttpAnswer(metrics.render(), CONTENT_TYPE),
         "/debug/ledger": lambda: json_answer(_ledgers(engine)),

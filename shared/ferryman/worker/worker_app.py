@@ -166,7 +166,9 @@ async def serve_worker(
     access = access_of(settings.access, role)
     async with AsyncExitStack() as stack:
         # It joins before it loads: routers learn that it starts, and let requests wait for it.
-        member = await stack.enter_async_context(joined(settings.bus, role, access))
+        member = await stack.enter_async_context(
+            joined(settings.bus, role, access, settings.traced)
+        )
         start = WorkerStart(member, time.monotonic)
         async with member.beating(start.beat):
             # A load may take minutes, and a stop ends it: so it runs in a thread.
@@ -392,6 +394,7 @@ def _moving_parts(
         telemetry.publish_cache_changes(changes)
 
     parts.metrics.watch("bus", member.bus.statistics)
+    member.tracing.count_in(parts.metrics)
     parts.metrics.watch("logits", parts.numeric_watch.statistics)
     loop = StepLoop(
         parts.engine.scheduler,

@@ -102,6 +102,7 @@ class Heartbeat:
     `start_seconds` how long it took from the beginning of its process until it was ready. A worker
     `is_quarantined` once an audit has found wrong state there: it serves, and reuses nothing.
     `limit` says why fewer requests run at once than were asked for, and which setting gives more.
+    `cache_usage` is the share of its page slots that requests hold; the rest is free or cached.
     """
 
     role: str
@@ -136,6 +137,7 @@ class Heartbeat:
     handoff_seconds: float = 0.0
     is_quarantined: bool = False
     limit: str = ""
+    cache_usage: float = 0.0
 
     def serves(self, role: str) -> bool:
         """Whether it takes requests as a worker of `role`: a worker that does both has two."""
