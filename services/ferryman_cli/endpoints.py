@@ -41,6 +41,7 @@ CaFile = Annotated[
     str,
     typer.Option("--ca", metavar="FILE", help="Authorities of a cluster with TLS, such as ca.crt."),
 ]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show all there is.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 ApiKey = Annotated[
     str,

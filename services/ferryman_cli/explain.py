@@ -17,6 +17,8 @@ from ferryman.errors import DeadlineExceeded, NotFound, Unavailable
 from ferryman.runtime.lifecycle import decode_event
 from ferryman.wire.nats.heartbeat import HOSTCACHE
 from ferryman_cli.endpoints import DoorPlace
+from ferryman_cli.reports.routes import route_summary
+from ferryman_cli.reports.waterfall import print_line, print_summary
 
 MAX_OTHERS = 3  # fit next to the choice in 80 columns; --json prints all
 
@@ -115,7 +117,9 @@ def _parted(event: LifecycleEvent) -> Iterator[PartedPrompt]:
         yield PartedPrompt(int(parts.get("at", 0)), place, other, int(parts.get("missed", 0)))
 
 
-def run_explain(door: DoorPlace, request_id: str, *, api_key: str, as_json: bool) -> int:
+def run_explain(
+    door: DoorPlace, request_id: str, *, api_key: str, is_verbose: bool, as_json: bool
+) -> int:
     routes, events = asyncio.run(_explained(door, request_id, api_key))
     fetched, held, parted = fetched_units(events), held_tokens(events), parted_prompts(events)
     if as_json:
@@ -129,11 +133,15 @@ def run_explain(door: DoorPlace, request_id: str, *, api_key: str, as_json: bool
         print(json.dumps(fields))
     elif not routes:
         print(f"{request_id} was never routed: it is waiting, or was rejected before")
-    for route in () if as_json else routes:
-        print_route(Console(), request_id, route)
-    lines = [entry.text for entry in fetched] + [entry.text for entry in held]
-    for line in () if as_json else (*lines, *(place.text for place in parted)):
-        print(line)
+    if not as_json:
+        console = Console(highlight=False)
+        for route in routes:
+            print_summary(console, route_summary(request_id, route))
+            if is_verbose:
+                print_route(console, request_id, route)
+        texts = [units.text for units in fetched] + [tokens.text for tokens in held]
+        for text in (*texts, *(place.text for place in parted)):
+            print_line(console, text)
     return 0
 
 

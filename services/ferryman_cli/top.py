@@ -5,16 +5,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass
 from time import monotonic
 
-from rich.console import Console, Group
+from rich.console import Console, Group, OverflowMethod
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from ferryman.cache.manifest import Kind
 from ferryman.errors import NotFound
 from ferryman.wire.nats.heartbeat import HEARTBEAT_SECONDS, Beat, Heartbeat, StartBeat
 from ferryman.wire.nats.subjects import Subjects
@@ -24,18 +25,28 @@ from ferryman_cli.lifecycle_reader import connected_bus, next_beat_or_start
 ONCE_SECONDS = 2.0 * HEARTBEAT_SECONDS
 LATE_SECONDS = 3.0 * HEARTBEAT_SECONDS
 GONE_SECONDS = 30.0
-_LEFT = ("worker", "state", "address", "node")
-_RIGHT = (
+_GAP = 2
+_WORKERS = ("prefill", "decode", "both")
+_WIDEST = 400  # with --verbose every column is there
+# A console with less room lacks the last of them first.
+_COLUMNS = (
+    "worker",
+    "state",
     "running",
     "queued",
-    "queue tokens",
     "tokens/s",
+    "in use",
+    "free pages",
+    "free states",
     "step ms",
-    "steps",
     "drafts",
-    "free slots",
+    "queue tokens",
+    "steps",
     "from tiers",
+    "node",
+    "address",
 )
+_TEXTS = frozenset({"worker", "state", "from tiers", "node", "address"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +79,17 @@ class SeenWorkers:
 DownProcesses = Callable[[], Mapping[str, str]]
 
 
-def run_top(place: BrokerPlace, down: DownProcesses, *, once: bool, as_json: bool) -> int:
+def run_top(
+    place: BrokerPlace, down: DownProcesses, *, once: bool, is_verbose: bool, as_json: bool
+) -> int:
     """Shows the workers; `down` has the processes that ended, each with how it ended."""
     if once or as_json:
-        return asyncio.run(_once(place, down, as_json=as_json))
+        return asyncio.run(_once(place, down, is_verbose=is_verbose, as_json=as_json))
     asyncio.run(_live(place, down))
     return 0
 
 
-async def _once(place: BrokerPlace, down: DownProcesses, *, as_json: bool) -> int:
+async def _once(place: BrokerPlace, down: DownProcesses, *, is_verbose: bool, as_json: bool) -> int:
     seen = SeenWorkers()
     try:
         async with asyncio.timeout(ONCE_SECONDS), aclosing(_beats(place)) as beats:
@@ -96,7 +109,9 @@ async def _once(place: BrokerPlace, down: DownProcesses, *, as_json: bool) -> in
             )
         )
     else:
-        Console().print(fleet_view(workers, ended, monotonic()))
+        console = Console(highlight=False)
+        width = _WIDEST if is_verbose else console.width
+        console.print(fleet_view(workers, ended, monotonic(), width), width=width, crop=False)
     return 0
 
 
@@ -106,7 +121,8 @@ async def _live(place: BrokerPlace, down: DownProcesses) -> None:
         with Live("waiting for heartbeats", auto_refresh=False, transient=True) as live:
             async for beat in beats:
                 seen.on_beat(beat, monotonic())
-                view = fleet_view(seen.workers(monotonic()), down(), monotonic())
+                workers, now, width = seen.workers(monotonic()), monotonic(), live.console.width
+                view = fleet_view(workers, down(), now, width)
                 live.update(view, refresh=True)
 
 
@@ -117,12 +133,11 @@ async def _beats(place: BrokerPlace) -> AsyncGenerator[Beat, None]:
                 yield await next_beat_or_start(messages)
 
 
-def fleet_view(workers: Iterable[Seen], down: Mapping[str, str], now: float) -> Group:
-    """The table of workers, and below it a line for each that runs fewer requests at once than were
-    asked for, and for each process that is down."""
-    seen = list(workers)
-    lines = [*_limit_lines(worker.beat for worker in seen), *_down_lines(down)]
-    return Group(fleet_table(seen, now), *map(Text, lines))
+def fleet_view(workers: Sequence[Seen], down: Mapping[str, str], now: float, width: int) -> Group:
+    """The table of workers in so many characters, and below it a line for each that runs fewer
+    requests at once than were asked for, and for each process that is down."""
+    lines = [*_limit_lines(worker.beat for worker in workers), *_down_lines(down)]
+    return Group(fleet_table(workers, now, width), *map(Text, lines))
 
 
 def _limit_lines(beats: Iterable[Beat]) -> list[str]:
@@ -134,42 +149,53 @@ def _down_lines(down: Mapping[str, str]) -> list[str]:
     return [f"{name} is down: {reason}" for name, reason in down.items()]
 
 
-def fleet_table(workers: Iterable[Seen], now: float) -> Table:
-    """A table with one line a worker."""
-    table = Table(box=None, pad_edge=False)
-    for name in _LEFT:
-        table.add_column(name)
-    for name in _RIGHT:
-        table.add_column(name, justify="right")
-    for worker in workers:
-        table.add_row(*_cells(worker.beat, now - worker.at))
+def fleet_table(workers: Sequence[Seen], now: float, width: int) -> Table:
+    """A table with one line a worker, and as many columns as fit: none is cut."""
+    rows = [_cells(worker.beat, now - worker.at) for worker in workers]
+    table, left = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0)), width
+    names: list[str] = []
+    for name in _COLUMNS:
+        size = max([len(name), *(len(row.get(name, "-")) for row in rows)]) + _GAP
+        # Names of workers and their state are always there, if need be on several lines.
+        if size > left and len(names) >= 2:
+            break
+        names, left = [*names, name], left - size
+    for name in names:
+        is_text = name in _TEXTS
+        overflow: OverflowMethod = "fold" if is_text else "ellipsis"
+        table.add_column(
+            name, justify="left" if is_text else "right", no_wrap=not is_text, overflow=overflow
+        )
+    for row in rows:
+        table.add_row(*(row.get(name, "-") for name in names))
     return table
 
 
-def _cells(beat: Beat, silent_seconds: float) -> tuple[str, ...]:
+def _cells(beat: Beat, silent_seconds: float) -> dict[str, str]:
+    """The cells of a worker by column; one without a value is left out."""
     is_late = silent_seconds > LATE_SECONDS
     silence = f"silent {silent_seconds:.0f} s"
     if isinstance(beat, StartBeat):
         state = silence if is_late else f"starts for {beat.seconds:.0f} s: {beat.doing}"
-        return (beat.worker_id, state, *("-",) * (len(_LEFT) + len(_RIGHT) - 2))
-    state = silence if is_late else _state(beat)
-    pace = f"{1 / beat.seconds_per_token:.0f}" if beat.seconds_per_token else "-"
-    step = f"{beat.step_seconds * 1000:.2f}" if beat.step_seconds else "-"
-    free = " ".join(f"{kind}:{slots}" for kind, slots in beat.free_slots.items())
-    running = f"{beat.num_running}/{beat.max_running}"
-    queue = (str(beat.num_queued), str(beat.queue_tokens))
-    who = (beat.worker_id, state, beat.address, beat.node or "-")
-    return (
-        *who,
-        running,
-        *queue,
-        pace,
-        step,
-        str(beat.num_steps),
-        _drafts(beat),
-        free or "-",
-        _speeds(beat),
-    )
+        return {"worker": beat.worker_id, "state": state}
+    cells = {
+        "worker": beat.worker_id,
+        "state": silence if is_late else _state(beat),
+        "running": f"{beat.num_running}/{beat.max_running}",
+        "queued": str(beat.num_queued),
+        "tokens/s": f"{1 / beat.seconds_per_token:.0f}" if beat.seconds_per_token else "",
+        "in use": f"{beat.cache_usage:.0%}" if beat.role in _WORKERS else "",
+        "free pages": str(beat.free_slots.get(Kind.FULL, "")),
+        "free states": str(beat.free_slots.get(Kind.RECURRENT, "")),
+        "step ms": f"{beat.step_seconds * 1000:.2f}" if beat.step_seconds else "",
+        "drafts": _drafts(beat),
+        "queue tokens": str(beat.queue_tokens),
+        "steps": str(beat.num_steps),
+        "from tiers": _speeds(beat),
+        "node": beat.node,
+        "address": beat.address,
+    }
+    return {name: cell for name, cell in cells.items() if cell}
 
 
 def _state(beat: Heartbeat) -> str:
@@ -181,7 +207,7 @@ def _state(beat: Heartbeat) -> str:
 def _drafts(beat: Heartbeat) -> str:
     """The share of drafts accepted, and the steps per token."""
     if not beat.drafted_tokens:
-        return "-"
+        return ""
     tokens = beat.draft_steps + beat.accepted_tokens
     share = beat.accepted_tokens / beat.drafted_tokens
     return f"{share:.0%} {beat.draft_steps / tokens:.2f}/token"
@@ -195,4 +221,4 @@ def _speeds(beat: Heartbeat) -> str:
         "peer": beat.peer_seconds_per_byte,
     }
     speeds = [f"{tier}:{1e-6 / seconds:.0f}MB/s" for tier, seconds in tiers.items() if seconds]
-    return " ".join(speeds) or "-"
+    return " ".join(speeds)

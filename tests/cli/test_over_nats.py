@@ -30,8 +30,8 @@ from ferryman.wire.nats.subjects import Subjects
 from ferryman_cli.app import run
 from ferryman_cli.endpoints import BrokerPlace
 from ferryman_cli.lifecycle_reader import follow_events, ids_of_call
+from ferryman_cli.reports.waterfall import event_line
 from ferryman_cli.top import GONE_SECONDS, Seen, SeenWorkers, fleet_table
-from ferryman_cli.trace import event_line
 
 SUBJECTS = Subjects("local")
 STATE = ServedState("f", 16, "d", (Kind.FULL,))
@@ -74,7 +74,7 @@ def test_a_legal_request_is_drawn_and_passes(
     logged(nats_url, recorded_request("good"))
     assert run(["trace", "good", "--check", "--nats", nats_url]) == 0
     said = capsys.readouterr().out
-    assert "good: 11 events, 100.0 ms" in said
+    assert "good: 3 tokens in 100 ms" in said
     assert "legal: 11 events" in said
 
 
@@ -97,9 +97,10 @@ def test_both_lives_of_a_call_that_outlived_its_router_are_drawn(
     for name in ("twice", "req-again"):
         assert run(["trace", name, "--check", "--nats", nats_url]) == 0
         said = capsys.readouterr().out
-        assert "twice: 3 events" in said
+        assert "twice: not over yet" in said
         assert "twice: no end; the call was sent again" in said
-        assert "req-again: 11 events, from 5000.0 ms, 100.0 ms" in said
+        assert "req-again: 3 tokens in 100 ms" in said
+        assert "   5000.0" in said, "on the same scale of time"
         assert "legal: 14 events of 2 requests" in said
     assert run(["trace", "twice", "--check", "--json", "--nats", nats_url]) == 0
     told = json.loads(capsys.readouterr().out)
@@ -156,7 +157,7 @@ async def test_events_are_followed_as_they_happen(nats_url: str) -> None:
         message, event = await first
     assert message.subject.endswith(".live.received")
     assert event == wanted[0]
-    assert "live#1 received" in event_line(event).plain
+    assert "live#1 received" in event_line(event, "", 80).plain
 
 
 async def test_the_fleet_is_shown_by_its_beats(
@@ -193,11 +194,11 @@ async def test_a_worker_that_starts_is_shown_with_what_it_does(
     (worker,) = json.loads(capsys.readouterr().out)["workers"]
     assert (worker["phase"], worker["done"], worker["total"]) == ("loading weights", 3, 4)
     text = StringIO()
-    Console(width=300, file=text).print(fleet_table([Seen(start, 0.0)], 0.0))
+    Console(width=300, file=text).print(fleet_table([Seen(start, 0.0)], 0.0, 300))
     assert "starts for 12 s: loading weights, 75% done" in text.getvalue()
 
 
 def test_top_shows_a_worker_in_quarantine() -> None:
     beat, text = replace(BEAT, is_quarantined=True), StringIO()
-    Console(width=300, file=text).print(fleet_table([Seen(beat, 0.0)], 0.0))
+    Console(width=300, file=text).print(fleet_table([Seen(beat, 0.0)], 0.0, 300))
     assert "quarantined" in text.getvalue()

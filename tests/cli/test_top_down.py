@@ -19,7 +19,7 @@ CLUSTER = RunningCluster(
 def test_processes_that_are_down_stand_below_the_workers(tmp_path: Path) -> None:
     StateFolder(tmp_path).write(CLUSTER)
     console = Console(record=True, width=120)
-    console.print(fleet_view([], down_processes(tmp_path), 0.0))
+    console.print(fleet_view([], down_processes(tmp_path), 0.0, 120))
     assert "hostcache is down: was ended by signal 9" in console.export_text()
 
 

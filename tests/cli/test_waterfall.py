@@ -10,8 +10,9 @@ from rich.console import Console
 from tests.cli.recorded import recorded_request
 
 from ferryman.handoff.lifecycle import LifecycleEntry, check
-from ferryman.handoff.waterfall import WaterfallRow, rows
-from ferryman_cli.trace import as_object, bar, facts_text, print_lives
+from ferryman.handoff.waterfall import rows
+from ferryman_cli.reports.waterfall import bar, facts_text
+from ferryman_cli.trace import as_object, print_lives
 
 
 def test_rows_come_in_the_order_of_their_time() -> None:
@@ -60,22 +61,22 @@ def test_attempts_of_a_worker_are_lines_of_their_own() -> None:
     ],
 )
 def test_bars(begin: float, end: float, drawn: str) -> None:
-    assert bar(WaterfallRow(begin, end, recorded_request("r")[0]), 100.0, 8) == drawn
+    assert bar(begin, end, 100.0, 8) == drawn
 
 
 def test_every_bar_has_its_width() -> None:
     drawn = rows(recorded_request("r"))
-    assert {len(bar(row, 100.0, 17)) for row in drawn} == {17}
-    assert bar(WaterfallRow(0.0, 0.0, drawn[0].event), 0.0, 5) == "▏    "
+    assert {len(bar(row.begin_ms, row.end_ms, 100.0, 17)) for row in drawn} == {17}
+    assert bar(0.0, 0.0, 0.0, 5) == "▏    "
 
 
 def test_the_table_shows_every_event_and_no_markup_of_its_facts() -> None:
     text = io.StringIO()
     events = recorded_request("req-[bold]1")
-    print_lives(Console(file=text, width=160), events)
+    print_lives(Console(file=text, width=160), events, is_verbose=True)
     lines = text.getvalue().splitlines()
-    assert lines[0].startswith("req-[bold]1: 11 events, 100.0 ms, attempts 1")
-    assert len(lines) == 2 + len(events)
+    assert lines[0].startswith("req-[bold]1: 3 tokens in 100 ms, the first after 36 ms")
+    assert len([line for line in lines if "#1" in line]) == len(events)
     assert "tier=[red]host[/red]" in text.getvalue()
 
 

@@ -21,6 +21,7 @@ from ferryman_cli.endpoints import (
     NatsUrl,
     RequestId,
     StateDir,
+    Verbose,
     broker_place,
     door_place,
 )
@@ -105,36 +106,39 @@ def trace(
     check: Annotated[
         bool, typer.Option("--check", help="Exit with 1 unless the events are legal.")
     ] = False,
+    verbose: Verbose = False,
     nats: NatsUrl = "",
     cluster: ClusterName = "",
     ca: CaFile = "",
     state_dir: StateDir = STATE_DIR,
     json: AsJson = False,
 ) -> int:
-    """Draw what happened to a request, from the lifecycle log."""
+    """Show where a request's time went, and what it reused; with -v every event of its log."""
     from ferryman_cli.trace import run_trace
 
     where = broker_place(nats, cluster, ca, state_dir)
-    return run_trace(where, request_id, checks=check, as_json=json)
+    return run_trace(where, request_id, checks=check, is_verbose=verbose, as_json=json)
 
 
 def explain(
     request_id: RequestId,
+    verbose: Verbose = False,
     grpc: GrpcAddress = "",
     api_key: ApiKey = "",
     ca: CaFile = "",
     state_dir: StateDir = STATE_DIR,
     json: AsJson = False,
 ) -> int:
-    """Show why a request was routed as it was, with the runner-up."""
+    """Say why a request went to its workers, and what it found there; with -v all numbers."""
     from ferryman_cli.explain import run_explain
 
     door = door_place(grpc, ca, state_dir)
-    return run_explain(door, request_id, api_key=api_key, as_json=json)
+    return run_explain(door, request_id, api_key=api_key, is_verbose=verbose, as_json=json)
 
 
 def events(
     request_id: Annotated[str, typer.Argument(metavar="[ID]", help="A request id.")] = "",
+    verbose: Verbose = False,
     nats: NatsUrl = "",
     cluster: ClusterName = "",
     ca: CaFile = "",
@@ -144,7 +148,8 @@ def events(
     """Follow lifecycle events as they happen, of one request or of all."""
     from ferryman_cli.trace import run_events
 
-    return run_events(broker_place(nats, cluster, ca, state_dir), request_id, as_json=json)
+    place = broker_place(nats, cluster, ca, state_dir)
+    return run_events(place, request_id, is_verbose=verbose, as_json=json)
 
 
 def _piped() -> str:

@@ -15,6 +15,7 @@ from ferryman_cli.endpoints import (
     NatsUrl,
     RouterCredentials,
     StateDir,
+    Verbose,
     broker_place,
 )
 from ferryman_launcher.state_folder import down_processes
@@ -22,19 +23,20 @@ from ferryman_launcher.state_folder import down_processes
 
 def top(
     once: Annotated[bool, typer.Option("--once", help="Print one table and end.")] = False,
+    verbose: Verbose = False,
     nats: NatsUrl = "",
     cluster: ClusterName = "",
     ca: CaFile = "",
     state_dir: StateDir = STATE_DIR,
     json: AsJson = False,
 ) -> int:
-    """Show all workers, live."""
+    """Show all workers, live: as many columns as fit, with --once -v all of them."""
     from ferryman_cli.top import run_top
 
     place = broker_place(nats, cluster, ca, state_dir)
     # A broker that the caller names may be that of another cluster than the folder's.
     down = partial(down_processes, state_dir) if not nats else dict[str, str]
-    return run_top(place, down, once=once, as_json=json)
+    return run_top(place, down, once=once, is_verbose=verbose, as_json=json)
 
 
 def drain(
