@@ -139,7 +139,7 @@ def test_a_beat_carries_the_sentence_and_top_shows_it_below_the_table() -> None:
     sent = Heartbeat("decode", "decode-1", 1, "h:1", True, state, 64, limit="8 asked, 3 run")
     beat = beat_from_bytes(beat_to_bytes(sent))
     console = Console(record=True, width=80)
-    console.print(fleet_view([Seen(beat, 0.0)], {}, 0.0))
+    console.print(fleet_view([Seen(beat, 0.0)], {}, 0.0, 200))
     assert "decode-1: 8 asked, 3 run" in console.export_text()
 
 
