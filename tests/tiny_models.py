@@ -159,7 +159,7 @@ def drawn(name: str, parameter: torch.Tensor) -> torch.Tensor:
     noise = torch.randn_like(parameter)
     if name.endswith("A_log"):
         return noise.mul(0.7)
-    if name.endswith("dt_bias"):
+    if name.endswith(("dt_bias", "recurrent_param")):
         return noise.sub(2.0)
     if name.endswith(("norm.weight", "norm_1.weight", "norm_2.weight", "layer_scalar", ".D")):
         # A weight that starts at zero is stored as its distance from one.

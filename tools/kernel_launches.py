@@ -54,6 +54,7 @@ from ferryman_kernels.recurrence.causal_conv import (
 )
 from ferryman_kernels.recurrence.channel_delta_scan import delta_runs_triton
 from ferryman_kernels.recurrence.delta_decode import delta_decode_triton
+from ferryman_kernels.recurrence.rg_lru import rg_lru_runs_triton
 from ferryman_kernels.recurrence.selective_scan import selective_runs_triton
 from ferryman_kernels.recurrence.ssd_decode import (
     raw_state_update_triton,
@@ -223,6 +224,14 @@ def launch_mamba1(dtype: torch.dtype, inner_dim: int, state_dim: int) -> None:
     selective_runs_triton((x, dt, A, B, B, D), states, runs, torch.zeros(128, inner_dim))
 
 
+def launch_rg_lru(dtype: torch.dtype, dim: int) -> None:
+    """The scan of an RG-LRU, which is its step too."""
+    x, rates, y = torch.zeros(128, dim, dtype=dtype), torch.zeros(dim), torch.zeros(128, dim)
+    runs, states = torch.zeros(2, 5, dtype=torch.int64), torch.zeros(2, dim)
+    positions = torch.zeros(128, dtype=torch.int64)
+    rg_lru_runs_triton((x, x, x, rates, positions), states, runs, y)
+
+
 def launch_delta_rule(dtype: torch.dtype, heads: tuple[int, int], k_dim: int, v_dim: int) -> None:
     """The scan and the step of a gated delta net; `heads` are those of keys and of values."""
     q = torch.zeros(128, heads[0], k_dim, dtype=dtype)
@@ -320,6 +329,7 @@ def launch_all(dtype: torch.dtype) -> None:
     launch_mamba(dtype, 64, 64, 1, 128)
     launch_mamba_step(dtype, 64, 64, 1, 128, (0.0, float("inf")))
     launch_mamba1(dtype, 8192, 16)
+    launch_rg_lru(dtype, 2560)
     launch_attention(dtype, (32, 8), 128, has_sinks=False, cap=0.0)
     launch_attention(dtype, (32, 8), 128, has_sinks=True, cap=0.0)
     launch_attention(dtype, (32, 8), 128, has_sinks=False, cap=50.0)

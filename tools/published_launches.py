@@ -24,6 +24,7 @@ from tools.kernel_launches import (
     launch_mamba_step,
     launch_norms,
     launch_residual,
+    launch_rg_lru,
     launch_rotation,
     launch_split_attention,
     launch_weighted_sum,
@@ -45,6 +46,7 @@ from ferryman.model.shapes.recurrent_shapes import (
     LightningShape,
     Mamba1Shape,
     MambaShape,
+    RgLruShape,
     ShortConvShape,
 )
 
@@ -119,6 +121,9 @@ def _recurrent(shape: Any) -> Iterator[Launch]:
         case Mamba1Shape():
             yield launch_mamba1, shape.inner_dim, shape.ssm_state
             yield launch_conv, shape.inner_dim, shape.conv_width, shape.has_conv_bias
+        case RgLruShape():
+            yield launch_rg_lru, shape.dim
+            yield launch_conv, shape.dim, shape.conv_width, True, False
         case DeltaShape():
             yield launch_delta_rule, (shape.k_heads, shape.v_heads), shape.k_dim, shape.v_dim
             yield launch_gated_norm, shape.v_dim, 1

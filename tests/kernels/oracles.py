@@ -107,6 +107,21 @@ def selective_scan(given: Sequence[Tensor]) -> Advance:
     return advance
 
 
+def rg_lru(given: Sequence[Tensor]) -> Advance:
+    """RG-LRU, of x, its two gates before their sigmoid, rates and positions."""
+    x, enter, recur, rates = (tensor.double() for tensor in given[:4])
+
+    def advance(token: int, state: Tensor) -> tuple[Tensor, Tensor]:
+        decay = torch.exp(rates * torch.sigmoid(recur[token]))
+        entering = torch.sigmoid(enter[token]) * x[token]
+        if given[4][token] == 0:
+            return entering, entering
+        state = decay * state + torch.sqrt(1 - decay * decay) * entering
+        return state, state
+
+    return advance
+
+
 def state_space(given: Sequence[Tensor]) -> Advance:
     """Mamba-2, of x, dt, A, B, C and D, where heads share groups of B and C."""
     x, dt, A, B, C, D = (tensor.double() for tensor in given)

@@ -25,6 +25,7 @@ from ferryman_kernels.recurrence.delta_chunk_scan import delta_chunk_scan
 from ferryman_kernels.recurrence.delta_decode import delta_decode
 from ferryman_kernels.recurrence.delta_step import DeltaWeights, delta_step
 from ferryman_kernels.recurrence.mamba_step import StepWeights, mamba_step
+from ferryman_kernels.recurrence.rg_lru import rg_lru_decode, rg_lru_scan
 from ferryman_kernels.recurrence.selective_scan import selective_scan, selective_scan_decode
 from ferryman_kernels.recurrence.ssd_chunk_scan import chunk_scan
 from ferryman_kernels.recurrence.ssd_decode import selective_state_update
@@ -211,7 +212,28 @@ def selective(tokens: int, dtype: torch.dtype) -> Recurrence:
     return Recurrence((x, dt, B, C), states, prefill, decode)
 
 
-KINDS = [mamba, lightning, gated_delta, unfused_delta, channel_delta, selective]
+def gated_linear(tokens: int, dtype: torch.dtype) -> Recurrence:
+    """RG-LRU; 300 channels are a block of jobs and a part of one. No token is the first of all."""
+    channels, wide = 300, _wide(dtype)
+    x, enter, recur = (torch.randn(tokens, channels).to(dtype) for _ in range(3))
+    rates, positions = -4 * torch.rand(channels, dtype=wide), torch.arange(7, 7 + tokens)
+
+    def prefill(
+        rows: Any, states: Any, spans: list[Span], slots: Tensor, snapshots: list[SlotAt]
+    ) -> Tensor:
+        x, enter, recur, positions = rows
+        given = x, enter, recur, rates, positions
+        return rg_lru_scan(*given, states[0], spans, slots, snapshots)
+
+    def decode(rows: Any, states: Any, slots: Tensor, into: Tensor) -> Tensor:
+        x, enter, recur, positions = rows
+        return rg_lru_decode(states[0], x, enter, recur, rates, positions, slots, into)
+
+    states = (torch.randn(SLOTS, channels, dtype=wide),)
+    return Recurrence((x, enter, recur, positions), states, prefill, decode)
+
+
+KINDS = [mamba, lightning, gated_delta, unfused_delta, channel_delta, selective, gated_linear]
 every_kind = pytest.mark.parametrize("kind", KINDS)
 every_dtype = pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float64, pytest.param(torch.bfloat16, marks=pytest.mark.slow)]

@@ -30,8 +30,18 @@ FAMILIES = sorted(name for name in BY_NAME if name != NATIVE)
 """The names of those that transformers has too."""
 OF_EACH_KIND = frozenset(
     {"cohere2_moe", "deepseek_v32", "exaone4", "falcon_h1", "falcon_mamba", "gemma3", "gemma3n"}
-    | {"gemma4", "glm_moe_dsa", "gpt_neox", "gpt_oss", "granite", "kimi_linear", "lfm2", "llama"}
-    | {"minimax", "nemotron_h", "qwen3_next", "zamba2", NATIVE}
+    | {
+        "gemma4",
+        "glm_moe_dsa",
+        "gpt2",
+        "gpt_neox",
+        "gpt_oss",
+        "granite",
+        "kimi_linear",
+        "lfm2",
+        "llama",
+    }
+    | {"minimax", "nemotron_h", "qwen3_next", "recurrent_gemma", "zamba2", NATIVE}
 )
 """Every class of layers is in one of them (`test_families.py`)."""
 PAGE_SIZES = (4, 8, 16, 32, 64)

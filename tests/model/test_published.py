@@ -6,6 +6,7 @@ that holds a field that neither counts nor is known was not read completely.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from tools.model_tables import PublishedConfig, published_configs
 
 from ferryman.errors import ConfigError
 from ferryman.model.config import family_of, load_config, load_format
+from ferryman.model.families import FAMILIES
 from ferryman.model.shapes.model_shapes import ModelConfig
 from ferryman.model.weights.named_weights import WeightFormat
 from ferryman.model.weights.quantisation.awq import Awq
@@ -59,7 +61,7 @@ def test_a_published_config_is_read_completely(published: PublishedConfig, tmp_p
     assert kinds <= set(family_of(tmp_path).kinds)
     assert (read.trunk.vocab_size, read.trunk.hidden_dim) == (
         text["vocab_size"],
-        text["hidden_size"],
+        text.get("hidden_size", text.get("n_embd")),
     )
     ignored = {
         name
@@ -88,6 +90,35 @@ def counts(
         return load_config(replace(published, config=changed).write(folder)) != read
     except ConfigError:
         return True
+
+
+LEAST_READ, LEAST_TRIED = 76, 82
+REFUSED = {
+    path.stem: json.loads(path.read_text())
+    for path in sorted((Path(__file__).parent / "refused").glob("*.json"))
+}
+"""Published configs that are not read, each with words of the reason."""
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_published_config_that_is_not_read_is_refused_by_its_name(
+    name: str, tmp_path: Path
+) -> None:
+    config = REFUSED[name]["config"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError) as refusal:
+        load_config(tmp_path)
+    assert f"architecture {config['architectures'][0]} is not supported" in str(refusal.value)
+    assert REFUSED[name]["reason"] in str(refusal.value)
+
+
+def test_every_family_has_a_published_config(tmp_path: Path) -> None:
+    """All but the native one, which nobody publishes; and most that are published are read."""
+    configs = published_configs()
+    families = {family_of(published.write(tmp_path)).name for published in configs}
+    assert families == {family.name for family in FAMILIES} - {"native"}
+    assert len(configs) >= LEAST_READ
+    assert len(configs) + len(REFUSED) >= LEAST_TRIED
 
 
 QUANTISED = [each for each in published_configs() if "quantization_config" in each.config]

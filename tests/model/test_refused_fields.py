@@ -32,6 +32,7 @@ SWITCHED = [
     ("phi", {"qk_layernorm": True}),
     ("gemma", {"hidden_activation": "relu"}),
     ("granite_swa", {"layer_rope_theta": [1.0]}),
+    ("granite", {"position_embedding_type": "alibi"}),
     ("bailing_hybrid", {"kda_lower_bound": 5.0}),
     ("bailing_hybrid", {"q_lora_rank": 6}),
 ]

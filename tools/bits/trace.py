@@ -20,6 +20,8 @@ ROLES: Mapping[str, str] = {
     "choose_decode": "sparse index",
     "chunk_scan": "scan",
     "mamba_step": "scan",
+    "rg_lru_decode": "scan",
+    "rg_lru_scan": "scan",
     "selective_scan": "scan",
     "selective_scan_decode": "scan",
     "selective_state_update": "scan",

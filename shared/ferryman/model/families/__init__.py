@@ -23,6 +23,7 @@ from ferryman.model.families import (
     gemma3n,
     gemma4,
     glm,
+    gpt2,
     gpt_neox,
     gpt_oss,
     granite,
@@ -44,6 +45,7 @@ from ferryman.model.families import (
     phi,
     qwen,
     qwen_hybrid,
+    recurrent_gemma,
     transformer_variants,
     zamba2,
 )
@@ -61,6 +63,7 @@ Config = TypeVar("Config", bound=ModelConfig)
 PAGES_OF_ALL = (Kind.FULL,)
 WINDOWED = (Kind.FULL, Kind.WINDOW)
 HYBRID = (Kind.FULL, Kind.RECURRENT)
+WINDOWED_HYBRID = (Kind.WINDOW, Kind.RECURRENT)
 RECURRENT = (Kind.RECURRENT,)
 EVERY_KIND = tuple(Kind)
 
@@ -118,6 +121,7 @@ FAMILIES: tuple[Family[Any], ...] = (
         hunyuan.load_hunyuan_moe,
     ),
     Family("hy_v3", ("HYV3ForCausalLM",), hunyuan.read_hy_v3, hunyuan.load_hy_v3),
+    Family("gpt2", ("GPT2LMHeadModel",), gpt2.read_gpt2, gpt2.load_gpt2, quantisations=()),
     Family("gpt_neox", ("GPTNeoXForCausalLM",), gpt_neox.read_gpt_neox, gpt_neox.load_gpt_neox),
     Family(
         "llama4",
@@ -203,7 +207,12 @@ FAMILIES: tuple[Family[Any], ...] = (
         phi.load_phimoe,
         kinds=WINDOWED,
     ),
-    Family("ernie4_5", ("Ernie4_5ForCausalLM",), ernie.read_ernie4_5, load_transformer),
+    Family(
+        "ernie4_5",
+        ("Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM"),
+        ernie.read_ernie4_5,
+        load_transformer,
+    ),
     Family("ernie4_5_moe", ("Ernie4_5_MoeForCausalLM",), ernie.read_ernie4_5_moe, load_transformer),
     Family("olmo", ("OlmoForCausalLM",), olmo.read_olmo, olmo.load_olmo),
     Family("olmoe", ("OlmoeForCausalLM",), olmo.read_olmoe, load_transformer),
@@ -227,7 +236,7 @@ FAMILIES: tuple[Family[Any], ...] = (
     ),
     Family(
         "exaone_moe",
-        ("ExaoneMoeForCausalLM",),
+        ("ExaoneMoeForCausalLM", "ExaoneMoEForCausalLM"),
         exaone.read_exaone_moe,
         exaone.load_exaone_moe,
         kinds=WINDOWED,
@@ -324,6 +333,13 @@ FAMILIES: tuple[Family[Any], ...] = (
         gemma4.read_gemma4,
         gemma4.load_gemma4,
         kinds=WINDOWED,
+    ),
+    Family(
+        "recurrent_gemma",
+        ("RecurrentGemmaForCausalLM",),
+        recurrent_gemma.read_recurrent_gemma,
+        recurrent_gemma.load_recurrent_gemma,
+        kinds=WINDOWED_HYBRID,
     ),
     Family(
         "gpt_oss",

@@ -185,8 +185,7 @@ def read_granite(fields: ConfigFields) -> GraniteHybridConfig:
     check_activation(fields)
     # transformers renamed the layer types; both spellings are on disk.
     name = "layer_types" if "layer_types" in fields.raw else "layers_block_type"
-    uses_rope = fields.raw.get("position_embedding_type") == "rope"
-    attention = partial(_attention, fields, uses_rope=uses_rope)
+    attention = partial(_attention, fields, uses_rope=_uses_rope(fields))
     mamba = partial(read_mamba, fields)
     readers: dict[str, Callable[[], MixerShape]] = {
         "mamba": mamba,
@@ -205,6 +204,14 @@ def read_granite(fields: ConfigFields) -> GraniteHybridConfig:
         residual_multiplier=fields.positive("residual_multiplier", 1.0),
         logits_scaling=scales.logits_scaling,
     )
+
+
+def _uses_rope(fields: ConfigFields) -> bool:
+    """Whether the layers of attention have rotary positions; they have none unless asked for."""
+    word = fields.raw.get("position_embedding_type")
+    if word not in ("rope", "nope", None):
+        raise fields.refusal("position_embedding_type", "'rope', 'nope' or null")
+    return word == "rope"
 
 
 def load_granite(config: GraniteHybridConfig, manifest: StateManifest, weights: Weights) -> Decoder:

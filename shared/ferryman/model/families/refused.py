@@ -35,15 +35,13 @@ REFUSED: Mapping[str, str] = {
     "InklingForCausalLM": f"{_CONVOLVED}; scores also depend on distance by learned profiles",
     "InklingForConditionalGeneration": _CONVOLVED,
     "MiniMaxM3SparseForConditionalGeneration": _BLOCK_SPARSE,
+    "MiniMaxM3ForCausalLM": _BLOCK_SPARSE,
     "MiniMaxM3VLForCausalLM": _BLOCK_SPARSE,
     "Dots3NoteForCausalLM": _NARROW_LATENTS,
     "Dots3NoteForConditionalGeneration": _NARROW_LATENTS,
     "LongcatFlashForCausalLM": (
         "a layer has two latent attentions, and experts whose output skips the second of them; "
         "some experts are the identity"
-    ),
-    "RecurrentGemmaForCausalLM": (
-        "its gated linear recurrence (RG-LRU) has no layer here that scans token by token"
     ),
     "xLSTMForCausalLM": (
         "its cells keep a matrix, a norm and a running maximum, and there is no kernel for them"

@@ -162,3 +162,34 @@ class LightningShape:
 
     def shard(self, num_ranks: int) -> LightningShape:
         return replace(self, heads=per_rank("heads of lightning attention", self.heads, num_ranks))
+
+
+@dataclass(frozen=True, slots=True)
+class RgLruShape:
+    """A gated linear recurrence (RG-LRU) behind a convolution: one state a channel.
+
+    The gates of a channel are made from the channels of its block, of which there are `blocks`.
+    """
+
+    dim: int
+    blocks: int
+    conv_width: int
+
+    @property
+    def block_dim(self) -> int:
+        return self.dim // self.blocks
+
+    @property
+    def kind(self) -> Kind:
+        return Kind.RECURRENT
+
+    def sections(self, place: StatePlace) -> tuple[SectionSpec, ...]:
+        conv, parts = (self.dim, self.conv_width - 1), (("x", self.dim),)
+        return (
+            SectionSpec("conv", place.layer, conv, place.dtype, shard_axis=0, parts=parts),
+            SectionSpec("ssm", place.layer, (self.dim,), place.accumulation_dtype, shard_axis=0),
+        )
+
+    def shard(self, num_ranks: int) -> RgLruShape:
+        blocks = per_rank("blocks of the RG-LRU", self.blocks, num_ranks)
+        return replace(self, dim=blocks * self.block_dim, blocks=blocks)
