@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from ferryman.cache.resume import FIRST_GUESS, ResumeCosts
 from ferryman.errors import ConfigError
-from ferryman.schedule.batch import PrefillStep, StepPlan
+from ferryman.schedule.batch import DecodeStep, MixedStep, StepPlan
 from ferryman_simulator.trace import MeasuredPace
 
 T = TypeVar("T")
@@ -92,7 +92,10 @@ class CostModel:
 
     def seconds_of(self, plan: StepPlan) -> float:
         """The device time of one step; loads come before the forward."""
-        if not isinstance(plan, PrefillStep):
+        if isinstance(plan, MixedStep):
+            prompts = self.seconds_of(plan.prompts) - self.step_seconds
+            return prompts + self.decode_step_seconds
+        if isinstance(plan, DecodeStep):
             return self.decode_step_seconds
         num_tokens = sum(chunk.end - chunk.start for chunk in plan.chunks)
         load_bytes = sum(load.unit.num_bytes for load in plan.ops.loads)

@@ -12,7 +12,7 @@ from ferryman.cache.manifest import Kind
 from ferryman.cache.node import TreeChange
 from ferryman.cache.resume import ResumeCosts
 from ferryman.handoff.offer import UnitsToSend
-from ferryman.schedule.batch import PrefillStep, Sampled, StepOutcome, StepPlan
+from ferryman.schedule.batch import PrefillStep, Sampled, StepOutcome, StepPlan, halves_of
 from ferryman.schedule.events import (
     Cached,
     Drawn,
@@ -76,11 +76,13 @@ class ModelledDevice:
 
     def _draws(self, plan: StepPlan) -> tuple[Sampled, ...]:
         """The tokens of the trace's answers at these places."""
-        if isinstance(plan, PrefillStep):
-            drawn = [(c.request_id, draw.position) for c in plan.chunks for draw in c.draws]
-        else:
-            positions = [draw.position for draw in plan.draws]
-            drawn = list(zip(plan.request_ids, positions, strict=True))
+        drawn: list[tuple[str, int]] = []
+        for half in halves_of(plan):
+            if isinstance(half, PrefillStep):
+                drawn += [(c.request_id, draw.position) for c in half.chunks for draw in c.draws]
+            else:
+                positions = [draw.position for draw in half.draws]
+                drawn += zip(half.request_ids, positions, strict=True)
         return tuple([Sampled(int(self._tokens[name][place]), {}) for name, place in drawn])
 
 

@@ -22,6 +22,7 @@ from ferryman.engine.memory.loads import AT_ONCE, LoadQueue
 from ferryman.engine.memory.transfer import HostTransfer
 from ferryman.engine.ops import OnceOnly
 from ferryman.schedule.batch import (
+    DecodeStep,
     Ints,
     PrefillStep,
     RowSeed,
@@ -31,6 +32,7 @@ from ferryman.schedule.batch import (
     SlotSnapshot,
     StepOutcome,
     StepPlan,
+    halves_of,
 )
 from ferryman.schedule.drafting import ON_DEVICE
 from ferryman.schedule.prompt_scores import PromptScores, ScoreRequest
@@ -112,7 +114,7 @@ class FakeEngine:
         self._write_drawn(parts, sampled)
         for snapshot in plan.ops.snapshots:
             self._freeze(snapshot, parts)
-        scores = tuple(map(fake_scores, plan.scores)) if isinstance(plan, PrefillStep) else ()
+        scores = () if isinstance(plan, DecodeStep) else tuple(map(fake_scores, plan.scores))
         seconds = perf_counter() - began
         return FakeStep(
             StepOutcome(plan.step_id, sampled, corrupt, seconds, report, drafts, scores)
@@ -120,10 +122,14 @@ class FakeEngine:
 
     def _write_inputs(self, plan: StepPlan) -> tuple[int, ...]:
         """Writes the tokens that the rows read: chunks, or drafts. Returns the drafts."""
-        if isinstance(plan, PrefillStep):
-            for chunk in plan.chunks:
+        halves = halves_of(plan)
+        for half in halves:
+            for chunk in half.chunks if isinstance(half, PrefillStep) else ():
                 self._rows[chunk.row].write(chunk.start, chunk.token_ids)
-            return ()
+        decoded = halves[-1]
+        return self._write_drafts(decoded) if isinstance(decoded, DecodeStep) else ()
+
+    def _write_drafts(self, plan: DecodeStep) -> tuple[int, ...]:
         drafted = slice(plan.verify_depths[0], None)
         places = zip(plan.rows[drafted].tolist(), plan.positions[drafted].tolist(), strict=True)
         drafts = []

@@ -14,6 +14,7 @@ from ferryman.schedule.batch import (
     SampleRequest,
     SlotSnapshot,
     StepPlan,
+    halves_of,
 )
 
 NOWHERE = -1
@@ -40,23 +41,25 @@ class StepPart:
 
 
 def parts_of(plan: StepPlan) -> Iterator[StepPart]:
-    if isinstance(plan, PrefillStep):
-        for index, chunk in enumerate(plan.chunks):
-            tables = {kind: table[index] for kind, table in plan.page_tables.items()}
-            yield StepPart(
-                chunk.request_id,
-                chunk.row,
-                chunk.start,
-                chunk.end,
-                chunk.working_slot,
-                chunk.working_slot,
-                tables,
-                chunk.snapshots,
-                chunk.draws,
-                isinstance(plan, AuditStep),
-            )
-        return
-    yield from _decode_parts(plan)
+    for half in halves_of(plan):
+        yield from _chunk_parts(half) if isinstance(half, PrefillStep) else _decode_parts(half)
+
+
+def _chunk_parts(plan: PrefillStep) -> Iterator[StepPart]:
+    for index, chunk in enumerate(plan.chunks):
+        tables = {kind: table[index] for kind, table in plan.page_tables.items()}
+        yield StepPart(
+            chunk.request_id,
+            chunk.row,
+            chunk.start,
+            chunk.end,
+            chunk.working_slot,
+            chunk.working_slot,
+            tables,
+            chunk.snapshots,
+            chunk.draws,
+            isinstance(plan, AuditStep),
+        )
 
 
 def _decode_parts(plan: DecodeStep) -> Iterator[StepPart]:

@@ -81,6 +81,7 @@ def cached(scheduler: Scheduler, kind: Kind) -> Mapping[PageKey, SlotHandle]:
 
 def copied_from(plan: StepPlan, src: int) -> StepPlan:
     """The plan with another source of its one copy of a state."""
+    assert isinstance(plan, PrefillStep), "of a prompt"
     (copy,) = plan.ops.copies
     return replace(plan, ops=replace(plan.ops, copies=(replace(copy, src=src),)))
 

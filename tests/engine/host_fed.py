@@ -17,7 +17,7 @@ from ferryman.cache.units import HostUnit, Tier
 from ferryman.engine.memory.transfer import digest_of
 from ferryman.llm import LLM, Completion
 from ferryman.schedule.events import CachedUnit, Event, Retracted, SequenceAdmitted
-from ferryman.schedule.limits import IN_TURNS
+from ferryman.schedule.limits import PREFILL_FIRST, StepOrder
 from ferryman.schedule.request import Request, SamplingParams
 from ferryman.schedule.sequence import Goal
 
@@ -40,7 +40,7 @@ class Cell:
     draft: str = ""
     dtype: str = "float64"
     quantize: str = "none"
-    in_turns: bool = False
+    order: StepOrder = PREFILL_FIRST
 
 
 @dataclass
@@ -191,9 +191,8 @@ def engine_of(kind: type[Fed], folder: Path, cell: Cell, page_size: int = PAGE_S
         tp_size=cell.tp_size,
         draft=cell.draft,
     )
-    if cell.in_turns:  # as in a worker that prefills and decodes
-        scheduler = made._engine.scheduler
-        scheduler.limits = replace(scheduler.limits, order=IN_TURNS)
+    scheduler = made._engine.scheduler
+    scheduler.limits = replace(scheduler.limits, order=cell.order)
     return made
 
 

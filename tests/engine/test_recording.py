@@ -27,7 +27,7 @@ from ferryman.cache.slots import SlotHandle
 from ferryman.engine.memory.transfer import digest_of
 from ferryman.engine.ops import without_ops
 from ferryman.engine.stream import ForwardStream
-from ferryman.schedule.batch import SlotCopy, SlotOps, SlotSnapshot, StepPlan
+from ferryman.schedule.batch import PrefillStep, SlotCopy, SlotOps, SlotSnapshot, StepPlan
 
 PAGE = 4
 ANNA = Guest("anna", [3, 1, 4, 1, 5, 9], row=0, working_slot=2, pages=full_pages(7, 3, 5, 6))
@@ -129,7 +129,7 @@ UNIT = bytes(64)
 LOAD = load(BERT, Kind.FULL, 1, 0, UNIT, digest_of(UNIT))
 
 
-def resumed(ops: SlotOps) -> StepPlan:
+def resumed(ops: SlotOps) -> PrefillStep:
     """A second prompt in step 1, which reads its first page from the tree's slot 7."""
     return prefill(1, [(BERT, 4, 6)], ops)
 

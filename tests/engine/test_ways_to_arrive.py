@@ -22,6 +22,7 @@ from ferryman.cache.units import Tier
 from ferryman.llm import Completion
 from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_model
+from ferryman.schedule.limits import IN_TURNS, TOGETHER
 from ferryman.schedule.request import SamplingParams
 
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0, logprobs=5, ignore_eos=True)
@@ -137,9 +138,10 @@ def check(llm: HostFed, world: World, names: Sequence[str]) -> None:
 CELLS = [
     Cell(chunk, overlap, max_running=10) for chunk in (16, 40, 1024) for overlap in (False, True)
 ]
-IN_TURNS = Cell(40, overlap=True, max_running=10, in_turns=True)
-PAIRS = [CELLS[1], CELLS[2], CELLS[5], IN_TURNS]
-"""Every chunking, overlap on and off, and turns: other combinations are `slow`, or not run."""
+BOTH = [Cell(40, overlap=True, max_running=10, order=order) for order in (IN_TURNS, TOGETHER)]
+PAIRS = [CELLS[1], CELLS[2], CELLS[5], *BOTH]
+"""Every chunking, overlap on and off, and workers for both: other combinations are `slow`, or not
+run."""
 
 CELLS_OF = {
     "granite_moe": CELLS,
@@ -156,7 +158,7 @@ CELLS_OF = {
         pytest.param(
             variant,
             cell,
-            id=f"{variant}, chunks of {cell.chunk_tokens}, overlap {cell.overlap}",
+            id=f"{variant}, chunks of {cell.chunk_tokens}, overlap {cell.overlap}, {cell.order}",
             marks=[] if cell in PAIRS else [pytest.mark.slow],
         )
         for variant, cells in CELLS_OF.items()

@@ -22,7 +22,7 @@ from tests.harness.schedule import HYBRID, MANIFESTS, RandomDrafts, ScheduledWor
 from ferryman.cache.manifest import Kind
 from ferryman.schedule.drafting import NO_DRAFTS, Drafting, ModelDrafts
 from ferryman.schedule.events import Finished, Retracted
-from ferryman.schedule.limits import IN_TURNS, PREFILL_FIRST, StepOrder
+from ferryman.schedule.limits import IN_TURNS, PREFILL_FIRST, TOGETHER, StepOrder
 
 DRAFTING: dict[str, Drafting] = {
     "plain": NO_DRAFTS,
@@ -50,7 +50,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         full=st.integers(10, 20),
         chunk_tokens=st.sampled_from([4, 8, 64]),
         drafting=st.sampled_from(sorted(DRAFTING)),
-        order=st.sampled_from([PREFILL_FIRST, IN_TURNS]),
+        order=st.sampled_from([PREFILL_FIRST, IN_TURNS, TOGETHER]),
     )
     def start(
         self,

@@ -19,7 +19,14 @@ from tests.schedule.test_scheduler_machine import SchedulerMachine
 
 from ferryman.cache.manifest import Kind
 from ferryman.errors import NonFiniteLogits, NonFiniteState
-from ferryman.schedule.batch import NO_TOKEN, PrefillStep, Sampled, StepOutcome, StepPlan
+from ferryman.schedule.batch import (
+    NO_TOKEN,
+    PrefillStep,
+    Sampled,
+    StepOutcome,
+    StepPlan,
+    halves_of,
+)
 from ferryman.schedule.events import ChainDropped, Finished, RequestFailed, SequenceAdmitted
 from ferryman.schedule.sequence import Goal
 
@@ -46,9 +53,13 @@ def ask(
 
 def drawers(plan: StepPlan) -> list[str]:
     """The request of each draw of a step, in order; of a run of drafts, the first draw only."""
-    if isinstance(plan, PrefillStep):
-        return [chunk.request_id for chunk in plan.chunks for _ in chunk.draws]
-    return list(plan.request_ids)
+    names: list[str] = []
+    for half in halves_of(plan):
+        if isinstance(half, PrefillStep):
+            names += [chunk.request_id for chunk in half.chunks for _ in chunk.draws]
+        else:
+            names += half.request_ids
+    return names
 
 
 def spoilt(plan: StepPlan, outcome: StepOutcome, name: str) -> StepOutcome:

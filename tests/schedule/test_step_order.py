@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from tests.harness.schedule import HYBRID, PAGE, ScheduledWorker, request
+from tests.harness.schedule import HYBRID, PAGE, RandomDrafts, ScheduledWorker, request
 
 from ferryman.cache.manifest import Kind
-from ferryman.schedule.batch import PrefillStep
-from ferryman.schedule.limits import IN_TURNS, PREFILL_FIRST, StepOrder
+from ferryman.schedule.batch import DecodeStep, MixedStep, PrefillStep, StepPlan
+from ferryman.schedule.limits import IN_TURNS, PREFILL_FIRST, TOGETHER, StepOrder
 
 ROOM = {Kind.FULL: 60, Kind.RECURRENT: 40}
 CHUNK = 8
@@ -42,6 +42,21 @@ def waits_between_decode_steps(kinds: list[str]) -> list[int]:
     last = len(kinds) - 1 - kinds[::-1].index("prefill")
     parts = "".join(kind[0] for kind in kinds[:last]).split("d")
     return [len(part) for part in parts[1:]]
+
+
+def steps_run(worker: ScheduledWorker) -> list[StepPlan]:
+    """All steps from now on, in the order of their planning."""
+    steps: list[StepPlan] = []
+    while worker.plan() or worker.queued:
+        while worker.plan():
+            pass
+        steps.append(worker.queued[0])
+        worker.run_oldest()
+    return steps
+
+
+def num_tokens(prompts: PrefillStep) -> int:
+    return sum(chunk.end - chunk.start for chunk in prompts.chunks)
 
 
 def started(worker: ScheduledWorker, count: int = 1) -> None:
@@ -108,3 +123,53 @@ def test_a_step_of_the_other_kind_runs_where_one_kind_has_nothing_to_do() -> Non
     worker.submit(request(HYBRID, "alone", LONG, max_tokens=4))
     kinds = kinds_run(worker)
     assert kinds == ["prefill"] * (len(LONG) // CHUNK) + ["decode"] * 3
+
+
+@pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "one step at a time"])
+def test_together_a_running_request_draws_a_token_in_each_step(overlap: bool) -> None:
+    worker = worker_with(TOGETHER, overlap=overlap)
+    started(worker, count=2)
+    worker.submit(request(HYBRID, "long", LONG, max_tokens=3))
+    steps = steps_run(worker)
+    beside = [step for step in steps if isinstance(step, MixedStep)]
+    assert not any(isinstance(step, PrefillStep) for step in steps)
+    assert sum(num_tokens(step.prompts) for step in beside) == len(LONG)
+    assert {step.tokens.request_ids for step in beside} == {("running-0", "running-1")}
+    for name in ("running-0", "running-1", "long"):
+        assert worker.tokens[name] == worker.expected(name)
+
+
+def test_together_a_prompt_draws_once_in_the_step_that_ends_it() -> None:
+    worker = worker_with(TOGETHER)
+    started(worker)
+    worker.submit(request(HYBRID, "short", [7] * PAGE, max_tokens=5))
+    first, second, *_ = steps_run(worker)
+    assert isinstance(first, MixedStep)
+    assert isinstance(second, DecodeStep)
+    assert [draw.row for draw in first.draws] == [
+        first.prompts.chunks[0].row,
+        first.tokens.draws[0].row,
+    ]
+    assert set(second.request_ids) == {"running-0", "short"}
+    assert worker.tokens["short"] == worker.expected("short")
+
+
+def test_together_a_prompt_alone_has_the_whole_budget_and_a_part_of_it_beside_others() -> None:
+    assert TOGETHER.prefill_tokens(512, 0, PAGE) == 512
+    assert TOGETHER.prefill_tokens(512, 8, PAGE) == 120
+    assert TOGETHER.prefill_tokens(512, 200, PAGE) == PAGE
+    worker = worker_with(TOGETHER)
+    worker.submit(request(HYBRID, "alone", LONG, max_tokens=4))
+    steps = steps_run(worker)
+    assert [isinstance(step, PrefillStep) for step in steps] == [True] * 5 + [False] * 3
+
+
+def test_together_requests_that_draft_go_in_turns() -> None:
+    worker = ScheduledWorker(
+        HYBRID, ROOM, chunk_tokens=CHUNK, order=TOGETHER, drafting=RandomDrafts(2, seed=1)
+    )
+    started(worker)
+    worker.submit(request(HYBRID, "long", LONG, max_tokens=3))
+    kinds = kinds_run(worker)
+    assert max(waits_between_decode_steps(kinds)) == 1
+    assert worker.tokens["long"] == worker.expected("long")

@@ -22,7 +22,7 @@ from ferryman.errors import LeaseLost
 from ferryman.handoff.holder import Hold
 from ferryman.handoff.usage import CachedTokens
 from ferryman.runtime.metrics import Metrics
-from ferryman.schedule.batch import PrefillStep
+from ferryman.schedule.batch import MixedStep, PrefillStep
 from ferryman.tiers.prefetch_values import Prefetched, PrefetchOptions, PrefetchPolicy
 from ferryman.wire.codec.caches import CacheEvent, cache_event_from_bytes
 from ferryman.wire.grpc.rpc import CallTags
@@ -76,6 +76,28 @@ def test_a_step_of_prompts_is_told_with_its_tokens_and_its_seconds() -> None:
     outcome = SimpleNamespace(forward_seconds=0.25, loaded=())
     StepLoop._note_pace(cast(Any, loop), step, cast(Any, outcome))
     assert told == [(7, 0.25)]
+
+
+@pytest.mark.parametrize(("seconds", "of_prompts"), [(0.25, 0.15), (0.05, 0.0)])
+def test_of_a_mixed_step_prompts_are_told_what_it_takes_beyond_a_decode_step(
+    seconds: float, of_prompts: float
+) -> None:
+    told: list[tuple[int, float]] = []
+    pace = SimpleNamespace(
+        prefilled=lambda *step: told.append(step),
+        loaded=lambda loads: None,
+        costs=lambda: None,
+        step_seconds=0.1,
+    )
+    loop = SimpleNamespace(pace=pace, _scheduler=SimpleNamespace(set_costs=lambda costs: None))
+    step = MixedStep.__new__(MixedStep)
+    prompts = SimpleNamespace(chunks=(SimpleNamespace(start=4, end=9),))
+    object.__setattr__(step, "prompts", prompts)
+    outcome = SimpleNamespace(forward_seconds=seconds, loaded=())
+    StepLoop._note_pace(cast(Any, loop), step, cast(Any, outcome))
+    ((num_tokens, told_seconds),) = told
+    assert num_tokens == 5
+    assert told_seconds == pytest.approx(of_prompts)
 
 
 async def test_a_send_is_held_to_its_end_and_no_slot_without_a_hold() -> None:

@@ -22,7 +22,7 @@ from ferryman.engine.forward.draw_tensors import DrawTensors
 from ferryman.engine.forward.recorded_launches import LaunchRecorder, LaunchRecording
 from ferryman.engine.forward.token_source import Sampler
 from ferryman.engine.runner import Runner
-from ferryman.schedule.batch import PrefillStep, StepPlan
+from ferryman.schedule.batch import PrefillStep, StepPlan, halves_of
 
 
 @dataclass(slots=True)
@@ -57,8 +57,9 @@ class StepRecord:
 
     def on_launch(self, plan: StepPlan) -> None:
         self.threads.add(torch.get_num_threads())
-        if isinstance(plan, PrefillStep):
-            self.chunk_ends += [chunk.end for chunk in plan.chunks]
+        for half in halves_of(plan):
+            if isinstance(half, PrefillStep):
+                self.chunk_ends += [chunk.end for chunk in half.chunks]
 
     def on_draws(self, logits: Tensor, draws: DrawTensors) -> None:
         rows = len({draw.row for draw in draws.requests})

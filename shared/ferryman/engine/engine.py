@@ -40,7 +40,7 @@ from ferryman.model.shapes.ranks import SINGLE_RANK
 from ferryman.model.shapes.state import LayerCount
 from ferryman.model.weights.load_progress import ProgressListener, unheard
 from ferryman.schedule.drafting import Drafting, PromptLookup
-from ferryman.schedule.limits import IN_TURNS, PREFILL_FIRST, SchedulerLimits
+from ferryman.schedule.limits import IN_TURNS, PREFILL_FIRST, TOGETHER, SchedulerLimits, StepOrder
 from ferryman.schedule.request import Adapter
 from ferryman.schedule.scheduler import Scheduler
 from ferryman.schedule.step_sizes import StepSizes
@@ -257,9 +257,16 @@ def _limits(options: EngineOptions, max_len: int, drafting: Drafting) -> Schedul
         prefix_cache=options.prefix_cache,
         snapshot_grid=options.snapshot_grid,
         drafting=drafting,
-        order=IN_TURNS if options.takes_turns else PREFILL_FIRST,
+        order=_order(options),
         audit_share=options.audit_share,
     )
+
+
+def _order(options: EngineOptions) -> StepOrder:
+    """A card launches a prefill step kernel by kernel, and replays a decode step: in turns."""
+    if not options.takes_turns:
+        return PREFILL_FIRST
+    return IN_TURNS if options.is_on_card else TOGETHER
 
 
 def _adapters(model: Model) -> Mapping[str, Adapter]:

@@ -10,7 +10,18 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from ferryman.cache.manifest import Kind
-from ferryman.schedule.batch import PrefillStep, SlotCopy, SlotLoad, SlotOps, SlotSnapshot, StepPlan
+from ferryman.schedule.batch import (
+    Chunk,
+    DecodeStep,
+    MixedStep,
+    PrefillStep,
+    SlotCopy,
+    SlotLoad,
+    SlotOps,
+    SlotSnapshot,
+    StepPlan,
+    halves_of,
+)
 
 NO_OPS = SlotOps()
 
@@ -67,25 +78,36 @@ class OnceOnly:
 
 def without_ops(plan: StepPlan) -> StepPlan:
     """The same forward without its slot operations."""
+    if isinstance(plan, MixedStep):
+        return MixedStep(_chunks_without_ops(plan.prompts), replace(plan.tokens, ops=NO_OPS))
     if isinstance(plan, PrefillStep):
-        chunks = tuple(replace(chunk, snapshots=()) for chunk in plan.chunks)
-        return replace(plan, ops=NO_OPS, chunks=chunks)
+        return _chunks_without_ops(plan)
     return replace(plan, ops=NO_OPS)
+
+
+def _chunks_without_ops(plan: PrefillStep) -> PrefillStep:
+    chunks = tuple(replace(chunk, snapshots=()) for chunk in plan.chunks)
+    return replace(plan, ops=NO_OPS, chunks=chunks)
+
+
+def _chunks_of(plan: StepPlan) -> list[Chunk]:
+    prompts = [half.chunks for half in halves_of(plan) if isinstance(half, PrefillStep)]
+    return [chunk for chunks in prompts for chunk in chunks]
 
 
 def snapshots_of(plan: StepPlan) -> tuple[SlotSnapshot, ...]:
     """All snapshots of a step, in the order in which they are written."""
-    if isinstance(plan, PrefillStep):
-        scanned = tuple(snapshot for chunk in plan.chunks for snapshot in chunk.snapshots)
-        return plan.ops.saves + scanned + plan.ops.snapshots
-    return plan.ops.saves + plan.ops.snapshots
+    scanned = tuple(snapshot for chunk in _chunks_of(plan) for snapshot in chunk.snapshots)
+    return plan.ops.saves + scanned + plan.ops.snapshots
 
 
 def advanced_slots_of(plan: StepPlan) -> tuple[int, ...]:
     """The recurrent slots that the forward writes; -1 if a model has none."""
-    if isinstance(plan, PrefillStep):
-        return tuple(chunk.working_slot for chunk in plan.chunks)
-    return tuple(plan.write_slots.tolist())
+    slots = [chunk.working_slot for chunk in _chunks_of(plan)]
+    for half in halves_of(plan):
+        if isinstance(half, DecodeStep):
+            slots += half.write_slots.tolist()
+    return tuple(slots)
 
 
 def num_ops(plan: StepPlan) -> int:

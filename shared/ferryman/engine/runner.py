@@ -34,7 +34,6 @@ from ferryman.schedule.batch import (
     DecodeStep,
     FailedDraw,
     Ints,
-    PrefillStep,
     Sampled,
     SampleRequest,
     StepOutcome,
@@ -151,7 +150,7 @@ class DeviceStep:
         if self._sent is not None:
             self._sent.wait()
         plan, arrays = self._plan, self._fetched.arrays()
-        wanted = plan.scores if isinstance(plan, PrefillStep) else ()
+        wanted = () if isinstance(plan, DecodeStep) else plan.scores
         num_scored = _NUM_SCORE_ARRAYS if wanted else 0
         num_named = num_scored + int(isinstance(plan, DecodeStep) and bool(plan.drafts))
         return StepOutcome(

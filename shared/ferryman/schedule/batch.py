@@ -7,7 +7,7 @@ slot operations of a plan are executed once, even if its requests end meanwhile.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -74,6 +74,17 @@ class SlotOps:
     seeds: tuple[RowSeed, ...] = ()
     saves: tuple[SlotSnapshot, ...] = ()
     snapshots: tuple[SlotSnapshot, ...] = ()
+
+    def joined(self, other: SlotOps) -> SlotOps:
+        """The operations of both, for two halves of one step."""
+        return SlotOps(
+            self.loads + other.loads,
+            self.copies + other.copies,
+            self.clears + other.clears,
+            self.seeds + other.seeds,
+            self.saves + other.saves,
+            self.snapshots + other.snapshots,
+        )
 
 
 @dataclass(slots=True)
@@ -228,7 +239,53 @@ class AuditStep(PrefillStep):
     reuse. Nobody waits for it."""
 
 
-StepPlan = PrefillStep | DecodeStep
+PureStep = PrefillStep | DecodeStep
+
+
+@dataclass(frozen=True, slots=True)
+class MixedStep:
+    """Chunks of prompts, and one token of each running request, in one forward.
+
+    The halves have one id, and no token of `tokens` is a draft. The draws of the prompts come
+    first.
+    """
+
+    prompts: PrefillStep
+    tokens: DecodeStep
+
+    def __post_init__(self) -> None:
+        assert self.prompts.step_id == self.tokens.step_id, "halves of one step"
+        assert len(self.tokens.verify_depths) == 1, "a step that verifies drafts is not mixed"
+
+    @property
+    def step_id(self) -> int:
+        return self.prompts.step_id
+
+    @property
+    def ops(self) -> SlotOps:
+        return self.prompts.ops.joined(self.tokens.ops)
+
+    @property
+    def draws(self) -> tuple[SampleRequest, ...]:
+        return self.prompts.draws + self.tokens.draws
+
+    @property
+    def scores(self) -> tuple[ScoreRequest, ...]:
+        return self.prompts.scores
+
+    def outcomes(self, outcome: StepOutcome) -> tuple[StepOutcome, StepOutcome]:
+        """The part of the prompts in the outcome of this step, and that of the tokens."""
+        drawn, count = outcome.sampled, len(self.prompts.draws)
+        of_prompts = replace(outcome, sampled=drawn[:count])
+        return of_prompts, replace(outcome, sampled=drawn[count:], scores=())
+
+
+StepPlan = PureStep | MixedStep
+
+
+def halves_of(plan: StepPlan) -> tuple[PureStep, ...]:
+    """The step itself, or the two of a mixed one."""
+    return (plan.prompts, plan.tokens) if isinstance(plan, MixedStep) else (plan,)
 
 
 NO_TOKEN = -1

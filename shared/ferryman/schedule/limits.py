@@ -6,8 +6,9 @@ arriving prompt costs the requests that decode:
 
     PREFILL_FIRST   prompts go first, chunk after chunk; running requests wait for all of them
     IN_TURNS        a decode step after each chunk; a running request waits for one chunk at most
+    TOGETHER        one step computes a chunk and a token of each running request
 
-vLLM and SGLang call the second one chunked prefill, or mixed batches.
+vLLM and SGLang call the last one chunked prefill, or mixed batches.
 """
 
 from __future__ import annotations
@@ -21,9 +22,17 @@ from ferryman.schedule.drafting import NO_DRAFTS, DraftCounts, Drafting
 from ferryman.schedule.prompt_scores import check_num_entries
 from ferryman.schedule.request import Request
 
+MIXED_SHARE = 4
+"""A chunk beside running requests has this part of `chunk_tokens`."""
+
 
 class StepOrder(Protocol):
     """The choice between two kinds of step, each planned only if it has something to do."""
+
+    @property
+    def mixes(self) -> bool:
+        """Whether a step computes both, if none of its requests drafts."""
+        ...
 
     def decodes_next(self, *, after_prefill: bool) -> bool:
         """Whether a decode step is tried first; otherwise a prefill step is tried first."""
@@ -38,6 +47,10 @@ class StepOrder(Protocol):
 class PrefillFirst:
     """Prompts before running requests: the least seconds until all have their first token."""
 
+    @property
+    def mixes(self) -> bool:
+        return False
+
     def decodes_next(self, *, after_prefill: bool) -> bool:
         return False
 
@@ -49,6 +62,10 @@ class PrefillFirst:
 class InTurns:
     """Decode, a chunk, decode, a chunk: `chunk_tokens` bound the two steps of a turn together."""
 
+    @property
+    def mixes(self) -> bool:
+        return False
+
     def decodes_next(self, *, after_prefill: bool) -> bool:
         return after_prefill
 
@@ -57,8 +74,25 @@ class InTurns:
         return max(grid, chunk_tokens - num_decoding)
 
 
+@dataclass(frozen=True, slots=True)
+class Together(InTurns):
+    """A token of each running request in each step, and beside it a part of `chunk_tokens`: a step
+    of both takes little longer than a chunk, so shorter chunks cost less than in turns. Where
+    requests draft, as in turns."""
+
+    @property
+    def mixes(self) -> bool:
+        return True
+
+    def prefill_tokens(self, chunk_tokens: int, num_decoding: int, grid: int) -> int:
+        if not num_decoding:
+            return chunk_tokens
+        return max(grid, chunk_tokens // MIXED_SHARE - num_decoding)
+
+
 PREFILL_FIRST: StepOrder = PrefillFirst()
 IN_TURNS: StepOrder = InTurns()
+TOGETHER: StepOrder = Together()
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import ParamSpec
+from typing import ParamSpec, TypeVar
 
 from ferryman.cache.capacity import prompt_points
 from ferryman.cache.keys import PageKey, TokenIds
@@ -35,6 +35,8 @@ from ferryman.schedule.audit.audits import Audits
 from ferryman.schedule.batch import (
     AuditStep,
     Chunk,
+    DecodeStep,
+    MixedStep,
     PrefillStep,
     Sampled,
     SlotOpsBuilder,
@@ -55,6 +57,11 @@ from ferryman.schedule.tree_publisher import TreePublisher
 from ferryman.schedule.verification import Verification
 
 P = ParamSpec("P")
+S = TypeVar("S")
+
+Sequences = tuple[RunningSequence, ...]
+Planned = tuple[S, list[RunningSequence]]
+"""A step and its requests, in its order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,14 +247,29 @@ class Scheduler:
             return None
         if self.audits.is_due and (audit := self._plan_audit(now)) is not None:
             return audit
-        if self.limits.order.decodes_next(after_prefill=self._last_was_prefill):
-            step = self._plan_decode(now) or self._plan_prefill(now)
+        step_id, order = next(self._step_ids), self.limits.order
+        if order.mixes and not self.limits.drafting.num_tokens:
+            planned = self._mixed(step_id, now)
+        elif order.decodes_next(after_prefill=self._last_was_prefill):
+            planned = self._tokens(step_id, now) or self._prompts(step_id, now)
         else:
-            step = self._plan_prefill(now) or self._plan_decode(now)
-        if step is not None:
-            self._last_was_prefill = isinstance(step, PrefillStep)
-            self.audits.budget.stepped()
+            planned = self._prompts(step_id, now) or self._tokens(step_id, now)
+        if planned is None:
+            return None
+        step, members = planned
+        self._last_was_prefill = isinstance(step, PrefillStep)
+        self._launch(step_id, members)
+        self.audits.budget.stepped()
         return step
+
+    def _mixed(self, step_id: int, now: float) -> Planned[StepPlan] | None:
+        """A step of all running requests and of prompts, or of those that are there."""
+        # Tokens first: a prompt that ends in this step draws its first token, and no second one.
+        tokens = self._tokens(step_id, now)
+        prompts = self._prompts(step_id, now)
+        if tokens is None or prompts is None:
+            return tokens or prompts
+        return MixedStep(prompts[0], tokens[0]), prompts[1] + tokens[1]
 
     def _plan_audit(self, now: float) -> StepPlan | None:
         """The next chunk of the open audit. It is dropped if it finds no slots, or raises."""
@@ -259,7 +281,8 @@ class Scheduler:
         self._launch(step_id, self.audits.computing())
         return step
 
-    def _plan_prefill(self, now: float) -> StepPlan | None:
+    def _prompts(self, step_id: int, now: float) -> Planned[PrefillStep] | None:
+        """Chunks of the prompts that fit into the budget of a step."""
         limits, draft = self.limits, SlotOpsBuilder()
         num_decoding, grid = len(self.sequences.decoding), self.manifest.scan_chunk
         budget = limits.order.prefill_tokens(limits.chunk_tokens, num_decoding, grid)
@@ -276,9 +299,7 @@ class Scheduler:
                 break
         if not chunks:
             return None
-        step = prefill.build_step(self.allocator, next(self._step_ids), chunks, draft)
-        self._launch(step.step_id, sequences)
-        return step
+        return prefill.build_step(self.allocator, step_id, chunks, draft), sequences
 
     def _cut_chunk(
         self, sequence: RunningSequence, budget: int, draft: SlotOpsBuilder
@@ -292,14 +313,10 @@ class Scheduler:
         draft.add(ops)  # all or none: slots of a request that failed here are free already
         return chunk
 
-    def _plan_decode(self, now: float) -> StepPlan | None:
+    def _tokens(self, step_id: int, now: float) -> Planned[DecodeStep] | None:
+        """A token of each running request that may draw, or a run of them."""
         ready = self._decode.ready(now)
-        planned = self._decode.plan(next(self._step_ids), ready) if ready else None
-        if planned is None:
-            return None
-        step, members = planned
-        self._launch(step.step_id, members)
-        return step
+        return self._decode.plan(step_id, ready) if ready else None
 
     def _launch(self, step_id: int, sequences: list[RunningSequence]) -> None:
         """Records a step as submitted; the sources of its copies are released after it."""
@@ -323,15 +340,30 @@ class Scheduler:
             run, audits = self._isolation.run, self.audits
             if not run(audits.name, audits.committed, plan, outcome, sequence):
                 audits.drop()
+        elif isinstance(plan, MixedStep):
+            of_prompts, of_tokens = plan.outcomes(outcome)
+            first = len(plan.prompts.chunks)
+            self._prefilled(plan.prompts, of_prompts, flight.sequences[:first], now)
+            self._decoded(plan.tokens, of_tokens, flight.sequences[first:], now)
         elif isinstance(plan, PrefillStep):
-            self.audits.budget.earn(sum(chunk.end - chunk.start for chunk in plan.chunks))
-            self._prefill_steps += 1
-            self._postprocessor.prefilled(plan, outcome, flight.sequences, now)
+            self._prefilled(plan, outcome, flight.sequences, now)
         else:
-            self.audits.budget.earn(len(plan.rows))
-            self._decode_steps += 1
-            self._postprocessor.decoded(plan, outcome, flight.sequences, now)
+            self._decoded(plan, outcome, flight.sequences, now)
         self.allocator.committed(plan.step_id)
+
+    def _prefilled(
+        self, plan: PrefillStep, outcome: StepOutcome, sequences: Sequences, now: float
+    ) -> None:
+        self.audits.budget.earn(sum(chunk.end - chunk.start for chunk in plan.chunks))
+        self._prefill_steps += 1
+        self._postprocessor.prefilled(plan, outcome, sequences, now)
+
+    def _decoded(
+        self, plan: DecodeStep, outcome: StepOutcome, sequences: Sequences, now: float
+    ) -> None:
+        self.audits.budget.earn(len(plan.rows))
+        self._decode_steps += 1
+        self._postprocessor.decoded(plan, outcome, sequences, now)
 
     # Views and leases for other components.
 

@@ -43,7 +43,8 @@ class EngineOptions(BaseModel):
 
     Pools have `max_prealloc` rows beyond the running ones, for prompts that are handed over. A
     worker that prefills for others never `decodes`: it verifies no drafts and tracks no states, but
-    keeps a draft model's state. One that does both `takes_turns`: a decode step after each chunk.
+    keeps a draft model's state. One that does both `takes_turns`: prompts and running requests
+    share its steps, or alternate.
     """
 
     model_config = GROUP
@@ -70,7 +71,8 @@ class EngineOptions(BaseModel):
     16)."""
     chunk_tokens: Annotated[int, Field(ge=0)] = 512
     """Tokens of one prefill step, at least a page. 0 (`ferryman up`): 512, or 128 in bfloat16 on a
-    processor without instructions for it, or 2,048 on a card."""
+    processor without instructions for it, or 2,048 on a card. Beside running requests a worker for
+    both takes a quarter of it on a processor: fewer make gaps between tokens shorter."""
     max_running: Annotated[int, Field(ge=0)] = 32
     """Requests at once. 0 (`ferryman up`): 32, or fewer if that leaves too little memory for
     long contexts."""

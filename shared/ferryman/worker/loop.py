@@ -18,8 +18,9 @@ from ferryman.errors import FerrymanError
 from ferryman.schedule.batch import (
     NOTHING_LOADED,
     AuditStep,
+    DecodeStep,
     LoadReport,
-    PrefillStep,
+    MixedStep,
     StepOutcome,
     StepPlan,
 )
@@ -115,13 +116,16 @@ class StepLoop:
     def _note_pace(self, plan: StepPlan, outcome: StepOutcome) -> None:
         if isinstance(plan, AuditStep):
             return  # its chunks are shorter than those of prompts, and cost more a token
-        if isinstance(plan, PrefillStep):
-            num_tokens = sum(chunk.end - chunk.start for chunk in plan.chunks)
-            self.pace.prefilled(num_tokens, outcome.forward_seconds)
-            self.pace.loaded(outcome.loaded)
-            self._scheduler.set_costs(self.pace.costs())
-        else:
-            self.pace.decoded(outcome.forward_seconds)
+        seconds = outcome.forward_seconds
+        if isinstance(plan, DecodeStep):
+            self.pace.decoded(seconds)
+            return
+        if isinstance(plan, MixedStep):  # the prompts' part is what such a step takes longer
+            plan, seconds = plan.prompts, max(0.0, seconds - self.pace.step_seconds)
+        num_tokens = sum(chunk.end - chunk.start for chunk in plan.chunks)
+        self.pace.prefilled(num_tokens, seconds)
+        self.pace.loaded(outcome.loaded)
+        self._scheduler.set_costs(self.pace.costs())
 
     def _submit(self, plan: StepPlan) -> Future[StepOutcome]:
         future = self._stream_submit(plan)

@@ -15,7 +15,7 @@ from tests.harness.schedule.worker import PAGE
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.window_budget import most_window_pages
 from ferryman.schedule.drafting import NO_DRAFTS
-from ferryman.schedule.limits import IN_TURNS, PREFILL_FIRST
+from ferryman.schedule.limits import IN_TURNS, PREFILL_FIRST, TOGETHER
 
 FULL, WINDOW, RECURRENT = Kind.FULL, Kind.WINDOW, Kind.RECURRENT
 MODELS = {
@@ -76,7 +76,7 @@ def tiny_worker(rng: Random, manifest: StateManifest) -> WatchedWorker:
         chunk_tokens=rng.choice([4, 6, 8, 8, 13, 64]),
         snapshot_grid=rng.choice([0, 0, 4, 8]),
         drafting=RandomDrafts(drafts, seed=rng.randrange(99)) if drafts else NO_DRAFTS,
-        order=rng.choice([PREFILL_FIRST, IN_TURNS]),
+        order=rng.choice([PREFILL_FIRST, IN_TURNS, TOGETHER]),
     )
 
 

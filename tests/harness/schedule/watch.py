@@ -26,9 +26,9 @@ from ferryman.cache.prompt_ends import PROMPT_END
 from ferryman.cache.resume import ReceiveState
 from ferryman.cache.slots import TREE, Demand, Holder, Role, SlotHandle, SlotPool
 from ferryman.engine.ops import advanced_slots_of, snapshots_of
-from ferryman.schedule.batch import AuditStep, DecodeStep, StepPlan
+from ferryman.schedule.batch import AuditStep, DecodeStep, PureStep, StepPlan, halves_of
 from ferryman.schedule.events import AuditDone, AuditOpened, AuditReady, Cached, Finished, LoadsDone
-from ferryman.schedule.limits import IN_TURNS
+from ferryman.schedule.limits import MIXED_SHARE, PREFILL_FIRST, TOGETHER
 from ferryman.schedule.sequence import RunningSequence
 from ferryman.schedule.slot_allocator import slot_op_holder
 
@@ -69,27 +69,32 @@ class WatchedWorker(ScheduledWorker):
         self._num_heard = 0
 
     def plan(self) -> bool:
-        before, num_decoding = len(self.queued), len(self.scheduler.sequences.decoding)
+        before, decoding = len(self.queued), list(self.scheduler.sequences.decoding)
         planned = super().plan()
+        # Planning may push some of them back, and prompts that end join them.
+        num_decoding = sum(s in self.scheduler.sequences.decoding for s in decoding)
         for plan in list(self.queued)[before:]:
-            self._check_budget(plan, num_decoding)
-            self._check_chunks(plan)
-            self._check_initialisers(plan)
+            for half in halves_of(plan):
+                self._check_budget(half, num_decoding)
+                self._check_chunks(half)
+                self._check_initialisers(half)
         return planned
 
-    def _check_budget(self, plan: StepPlan, num_decoding: int) -> None:
-        """The prompts of a step share one budget, which those that decode lessen in turns."""
+    def _check_budget(self, plan: PureStep, num_decoding: int) -> None:
+        """The prompts of a step share one budget, which those that decode lessen."""
         if isinstance(plan, DecodeStep):
             return
         limits, num_tokens = self.scheduler.limits, sum(c.end - c.start for c in plan.chunks)
         left = limits.chunk_tokens
-        if limits.order is IN_TURNS and not isinstance(plan, AuditStep):
+        if limits.order is not PREFILL_FIRST and not isinstance(plan, AuditStep):
+            if limits.order is TOGETHER and num_decoding:
+                left //= MIXED_SHARE
             left = max(self.manifest.scan_chunk, left - num_decoding)
         # A piece of the grid is computed whole, however small the budget is.
         most = max(left, self.manifest.scan_chunk)
         assert num_tokens <= most, f"step {plan.step_id} has {num_tokens} tokens of {most}"
 
-    def _check_chunks(self, plan: StepPlan) -> None:
+    def _check_chunks(self, plan: PureStep) -> None:
         for chunk in () if isinstance(plan, DecodeStep | AuditStep) else plan.chunks:
             asked = self.scheduler.sequences.running(chunk.request_id).request
             tokens = asked.token_ids.tolist()
@@ -107,7 +112,7 @@ class WatchedWorker(ScheduledWorker):
         for plan in self.queued:
             self._check_in_flight(plan)
 
-    def _check_initialisers(self, plan: StepPlan) -> None:
+    def _check_initialisers(self, plan: PureStep) -> None:
         ops, now = plan.ops, self.scheduler.allocator.pools
         copied = [copy.dst for copy in ops.copies if copy.kind is Kind.RECURRENT]
         named = [*ops.clears, *copied]
@@ -143,7 +148,10 @@ class WatchedWorker(ScheduledWorker):
     def _check_in_flight(self, plan: StepPlan) -> None:
         """A free slot may get a new writer at once, so no step in flight may name one."""
         states = {snapshot.dst for snapshot in snapshots_of(plan)} | set(advanced_slots_of(plan))
-        named = {kind: set(table.ravel().tolist()) for kind, table in plan.page_tables.items()}
+        named: dict[Kind, set[int]] = defaultdict(set)
+        for half in halves_of(plan):
+            for kind, table in half.page_tables.items():
+                named[kind] |= set(table.ravel().tolist())
         if Kind.RECURRENT in self.pools:
             named[Kind.RECURRENT] = states
         for copy in plan.ops.copies:
@@ -174,7 +182,7 @@ class WatchedWorker(ScheduledWorker):
                 self.prefixes.setdefault(key, tuple(tokens[: (page + 1) * PAGE]))
 
 
-def _entered(plan: StepPlan) -> list[int]:
+def _entered(plan: PureStep) -> list[int]:
     """The states that requests bring into a step; those behind drafts come about in it."""
     if isinstance(plan, DecodeStep):
         return [int(slot) for slot in plan.read_slots[: plan.verify_depths[0]]]

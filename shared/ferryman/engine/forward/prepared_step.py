@@ -23,9 +23,12 @@ from ferryman.schedule.batch import (
     Chunk,
     DecodeStep,
     Ints,
+    MixedStep,
     PrefillStep,
+    PureStep,
     SampleRequest,
     StepPlan,
+    halves_of,
 )
 from ferryman.schedule.prompt_scores import ScoreRequest
 from ferryman.schedule.request import SamplingParams
@@ -60,7 +63,8 @@ def prepare(plan: StepPlan, sizes: StepSizes | None, num_adapters: int) -> Prepa
 
 
 def _packed(plan: StepPlan, sizes: StepSizes | None, num_adapters: int) -> PackedStep:
-    _check_adapters(plan.adapters, num_adapters)
+    for half in halves_of(plan):
+        _check_adapters(half.adapters, num_adapters)
     return pack(plan, sizes)
 
 
@@ -74,15 +78,16 @@ def _check_adapters(adapters: Ints, num_adapters: int) -> None:
 def _failed(plan: StepPlan, num_adapters: int) -> dict[str, Exception]:
     """The requests whose part of the step cannot be prepared alone."""
     failed: dict[str, Exception] = {}
-    for index, request_id in enumerate(request_ids_of(plan)):
-        try:
-            _prepare_part(plan, index, num_adapters)
-        except Exception as error:  # any error goes to the caller of the request
-            failed[request_id] = error
+    for half in halves_of(plan):
+        for index, request_id in enumerate(request_ids_of(half)):
+            try:
+                _prepare_part(half, index, num_adapters)
+            except Exception as error:  # any error goes to the caller of the request
+                failed[request_id] = error
     return failed
 
 
-def _prepare_part(plan: StepPlan, index: int, num_adapters: int) -> None:
+def _prepare_part(plan: PureStep, index: int, num_adapters: int) -> None:
     """Packs what is of one request alone: its adapter, its draws, its prompt's scores."""
     if plan.adapters.size:
         _check_adapters(plan.adapters[index : index + 1], num_adapters)
@@ -94,7 +99,7 @@ def _prepare_part(plan: StepPlan, index: int, num_adapters: int) -> None:
         pack_draws([plan.draws[token] for token in plan.tokens_of(index)])
 
 
-def request_ids_of(plan: StepPlan) -> tuple[str, ...]:
+def request_ids_of(plan: PureStep) -> tuple[str, ...]:
     """The requests of a step, in its order."""
     if isinstance(plan, PrefillStep):
         return tuple(chunk.request_id for chunk in plan.chunks)
@@ -103,11 +108,20 @@ def request_ids_of(plan: StepPlan) -> tuple[str, ...]:
 
 def _without(plan: StepPlan, failed: Mapping[str, Exception]) -> StepPlan:
     """The step with plain parts for the requests that failed."""
-    if isinstance(plan, PrefillStep):
-        is_failed = np.array([chunk.request_id in failed for chunk in plan.chunks])
-        chunks = tuple(_plain_chunk(c) if c.request_id in failed else c for c in plan.chunks)
-        return replace(plan, chunks=chunks, adapters=_adapters_without(plan.adapters, is_failed))
-    return _decode_without(plan, failed)
+    match plan:
+        case MixedStep():
+            prompts = _prefill_without(plan.prompts, failed)
+            return MixedStep(prompts, _decode_without(plan.tokens, failed))
+        case PrefillStep():
+            return _prefill_without(plan, failed)
+        case DecodeStep():
+            return _decode_without(plan, failed)
+
+
+def _prefill_without(plan: PrefillStep, failed: Mapping[str, Exception]) -> PrefillStep:
+    is_failed = np.array([chunk.request_id in failed for chunk in plan.chunks])
+    chunks = tuple(_plain_chunk(c) if c.request_id in failed else c for c in plan.chunks)
+    return replace(plan, chunks=chunks, adapters=_adapters_without(plan.adapters, is_failed))
 
 
 def _decode_without(plan: DecodeStep, failed: Mapping[str, Exception]) -> DecodeStep:

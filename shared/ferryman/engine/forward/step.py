@@ -1,7 +1,8 @@
 """A step on each rank of a worker, computed from the packed step alone.
 
 prologue   copies, clears, seeds, saves
-forward    reads the history for decode, writes it for prefill; drafts follow what was read
+forward    reads the history for decode, writes it for prefill, both in a mixed step; drafts follow
+           what was read
 drawing    tokens are drawn by rank 0, sent to all, and written after what was read
 epilogue   snapshots
 """
@@ -152,7 +153,7 @@ class StepRunner:
     def _prefill(self, tensors: PrefillTensors) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Logits of the last tokens, and the scores of the prompts' tokens, if any are asked
         for."""
-        batch = tensors.batch
+        batch = tensors.batch_with(self._history)
         self._write(tensors.rows, batch.positions, batch.token_ids)
         prefilled = self._model.prefill(batch, self._state)
         scores = self._score(prefilled, tensors.scored) if tensors.scored else ()

@@ -5,6 +5,7 @@ A value is complete when it is made; a part that only some steps have is None wi
     prefill   token_ids, positions, requests, rows [tokens]; adapters if one is used
               pages.KIND [requests, pages]; working_slots [requests]; spans [requests, 2]
               last_tokens [sampled]; scan_snapshots [snapshots, 3]; scored, if asked for
+    mixed     as prefill (`mixed_chunks`); the last num_read tokens are read from the history
     tail      a prefill step of one short chunk, padded (`tail_tensors`)
     decode    rows, positions, read_slots, write_slots [tokens]; pages.KIND [tokens, pages]
               drafts [drafts] that the plan names, or place for drafts in a padded step
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from ferryman.cache.manifest import Kind
 from ferryman.engine.forward.draw_tensors import DrawTensors, draw_arrays, unpack_draws
+from ferryman.engine.forward.mixed_chunks import as_chunks
 from ferryman.engine.forward.packed_step import Arrays, PackedStep, StepViews, group, packed_step
 from ferryman.engine.forward.slot_op_tensors import OpTensors, op_arrays, unpack_ops
 from ferryman.engine.forward.tail_tensors import TailTensors, moved, tail_arrays, unpack_tail
@@ -32,7 +34,9 @@ from ferryman.schedule.batch import (
     Chunk,
     DecodeStep,
     Ints,
+    MixedStep,
     PrefillStep,
+    PureStep,
     SampleRequest,
     StepPlan,
 )
@@ -42,13 +46,23 @@ from ferryman.schedule.step_sizes import PADDING, DecodeSize, StepSizes
 @dataclass(frozen=True, slots=True)
 class PrefillTensors:
     """A prefill step. `rows` [tokens] is where in the history each token is written; `scored` are
-    the prompts' tokens whose log probabilities are asked for, if any."""
+    the prompts' tokens whose log probabilities are asked for, if any. The last `num_read` tokens
+    come from the history, where earlier steps wrote them."""
 
     batch: PrefillBatch
     rows: Tensor
     ops: OpTensors
     draws: DrawTensors
     scored: ScoredRows | None = None
+    num_read: int = 0
+
+    def batch_with(self, history: Tensor) -> PrefillBatch:
+        """The batch with the tokens that it reads."""
+        batch, count = self.batch, self.num_read
+        if not count:
+            return batch
+        read = history[self.rows[-count:], batch.positions[-count:]].long()
+        return replace(batch, token_ids=torch.cat([batch.token_ids[:-count], read]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +144,13 @@ StepTensors = PrefillTensors | ForwardTensors
 def pack(plan: StepPlan, sizes: StepSizes | None = None) -> PackedStep:
     """Everything that the device needs of `plan`; a decode step is padded to one of `sizes`, and
     so is one of a short chunk."""
-    body = _prompts(plan, sizes) if isinstance(plan, PrefillStep) else _tokens(plan, sizes)
+    match plan:
+        case MixedStep():
+            body = _mixed(plan)
+        case PrefillStep():
+            body = _prompts(plan, sizes)
+        case DecodeStep():
+            body = _tokens(plan, sizes)
     return packed_step({**body, **op_arrays(plan.ops), **draw_arrays(plan.draws)})
 
 
@@ -146,12 +166,17 @@ def _prompts(plan: PrefillStep, sizes: StepSizes | None) -> Arrays:
     return tail_arrays(plan, tail) if tail else {**_prefill(plan), **_tables(plan)}
 
 
+def _mixed(plan: MixedStep) -> Arrays:
+    chunks = as_chunks(plan)
+    return {**_prefill(chunks), **_tables(chunks), "num_read": [len(plan.tokens.rows)]}
+
+
 def _tokens(plan: DecodeStep, sizes: StepSizes | None) -> Arrays:
     arrays = {**_decode(plan), **_tables(plan)}
     return _padded(plan, arrays, sizes.of(plan)) if sizes and sizes.max_requests else arrays
 
 
-def _tables(plan: StepPlan) -> dict[str, Ints]:
+def _tables(plan: PureStep) -> dict[str, Ints]:
     return {f"pages.{kind}": table for kind, table in plan.page_tables.items()}
 
 
@@ -240,9 +265,9 @@ def unpack(
     if "tail" in views:
         return unpack_tail(views, ops, draws)
     if "spans" in views:
-        return PrefillTensors(
-            _unpack_batch(views), views["rows"], ops, draws, _unpack_scored(views)
-        )
+        num_read = views.number("num_read") if "num_read" in views else 0
+        scored = _unpack_scored(views)
+        return PrefillTensors(_unpack_batch(views), views["rows"], ops, draws, scored, num_read)
     return DecodeTensors(
         rows=views["rows"],
         positions=views["positions"],
