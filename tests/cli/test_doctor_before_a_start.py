@@ -44,7 +44,7 @@ def doctor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Doctor:
 
 @pytest.fixture(autouse=True)
 def _any_port(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever listens at the ports by default is none of this test's."""
+    """Other servers of this machine may listen at the ports that are the default."""
     for door in ("HTTP", "GRPC"):
         monkeypatch.setenv(f"FERRYMAN_{door}_PORT", "0")
 

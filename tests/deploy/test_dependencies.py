@@ -16,7 +16,7 @@ from tests.deploy.compose_file import ROOT
 NAME = re.compile(r"[\w.-]+")
 EXTRA = re.compile(r"extra\s*==\s*[\"']([\w-]+)[\"']")
 # Each is asked for where it is used, by an error that says how to get it.
-EXTRAS = ("bench", "nixl", "plot", "s3")
+EXTRAS = ("bench", "nixl", "otel", "plot", "s3")
 # Comes with torch for cards, and is imported by what runs on one; stubs are for type checkers.
 APART = {"triton", "_typeshed"}
 

@@ -19,7 +19,7 @@ from ferryman.wire.nats.nats_bus import NatsBus
 from ferryman.wire.nats.subjects import Subjects
 from ferryman.wire.signed_orders import RouterSignatures
 from ferryman_cli.doctor.broker import log_findings, reached_broker, unreached_finding
-from ferryman_cli.doctor.fault_report import Examination
+from ferryman_cli.doctor.fault_report import DoctorReport
 from ferryman_cli.doctor.fleet import (
     SERVERS,
     answer_findings,
@@ -52,9 +52,9 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, slots=True)
 class Patient:
-    """What is examined. `options` and `places` are those of a start, `model` is a folder. Without a
-    running cluster `broker` is None. `state_dir` may not exist. `credentials` are a router's, or
-    None where orders cannot be given."""
+    """The subject of an examination. `options` and `places` are those of a start, `model` is a
+    folder. Without a running cluster `broker` is None. `state_dir` may not exist. `credentials` are
+    a router's, or None where orders cannot be given."""
 
     options: UpOptions
     places: ModelPlaces
@@ -80,9 +80,9 @@ class Patient:
         return [self.state_dir, *([Path(tiers.storage_dir)] if is_folder else [])]
 
 
-async def examine(patient: Patient) -> Examination:
+async def examine(patient: Patient) -> DoctorReport:
     """Makes all checks that the patient allows."""
-    examination = Examination()
+    examination = DoctorReport()
     _examine_machine(patient, examination)
     if patient.cluster is not None:
         cluster = patient.cluster
@@ -94,7 +94,7 @@ async def examine(patient: Patient) -> Examination:
     return examination
 
 
-def _examine_machine(patient: Patient, examination: Examination) -> None:
+def _examine_machine(patient: Patient, examination: DoctorReport) -> None:
     options = patient.options
     examination.take("limits", list(limit_findings()))
     examination.take("disks", list(disk_findings(patient.folders)))
@@ -107,7 +107,7 @@ def _examine_machine(patient: Patient, examination: Examination) -> None:
         examination.take("memory", list(memory_findings(options, patient.places)))
 
 
-async def _examine_cluster(patient: Patient, examination: Examination) -> None:
+async def _examine_cluster(patient: Patient, examination: DoctorReport) -> None:
     if patient.broker is None:
         examination.leave_out("cluster", "none runs here, and no --nats names one")
         return
@@ -121,7 +121,7 @@ async def _examine_cluster(patient: Patient, examination: Examination) -> None:
 
 
 async def _examine_by_broker(
-    patient: Patient, options: NatsOptions, examination: Examination
+    patient: Patient, options: NatsOptions, examination: DoctorReport
 ) -> None:
     try:
         async with reached_broker(options) as bus:
@@ -133,7 +133,7 @@ async def _examine_by_broker(
         examination.take("NATS", [unreached_finding(options, error)])
 
 
-async def _examine_fleet(patient: Patient, bus: NatsBus, examination: Examination) -> None:
+async def _examine_fleet(patient: Patient, bus: NatsBus, examination: DoctorReport) -> None:
     subjects = Subjects(patient.cluster_name)
     beats, starts = await _heard(bus, subjects, _num_beating(patient.cluster))
     ready = [beats[name] for name in sorted(beats)]
@@ -157,7 +157,7 @@ async def _examine_fleet(patient: Patient, bus: NatsBus, examination: Examinatio
 
 
 def _examine_named(
-    cluster: RunningCluster, answers: list[AboutAnswer], examination: Examination
+    cluster: RunningCluster, answers: list[AboutAnswer], examination: DoctorReport
 ) -> None:
     """The checks for which the state folder names the processes, which are of this machine."""
     sick = [f.words.split()[0] for f in examination.findings if f.name in ("stopped", "down")]

@@ -34,7 +34,7 @@ def warning(name: str, words: str, mend: str) -> DoctorFinding:
 
 
 @dataclass(slots=True)
-class Examination:
+class DoctorReport:
     """The findings so far, the checks that were made, and those that could not be, with why."""
 
     findings: list[DoctorFinding] = field(default_factory=list)
@@ -54,8 +54,8 @@ class Examination:
         return any(finding.severity is Severity.BREAKS for finding in self.findings)
 
 
-def print_report(examination: Examination, *, as_json: bool) -> None:
-    """What breaks comes first."""
+def print_report(examination: DoctorReport, *, as_json: bool) -> None:
+    """Prints findings, those that break something first."""
     ordered = sorted(examination.findings, key=lambda finding: finding.severity)
     if as_json:
         content = {
@@ -74,7 +74,7 @@ def print_report(examination: Examination, *, as_json: bool) -> None:
     console.print(_summary(examination), markup=False)
 
 
-def _summary(examination: Examination) -> str:
+def _summary(examination: DoctorReport) -> str:
     checked = f"checked: {', '.join(examination.made)}"
     if not examination.findings:
         return f"nothing is wrong; {checked}"

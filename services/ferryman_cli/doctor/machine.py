@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ferryman.errors import ConfigError
+from ferryman.security.cluster_key import ClusterKey
 from ferryman.security.credentials import ClusterRole, credentials_of
 from ferryman.security.credentials_file import read_credentials
 from ferryman.security.key_file import read_key_file
@@ -54,14 +55,7 @@ def secret_findings(state_dir: Path) -> Iterator[DoctorFinding]:
     """Files of the state folder that others of this machine may read, and credentials that are not
     of its key."""
     key_file = state_dir / "cluster.key"
-    private = [key_file, state_dir / NATS_URL, state_dir / REDIS_URL]
-    for path in (*private, *sorted((state_dir / CREDENTIALS).glob("*.json"))):
-        if path.exists() and (mode := path.stat().st_mode & 0o777) & OTHERS:
-            yield DoctorFinding(
-                "secret-file",
-                f"{path} holds secrets, and others of this machine may use it (mode {mode:o})",
-                f"chmod 600 {path}",
-            )
+    yield from _readable_secrets(state_dir, key_file)
     try:
         key = read_key_file(key_file) if key_file.exists() else None
     except ConfigError as error:
@@ -72,10 +66,28 @@ def secret_findings(state_dir: Path) -> Iterator[DoctorFinding]:
             " state is no use; or remove it, and `ferryman up` makes a new one",
         )
         return
-    for role in ClusterRole if key else ():
+    if key is not None:
+        yield from _credential_findings(state_dir, key_file, key)
+
+
+def _readable_secrets(state_dir: Path, key_file: Path) -> Iterator[DoctorFinding]:
+    private = [key_file, state_dir / NATS_URL, state_dir / REDIS_URL]
+    for path in (*private, *sorted((state_dir / CREDENTIALS).glob("*.json"))):
+        if path.exists() and (mode := path.stat().st_mode & 0o777) & OTHERS:
+            yield DoctorFinding(
+                "secret-file",
+                f"{path} holds secrets, and others of this machine may use it (mode {mode:o})",
+                f"chmod 600 {path}",
+            )
+
+
+def _credential_findings(
+    state_dir: Path, key_file: Path, key: ClusterKey
+) -> Iterator[DoctorFinding]:
+    for role in ClusterRole:
         path = credentials_path(state_dir, role)
         try:
-            if path.exists() and key and read_credentials(path) == credentials_of(key, role):
+            if path.exists() and read_credentials(path) == credentials_of(key, role):
                 continue
             if not path.exists():
                 continue

@@ -25,7 +25,7 @@ def folder_findings(folder: Path, places: ModelPlaces = EVERYTHING_HERE) -> Iter
         yield DoctorFinding(
             "model", str(error), "name another folder: ferryman models lists what is read"
         )
-        return
+        return  # without a config nothing else in the folder has a meaning
     if not has_document(folder / "tokenizer.json"):
         yield DoctorFinding(
             "tokenizer",

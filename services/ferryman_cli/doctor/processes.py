@@ -17,7 +17,7 @@ TRIES = 3
 
 
 def process_findings(cluster: RunningCluster) -> Iterator[DoctorFinding]:
-    """What `/proc` says of each."""
+    """The state of each, as `/proc` has it."""
     for name, pid in cluster.pids.items():
         status = process_status(name, pid, cluster.down)
         if status.is_well:

@@ -50,13 +50,13 @@ from ferryman.wire.hostcache.attachment import HostCacheOptions
 from ferryman.wire.hostcache.client import host_cache_client
 from ferryman.wire.nats.bus import Discoverable
 from ferryman.wire.nats.heartbeat import DECODE
-from ferryman.wire.peer_probe import PeerProbe, register_echo
 from ferryman.wire.plane_values import GrpcOnly
 from ferryman.wire.signed_orders import SignatureCheck
 from ferryman.worker.cache_metrics import CacheMetrics
 from ferryman.worker.host import HostTier, NoHostTier, host_tier_of
 from ferryman.worker.loop import Clock, StepLoop
 from ferryman.worker.numeric_watch import NumericWatch
+from ferryman.worker.peer_probe import PeerProbe, register_echo
 from ferryman.worker.planes import PlaneSide, plane_side
 from ferryman.worker.telemetry import (
     COMPILING,

@@ -18,8 +18,8 @@ from ferryman.security.cluster_key import ClusterKey
 from ferryman.security.credentials import ClusterRole, credentials_of
 from ferryman.wire.grpc.role_tokens import GrpcAccess
 from ferryman.wire.grpc.rpc import Channels, channel, listening
-from ferryman.wire.peer_probe import METHOD, PROBE_BYTES, SERVICE, PeerProbe, register_echo
 from ferryman.wire.signed_orders import RouterSignatures, SignatureCheck
+from ferryman.worker.peer_probe import METHOD, PROBE_BYTES, SERVICE, PeerProbe, register_echo
 
 PREFILL, ROUTER = ClusterRole.PREFILL, ClusterRole.ROUTER
 SENDER = "prefill-1"
