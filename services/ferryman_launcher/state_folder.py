@@ -20,7 +20,7 @@ import asyncio
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -155,13 +155,16 @@ class StateFolder:
     def locked(self) -> Iterator[None]:
         """Keeps others from starting a cluster here; the kernel drops the lock of a process that
         died. Raises ConfigError."""
-        try:
-            with held_lock(self.path, os.getpid()):
-                yield
-        except BlockingIOError:
-            raise ConfigError(
-                f"another ferryman up runs in {self.path}; choose another --state-dir"
-            ) from None
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(held_lock(self.path, os.getpid()))
+            except BlockingIOError:
+                raise ConfigError(
+                    f"another ferryman up runs in {self.path}; choose another --state-dir"
+                ) from None
+            except OSError as error:
+                raise cannot_write(f"--state-dir {self.path}", error) from None
+            yield
 
 
 def running_cluster(state_dir: Path) -> RunningCluster:

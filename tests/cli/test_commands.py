@@ -175,8 +175,8 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_family_that_is_not_supported_is_named(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["GPT2LMHeadModel"]}))
-    with pytest.raises(ConfigError, match="GPT2LMHeadModel is not supported"):
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["GPTJForCausalLM"]}))
+    with pytest.raises(ConfigError, match="GPTJForCausalLM is not supported"):
         check(UpOptions(engine=EngineOptions(model=tmp_path)))
 
 

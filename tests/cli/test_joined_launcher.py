@@ -195,14 +195,18 @@ def test_a_cluster_s_file_names_its_doors_servers_and_processes() -> None:
         _process_plan=plan,
         _doors=lambda kind: [f"{kind}:1", f"{kind}:2"],
         _reached=lambda address: address,
-        _choices=SimpleNamespace(cluster="blue", served_name="model"),
+        _choices=SimpleNamespace(
+            cluster="blue", served_name="model", engine=SimpleNamespace(model=Path("/models/tiny"))
+        ),
         _supervisor=SimpleNamespace(pids={"router": 5}, down={"decode": "was ended"}),
+        _model_files={"config.json": "7"},
     )
     told = _Up._cluster(cast(Any, starting))
     assert (told.http, told.grpc) == ("http://http:1,http://http:2", "grpc:1,grpc:2")
     assert (told.nats, told.redis, told.name) == ("nats://n", "redis://r", "blue")
     assert (told.model, told.up_pid, told.ca) == ("model", os.getpid(), "")
     assert (told.pids, told.down) == ({"router": 5}, {"decode": "was ended"})
+    assert (told.model_folder, told.model_files) == ("/models/tiny", {"config.json": "7"})
 
 
 def test_a_simulation_is_of_the_demo_model_unless_another_is_named() -> None:

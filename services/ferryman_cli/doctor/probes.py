@@ -10,11 +10,11 @@ from itertools import islice
 from typing import Any
 
 from ferryman.errors import FerrymanError, InvalidRequest
+from ferryman.wire.grpc.peer_probe import PROBE_SECONDS
 from ferryman.wire.nats.heartbeat import DECODE, PREFILL, Heartbeat
 from ferryman.wire.nats.nats_bus import NatsBus
 from ferryman.wire.nats.subjects import Subjects
 from ferryman.wire.signed_orders import RouterSignatures
-from ferryman.worker.peer_probe import PROBE_SECONDS
 from ferryman_cli.doctor.fault_report import DoctorFinding
 
 ABOUT_SECONDS = 10.0

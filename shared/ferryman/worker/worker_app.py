@@ -43,6 +43,7 @@ from ferryman.settings.workers import ShellSettings
 from ferryman.sizing.memory_plan import ROWS, complete_options, limit_of
 from ferryman.tiers.prefetch_values import PrefetchOptions, PrefetchPolicy
 from ferryman.tiers.write_policy import write_policy_named
+from ferryman.wire.grpc.peer_probe import PeerProbe, register_echo
 from ferryman.wire.grpc.role_tokens import OPEN_TO_ALL, GrpcAccess
 from ferryman.wire.grpc.rpc import Channels, GrpcServer
 from ferryman.wire.grpc.rpc import listening as grpc_listening
@@ -56,7 +57,6 @@ from ferryman.worker.cache_metrics import CacheMetrics
 from ferryman.worker.host import HostTier, NoHostTier, host_tier_of
 from ferryman.worker.loop import Clock, StepLoop
 from ferryman.worker.numeric_watch import NumericWatch
-from ferryman.worker.peer_probe import PeerProbe, register_echo
 from ferryman.worker.planes import PlaneSide, plane_side
 from ferryman.worker.telemetry import (
     COMPILING,
@@ -320,7 +320,7 @@ async def _serve(
         entry = Discoverable(f"ferryman-{parts.role}", "1.0.0", f"A {parts.role} worker", where)
         await stack.enter_async_context(member.bus.discoverable(entry))
         signatures = SignatureCheck(parts.access, parts.worker_id, parts.epoch)
-        probe = PeerProbe(parts.channels, signatures)
+        probe = PeerProbe(parts.channels, signatures.check_probe)
         orders: Orders = {
             "drain": drain_order(stopping.set),
             "probe": probe.order,

@@ -16,10 +16,10 @@ from ferryman.runtime.embedded import free_port
 from ferryman.runtime.metrics import Metrics, refused_calls
 from ferryman.security.cluster_key import ClusterKey
 from ferryman.security.credentials import ClusterRole, credentials_of
+from ferryman.wire.grpc.peer_probe import METHOD, PROBE_BYTES, SERVICE, PeerProbe, register_echo
 from ferryman.wire.grpc.role_tokens import GrpcAccess
 from ferryman.wire.grpc.rpc import Channels, channel, listening
 from ferryman.wire.signed_orders import RouterSignatures, SignatureCheck
-from ferryman.worker.peer_probe import METHOD, PROBE_BYTES, SERVICE, PeerProbe, register_echo
 
 PREFILL, ROUTER = ClusterRole.PREFILL, ClusterRole.ROUTER
 SENDER = "prefill-1"
@@ -41,7 +41,7 @@ async def obeyed(address: str, signature: bytes, key: ClusterKey = KEY) -> dict[
     """The answer of a prefill worker that has the order to move bytes to that address."""
     access = access_of(PREFILL)
     async with Channels(access_of(PREFILL, key)) as channels:
-        probe = PeerProbe(channels, SignatureCheck(access, SENDER, 1))
+        probe = PeerProbe(channels, SignatureCheck(access, SENDER, 1).check_probe)
         order = {"address": address, "signature": signature.hex()}
         answer: dict[str, object] = json.loads(await probe.order(json.dumps(order).encode()))
         return answer
@@ -88,6 +88,6 @@ async def test_an_echo_has_an_end() -> None:
 @pytest.mark.parametrize("order", [b"", b"[]", b"{}", b'{"address": "h:1", "signature": "no hex"}'])
 async def test_an_order_that_is_none_is_refused(order: bytes) -> None:
     async with Channels() as channels:
-        probe = PeerProbe(channels, SignatureCheck(access_of(PREFILL), SENDER, 1))
+        probe = PeerProbe(channels, SignatureCheck(access_of(PREFILL), SENDER, 1).check_probe)
         with pytest.raises(InvalidRequest):
             await probe.order(order)

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -18,7 +19,6 @@ import grpc.aio
 
 from ferryman.errors import InvalidRequest, Unavailable
 from ferryman.wire.grpc.rpc import Channels
-from ferryman.wire.signed_orders import SignatureCheck
 
 SERVICE, METHOD = "ferryman.wire.v1.ProbeService", "Echo"
 PROBE_BYTES = 1 << 20
@@ -39,10 +39,11 @@ async def _echo(content: bytes, _context: Any) -> bytes:
 
 
 class PeerProbe:
-    """The sender's end."""
+    """The sender's end. `check` raises PermissionDenied for an address and a signature that no
+    router of this cluster made for this worker."""
 
-    def __init__(self, channels: Channels, signatures: SignatureCheck) -> None:
-        self._channels, self._signatures = channels, signatures
+    def __init__(self, channels: Channels, check: Callable[[str, bytes], None]) -> None:
+        self._channels, self._check = channels, check
 
     async def order(self, payload: bytes) -> bytes:
         """Obeys an order in JSON: `address` of the peer and the hex `signature` of a router.
@@ -55,7 +56,7 @@ class PeerProbe:
             address, signature = str(asked["address"]), bytes.fromhex(asked["signature"])
         except (ValueError, LookupError, TypeError):
             raise InvalidRequest("a probe names an address and has a signature", "probe") from None
-        self._signatures.check_probe(address, signature)
+        self._check(address, signature)
         sent = os.urandom(PROBE_BYTES)
         began = time.monotonic()
         received = await self._moved(address, sent)
