@@ -24,6 +24,7 @@ from ferryman_kernels.attention.splits._split_attention_triton import (
     split_prefill_triton,
 )
 from ferryman_kernels.elementwise.clamped_swiglu import clamped_swiglu_triton
+from ferryman_kernels.elementwise.finite_argmax import finite_argmax_triton
 from ferryman_kernels.elementwise.gated_silu import gated_silu_triton
 from ferryman_kernels.elementwise.rms_norm import (
     add_rms_norm_triton,
@@ -310,8 +311,9 @@ def launch_weighted_sum(dtype: torch.dtype, per_token: int, dim: int) -> None:
     weighted_sum_triton(x, shares)
 
 
-def launch_draws(vocab: int) -> None:
-    """The running sums of weights to draw by, which are float64 in any model."""
+def launch_draws(dtype: torch.dtype, vocab: int) -> None:
+    """The likeliest token; the running sums of weights to draw by, float64 in any model."""
+    finite_argmax_triton(torch.zeros(8, vocab, dtype=dtype), -1)
     running_sums_triton(torch.zeros(8, vocab, dtype=torch.float64))
 
 
@@ -324,7 +326,7 @@ def launch_all(dtype: torch.dtype) -> None:
     launch_clamped_activation(dtype, 2880, 1.702, 7.0)
     launch_rotation(dtype, (32, 8), 128, 128)
     launch_slots()
-    launch_draws(100_352)
+    launch_draws(dtype, 100_352)
     launch_conv(dtype, 4352, 4, has_bias=True)
     launch_mamba(dtype, 64, 64, 1, 128)
     launch_mamba_step(dtype, 64, 64, 1, 128, (0.0, float("inf")))

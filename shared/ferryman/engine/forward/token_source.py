@@ -25,6 +25,7 @@ from ferryman.model.sampling.sampler import (
     Penalties,
     are_finite,
     greedy,
+    greedy_if_finite,
     log_probabilities,
     penalise,
     sample,
@@ -81,6 +82,8 @@ class Sampler:
             assert self._masks is not None, "the door lets no grammar in where none is served"
             masked = self._masks.masked(weighed, draws.guided, history)
             weighed, dead_ends = masked.logits, masked.dead_ends
+        if weighed is logits and not draws.filters and not draws.num_best:
+            return DrawnTokens(_plainly(logits))
         drawn = sample(weighed, draws.filters) if draws.filters else greedy(weighed)
         token_ids = torch.where(are_finite(logits), drawn, NO_TOKEN)
         if dead_ends:
@@ -106,7 +109,7 @@ class Sampler:
 
 def _plainly(logits: Tensor) -> Tensor:
     """A token for each row, with no regard to its parameters. An error here is the device's."""
-    return torch.where(are_finite(logits), greedy(logits), NO_TOKEN)
+    return greedy_if_finite(logits, NO_TOKEN)
 
 
 def _together(alone: Sequence[DrawnTokens], plain: Tensor, num_best: int) -> DrawnTokens:

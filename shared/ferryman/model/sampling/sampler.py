@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ferryman.model.sampling.inverse_cdf import Filters, draw
+from ferryman_kernels.elementwise.finite_argmax import finite_argmax
 
 UNIFORM_BITS = 53
 _PACK_KEY = struct.Struct("<qQ").pack
@@ -65,6 +66,11 @@ def are_finite(logits: Tensor) -> Tensor:
 def greedy(logits: Tensor) -> Tensor:
     """The likeliest token of each row [draws]; the lowest id in a tie."""
     return logits.argmax(dim=-1)
+
+
+def greedy_if_finite(logits: Tensor, otherwise: int) -> Tensor:
+    """`greedy` of the rows that `are_finite` [draws], `otherwise` for the others."""
+    return finite_argmax(logits, otherwise)
 
 
 def penalise(logits: Tensor, past: Past, penalties: Penalties) -> Tensor:
