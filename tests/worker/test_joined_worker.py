@@ -202,10 +202,12 @@ async def test_a_worker_s_parts_are_those_of_its_settings(monkeypatch: pytest.Mo
     monkeypatch.setattr(worker_app, "_host_tier", lambda *args: nullcontext("host"))
     monkeypatch.setattr(worker_app, "Channels", lambda access: nullcontext(f"by {access.token}"))
     shell, watch = cast(Any, Shell), cast(Any, "watch")
+    loaded = worker_app.LoadedEngine(shell.engine, "8 asked, 3 run")
     async with AsyncExitStack() as stack:
         parts: Any = await worker_app._parts(
-            stack, shell.settings, shell.engine, shell.member, watch, shell.access
+            stack, shell.settings, loaded, shell.member, watch, shell.access
         )
+    assert (parts.engine, parts.limit) == (shell.engine, "8 asked, 3 run")
     assert (parts.role, parts.worker_id, parts.epoch) == ("prefill", "prefill-1", 7)
     assert (parts.host, parts.channels, parts.numeric_watch) == ("host", "by token", "watch")
     assert (parts.planes, parts.access) == ("side", shell.access)
