@@ -273,9 +273,11 @@ async def test_a_beat_says_each_number_under_its_own_name() -> None:
         _address="host:17",
         _pace=pace,
         _start_seconds=18.0,
+        _limit="8 asked, 3 run",
     )
     beat = Telemetry.beat(cast(Any, telling))
     assert beat is not None
+    assert beat.limit == "8 asked, 3 run"
     full, state = (HYBRID.layout(kind).slot_bytes for kind in (Kind.FULL, Kind.RECURRENT))
     assert (beat.role, beat.worker_id, beat.epoch, beat.address) == (
         "decode", "decode-1", 16, "host:17"
