@@ -17,6 +17,7 @@ from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind
 from ferryman.cache.node import TreeChange
 from ferryman.cache.resume import Reason, Uncached
+from ferryman.cache.slots import Ledger
 from ferryman.cache.units import Tier
 from ferryman.errors import LeaseLost
 from ferryman.handoff.holder import Hold
@@ -29,7 +30,7 @@ from ferryman.wire.grpc.rpc import CallTags
 from ferryman.wire.hostcache.attachment import HostCacheOptions
 from ferryman.worker import worker_app
 from ferryman.worker.backup import DeviceBackup
-from ferryman.worker.cache_metrics import CacheMetrics
+from ferryman.worker.cache_metrics import TREE, CacheMetrics
 from ferryman.worker.handoff_transport import HandoffTransport
 from ferryman.worker.host import HostTierBridge
 from ferryman.worker.loop import StepLoop
@@ -254,7 +255,10 @@ async def test_a_beat_says_each_number_under_its_own_name() -> None:
     limits = SimpleNamespace(concurrency=SimpleNamespace(max_running=2, rows=3))
     drafts = SimpleNamespace(steps=4, drafted=5, accepted=6)
     free = {Kind.FULL: 7, Kind.RECURRENT: 8}
-    ledgers = {kind: SimpleNamespace(free=n, total=10 * n) for kind, n in free.items()}
+    ledgers = {
+        kind: Ledger(total=10 * n, free=n, leased=9 * n, by_role={"request": n, TREE: 8 * n})
+        for kind, n in free.items()
+    }
     scheduler = SimpleNamespace(
         limits=limits,
         ledgers=lambda: ledgers,
@@ -277,7 +281,7 @@ async def test_a_beat_says_each_number_under_its_own_name() -> None:
     )
     beat = Telemetry.beat(cast(Any, telling))
     assert beat is not None
-    assert beat.limit == "8 asked, 3 run"
+    assert (beat.limit, beat.cache_usage) == ("8 asked, 3 run", 0.1)
     full, state = (HYBRID.layout(kind).slot_bytes for kind in (Kind.FULL, Kind.RECURRENT))
     assert (beat.role, beat.worker_id, beat.epoch, beat.address) == (
         "decode", "decode-1", 16, "host:17"
