@@ -24,14 +24,14 @@ CHROMIUM = shutil.which("chromium")
 WAIT_MS = 120_000
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     """A locked cluster without API keys, as `make up` starts it."""
     with up(tmp_path_factory.mktemp("up") / "state") as running:
         yield running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     if CHROMIUM is None:
         pytest.skip("chromium is not installed")

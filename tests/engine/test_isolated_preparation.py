@@ -307,7 +307,7 @@ def test_an_error_that_no_request_causes_alone_is_the_steps(
 
     with build_engine(worker_options(folder)) as engine:
         requests = requests_of(engine, {})
-        monkeypatch.setattr(token_source, "greedy", broken)
+        monkeypatch.setattr(token_source, "greedy_if_finite", broken)
         monkeypatch.setattr(token_source, "sample", broken)
         submit(engine, requests)
         with step_fails("device"):

@@ -26,6 +26,7 @@ class DrawnEngine:
     async def ask(self, inquiry: Inquiry, delivery: Delivery = Delivery.WHOLE) -> Reply:
         truth = np.random.Generator(np.random.MT19937(crc32(inquiry.text.encode())))
         logits = self.noisy(2 * truth.normal(size=(NUM_TOKENS, len(WORDS))))
+        logits -= logits.max(axis=1, keepdims=True)  # heavy tails would overflow the exponential
         logprobs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
         tokens = tuple(_drawn(dict(zip(WORDS, row, strict=True))) for row in logprobs.tolist())
         text = " ".join(token.text for token in tokens)
