@@ -18,6 +18,7 @@ import numpy as np
 from safetensors.torch import load_file
 from tests.gguf_models.conversion import split_experts
 from tests.gguf_models.files import WrittenTensor, floats, write
+from tests.gguf_models.gemma_parts import gemma_target, wave_factors
 from tests.gguf_models.hybrid_keys import Config, common_keys, own_keys
 from tools.bench.gguf.container import Setting
 
@@ -111,9 +112,11 @@ def hybrid_parts(
         **(more or {}),
     }
     tensors = load_file(folder / "model.safetensors")
-    if architecture != "gpt-oss":
+    if architecture not in ("gpt-oss", "gemma4"):
         tensors = split_experts(tensors)
     written: dict[str, np.ndarray] = {}
+    if architecture == "gemma4":
+        written, tensors = _gemma_parts(config, tensors)
     stacks: dict[str, dict[int, np.ndarray]] = {}
     for name, tensor in sorted(tensors.items()):
         values = tensor.float().numpy()
@@ -124,6 +127,18 @@ def hybrid_parts(
         written |= dict(_converted(architecture, config, name, values))
     stacked = {name: np.stack([s[i] for i in range(len(s))]) for name, s in stacks.items()}
     return metadata, [floats(*named) for named in {**written, **stacked}.items()]
+
+
+def _gemma_parts(
+    config: Config, tensors: Mapping[str, Any]
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """The tensors that Gemma 4 alone has, written; and those that are left."""
+    written, left = {"rope_freqs.weight": wave_factors(config)}, dict(tensors)
+    for name, tensor in tensors.items():
+        if (target := gemma_target(name)) is not None:
+            written[target] = tensor.float().numpy()
+            del left[name]
+    return written, left
 
 
 def _converted(architecture: str, config: Config, name: str, values: np.ndarray) -> Named:

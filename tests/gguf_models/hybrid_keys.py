@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tests.gguf_models.gemma_parts import gemma_keys
 from tools.bench.gguf.container import Setting
 
 Config = Mapping[str, Any]
@@ -117,6 +118,8 @@ def own_keys(architecture: str, config: Config) -> dict[str, Setting]:
         case "glm4moe":
             turning = config["rope_parameters"]["partial_rotary_factor"] * config["head_dim"]
             return {"rope.dimension_count": int(turning), "expert_gating_func": 2}
+        case "gemma4":
+            return gemma_keys(config)
         case _:
             return {}
 

@@ -15,6 +15,7 @@ from transformers import (
     Dots1Config,
     FalconH1Config,
     FalconMambaConfig,
+    Gemma4TextConfig,
     Glm4MoeConfig,
     GptOssConfig,
     JambaConfig,
@@ -117,6 +118,26 @@ _LATENT: Fields = {
     "qk_nope_head_dim": 16,
     "qk_rope_head_dim": 8,
     "v_head_dim": 12,
+}
+
+_WINDOWS: Fields = {
+    **_HEADS,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "sliding_window": 32,
+    "vocab_size_per_layer_input": 136,
+    "final_logit_softcapping": 30.0,
+}
+_GEMMA4: Fields = {
+    **_WINDOWS,
+    "global_head_dim": 32,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+        "full_attention": {
+            "rope_type": "proportional",
+            "rope_theta": 1_000_000.0,
+            "partial_rotary_factor": 0.25,
+        },
+    },
 }
 
 HYBRIDS: Mapping[str, tuple[str, PretrainedConfig]] = {
@@ -222,5 +243,27 @@ HYBRIDS: Mapping[str, tuple[str, PretrainedConfig]] = {
         Glm4MoeConfig(**_HEADS, **_GROUPED, **_QUARTER, use_qk_norm=True, attention_bias=True),
     ),
     "dots1": ("dots1", Dots1Config(**{**_HEADS, "num_key_value_heads": 4}, **_GROUPED)),
+    "gemma4 small": (
+        "gemma4",
+        Gemma4TextConfig(
+            **_GEMMA4,
+            num_kv_shared_layers=2,
+            hidden_size_per_layer_input=32,
+            use_double_wide_mlp=True,
+        ),
+    ),
+    "gemma4 experts": (
+        "gemma4",
+        Gemma4TextConfig(
+            **_GEMMA4,
+            hidden_size_per_layer_input=0,
+            num_global_key_value_heads=1,
+            attention_k_eq_v=True,
+            enable_moe_block=True,
+            num_experts=4,
+            top_k_experts=2,
+            moe_intermediate_size=32,
+        ),
+    ),
 }
 """The architecture and the config of each model."""

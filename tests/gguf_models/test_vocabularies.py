@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tests.gguf_models.files import floats, write
 from tests.text.folders import CORPUS, byte_level
 from tools.bench.gguf.container import Setting
+from transformers import GemmaTokenizer
 
 from ferryman.errors import ConfigError
 from ferryman.gguf.documents import has_document, read_document
@@ -193,6 +194,36 @@ def test_a_sentencepiece_vocabulary_tokenizes_as_its_library_does(tmp_path: Path
     assert ours.encode("hello").tolist() == theirs.encode("hello")
 
 
+def test_pieces_with_merges_tokenize_as_by_the_code_of_gemma(tmp_path: Path) -> None:
+    named = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<|tool>"]
+    pieces = [f"<0x{byte:02X}>" for byte in range(256)]
+    pieces += [*"abdehlort", "▁", "\n", "▁▁", "\n\n", "he", "ll", "hell", "hello", "▁a"]
+    merges = ["▁ ▁", "\n \n", "h e", "l l", "he ll", "hell o", "▁ a"]
+    tokens = [*named, *pieces]
+    metadata: dict[str, Setting] = {
+        "general.architecture": "llama",
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [3] * 5 + [4] + [6] * 256 + [1] * (len(pieces) - 256),
+        "tokenizer.ggml.merges": merges,
+        "tokenizer.ggml.bos_token_id": 2,
+        "tokenizer.ggml.eos_token_id": 1,
+        "tokenizer.ggml.unknown_token_id": 3,
+        "tokenizer.ggml.add_bos_token": True,
+    }
+    vocab = {token: token_id for token_id, token in enumerate(tokens)}
+    theirs = GemmaTokenizer(vocab, [tuple(pair.split(" ")) for pair in merges])
+    ours = Tokenizer.load(saved(tmp_path / "vocab.gguf", metadata))
+    for text in ("hello  hello\n\n\nheart", " a ab 日本 ½\n", "\t'x'▁", "orla   "):
+        ids = theirs.encode(text, add_special_tokens=False)
+        assert ours.encode(text).tolist() == [2, *ids]
+        assert ours.decode(ids, skip_special_tokens=False) == text.replace("▁", " ")
+    assert ours.encode("a<|tool>").tolist() == [2, vocab["a"], vocab["<|tool>"]]
+    bare = {key: value for key, value in metadata.items() if "unknown" not in key}
+    with pytest.raises(ConfigError, match=r"unknown_token_id' must be given"):
+        Tokenizer.load(saved(tmp_path / "bare.gguf", bare))
+
+
 def test_ends_templates_and_sampling_come_from_the_file(tmp_path: Path) -> None:
     metadata, _ = byte_metadata("llama-bpe")
     tokens = metadata["tokenizer.ggml.tokens"]
@@ -216,7 +247,7 @@ def test_ends_templates_and_sampling_come_from_the_file(tmp_path: Path) -> None:
 
 
 REFUSED: Mapping[str, tuple[Mapping[str, Setting], str]] = {
-    "model": ({"tokenizer.ggml.model": "t5"}, "must be gpt2 or llama"),
+    "model": ({"tokenizer.ggml.model": "t5"}, "must be gpt2, llama or gemma4"),
     "division": ({"tokenizer.ggml.pre": "llama-bpf"}, r"the nearest is llama-bpe"),
     "merges": ({"tokenizer.ggml.merges": ["a b c"]}, "pairs of tokens"),
     "types": ({"tokenizer.ggml.token_type": [1]}, r"numbers from 1 to 6; it is an array"),

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from ferryman.errors import ConfigError
 from ferryman.gguf.architectures import (
     delta_nets,
+    gemmas,
     granite,
     mixtures,
     nemotron,
@@ -137,6 +138,7 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
     "gemma3": GgufArchitecture(
         transformer.gemma3_fields, transformer.gemma_names, ("Gemma3ForCausalLM",)
     ),
+    "gemma4": GgufArchitecture(gemmas.gemma4_fields, gemmas.gemma4_names, ("Gemma4ForCausalLM",)),
 }
 
 

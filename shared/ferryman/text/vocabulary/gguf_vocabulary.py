@@ -1,6 +1,7 @@
 """The vocabulary in the metadata of a GGUF file, as `tokenizer.json` describes one.
 
-    tokenizer.ggml.model    "gpt2": tokens of bytes with merges, "llama": sentencepiece with scores
+    tokenizer.ggml.model    "gpt2": tokens of bytes with merges, "llama": sentencepiece with scores,
+                            "gemma4": pieces of sentencepiece with merges
     tokenizer.ggml.pre      of "gpt2": how a text is divided before tokens are merged
 
 The divisions are those of the models' own tokenizers, under the names that llama.cpp gave them
@@ -17,7 +18,12 @@ from typing import Any
 
 from ferryman.gguf.model_file import GgufMetadata, read_model
 from ferryman.text.vocabulary.byte_ranks import added_token
-from ferryman.text.vocabulary.sentencepiece_model import PieceModel, PieceType, ScoredPiece
+from ferryman.text.vocabulary.sentencepiece_model import (
+    PieceModel,
+    PieceType,
+    ScoredPiece,
+    merged_pieces,
+)
 
 _TOKENS = "tokenizer.ggml.tokens"
 _TYPES = "tokenizer.ggml.token_type"
@@ -116,7 +122,9 @@ def read_gguf_vocabulary(file: Path) -> dict[str, Any]:
         return _byte_level(metadata)
     if kind == "llama":
         return _sentencepiece(metadata)
-    raise metadata.refusal("tokenizer.ggml.model", "gpt2 or llama; no other vocabulary is read")
+    if kind == "gemma4":
+        return _merged_pieces(metadata)
+    raise metadata.refusal("tokenizer.ggml.model", "gpt2, llama or gemma4; no other is read")
 
 
 def _byte_level(metadata: GgufMetadata) -> dict[str, Any]:
@@ -210,6 +218,16 @@ def _sentencepiece(metadata: GgufMetadata) -> dict[str, Any]:
     adds_prefix = metadata.flag("tokenizer.ggml.add_space_prefix", True)
     model = PieceModel(pieces, byte_fallback=PieceType.BYTE in types, adds_prefix=adds_prefix)
     return _with_ends(metadata, model.description(), tokens, begins=True)
+
+
+def _merged_pieces(metadata: GgufMetadata) -> dict[str, Any]:
+    tokens, key = metadata.words(_TOKENS), "tokenizer.ggml.unknown_token_id"
+    unknown = tokens[metadata.whole(key)] if metadata.whole(key, 0) < len(tokens) else ""
+    if not unknown:
+        raise metadata.refusal(key, f"less than the {len(tokens)} tokens of the vocabulary")
+    vocab, merges = _vocab(metadata, tokens), _merges(metadata)
+    description = merged_pieces(vocab, merges, _added(metadata, tokens), unknown)
+    return _with_ends(metadata, description, tokens, begins=True)
 
 
 def _with_ends(

@@ -13,7 +13,7 @@ tokenize otherwise than sentencepiece does are refused.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -116,6 +116,38 @@ class PieceModel:
     def _unknown_id(self) -> int:
         types = [piece.type for piece in self.pieces]
         return types.index(PieceType.UNKNOWN)
+
+
+def merged_pieces(
+    vocab: dict[str, int],
+    merges: Sequence[Sequence[str]],
+    added: Sequence[dict[str, Any]],
+    unknown: str | None,
+) -> dict[str, Any]:
+    """The form of `tokenizer.json` of Gemma's pieces, which are merged by a list and not by scores.
+
+    `added` are its `added_tokens`, `unknown` is the piece for what has no other.
+    """
+    model = {
+        "type": "BPE",
+        "unk_token": unknown,
+        "fuse_unk": True,
+        "byte_fallback": True,
+        "vocab": vocab,
+        "merges": list(merges),
+    }
+    return {
+        "version": "1.0",
+        "added_tokens": list(added),
+        "normalizer": _replaced(" ", SPACE),
+        "pre_tokenizer": None,
+        "post_processor": None,
+        "decoder": {
+            "type": "Sequence",
+            "decoders": [_replaced(SPACE, " "), {"type": "ByteFallback"}, {"type": "Fuse"}],
+        },
+        "model": model,
+    }
 
 
 def read_sentencepiece(content: bytes) -> PieceModel:

@@ -1,0 +1,92 @@
+"""Gemma 4 as GGUF files, by a second reading of llama.cpp's converter.
+
+`hybrid_conversion.py` names its tree; there it is conversion/gemma.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from tools.bench.gguf.container import Setting
+
+_NAMES = {
+    "embed_tokens_per_layer.weight": "per_layer_token_embd.weight",
+    "per_layer_model_projection.weight": "per_layer_model_proj.weight",
+    "per_layer_projection_norm.weight": "per_layer_proj_norm.weight",
+}
+_PARTS = {
+    "post_attention_layernorm.weight": "post_attention_norm.weight",
+    "pre_feedforward_layernorm.weight": "ffn_norm.weight",
+    "post_feedforward_layernorm.weight": "post_ffw_norm.weight",
+    "per_layer_input_gate.weight": "inp_gate.weight",
+    "per_layer_projection.weight": "proj.weight",
+    "post_per_layer_input_norm.weight": "post_norm.weight",
+    "layer_scalar": "layer_output_scale.weight",
+    "router.proj.weight": "ffn_gate_inp.weight",
+    "router.scale": "ffn_gate_inp.scale",
+    "router.per_expert_scale": "ffn_down_exps.scale",
+    "experts.gate_up_proj": "ffn_gate_up_exps.weight",
+    "experts.down_proj": "ffn_down_exps.weight",
+    "pre_feedforward_layernorm_2.weight": "pre_ffw_norm_2.weight",
+    "post_feedforward_layernorm_1.weight": "post_ffw_norm_1.weight",
+    "post_feedforward_layernorm_2.weight": "post_ffw_norm_2.weight",
+}
+
+
+def gemma_target(name: str) -> str | None:
+    """The name in the file of a tensor that other architectures do not have."""
+    if name.startswith("model.layers."):
+        _, _, layer, inside = name.split(".", 3)
+        return f"blk.{layer}.{_PARTS[inside]}" if inside in _PARTS else None
+    return _NAMES.get(name.removeprefix("model."))
+
+
+def wave_factors(config: Mapping[str, Any]) -> np.ndarray:
+    """The factors of full layers in Gemma 4: waves that stand still have a huge one."""
+    half = _full(config)["head_dim"] // 2
+    share = config["rope_parameters"]["full_attention"]["partial_rotary_factor"]
+    return np.where(np.arange(half) < int(share * half), 1.0, 1e30).astype("f4")
+
+
+def gemma_keys(config: Mapping[str, Any]) -> dict[str, Setting]:
+    rope, are_windows = config["rope_parameters"], _are_windows(config)
+    keys: dict[str, Setting] = {
+        "attention.sliding_window_pattern": are_windows,
+        "attention.shared_kv_layers": config["num_kv_shared_layers"],
+        "embedding_length_per_layer_input": config["hidden_size_per_layer_input"],
+        "final_logit_softcapping": config["final_logit_softcapping"],
+        "rope.freq_base": float(rope["full_attention"]["rope_theta"]),
+        "rope.freq_base_swa": float(rope["sliding_attention"]["rope_theta"]),
+    }
+    return {**keys, **_sizes(config, are_windows)}
+
+
+def _are_windows(config: Mapping[str, Any]) -> list[bool]:
+    return [kind == "sliding_attention" for kind in config["layer_types"]]
+
+
+def _full(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The fields of a full layer, as transformers writes them."""
+    return {**config, **config["per_layer_config"]["1"]}
+
+
+def _sizes(config: Mapping[str, Any], are_windows: list[bool]) -> dict[str, Setting]:
+    far, near = _full(config), config["head_dim"]
+    width, num_layers = config["intermediate_size"], len(are_windows)
+    num_own = num_layers - config["num_kv_shared_layers"]
+    keys: dict[str, Setting] = {
+        f"{name}{ending}": size
+        for name in ("attention.key_length", "attention.value_length", "rope.dimension_count")
+        for ending, size in (("", far["head_dim"]), ("_swa", near))
+    }
+    if config["use_double_wide_mlp"]:
+        widths = [width] * num_own + [2 * width] * (num_layers - num_own)
+        keys["feed_forward_length"] = widths
+    if "num_key_value_heads" in config["per_layer_config"]["1"]:
+        both = far["num_key_value_heads"], config["num_key_value_heads"]
+        keys["attention.head_count_kv"] = [both[flag] for flag in are_windows]
+    if config["enable_moe_block"]:
+        keys["expert_used_count"] = config["top_k_experts"]
+    return keys
