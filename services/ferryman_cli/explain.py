@@ -6,7 +6,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import chain
 
 from rich.console import Console
 from rich.table import Table
@@ -14,6 +16,8 @@ from rich.text import Text
 
 from ferryman.client import Client, LifecycleEvent, RouteCandidate, RouteExplanation
 from ferryman.errors import DeadlineExceeded, NotFound, Unavailable
+from ferryman.handoff.lifecycle import LifecycleEntry
+from ferryman.handoff.reuse_events import BEGINS, FetchedUnits, PartedPrompt, fetches, partings
 from ferryman.runtime.lifecycle import decode_event
 from ferryman.wire.nats.heartbeat import HOSTCACHE
 from ferryman_cli.endpoints import DoorPlace
@@ -23,38 +27,10 @@ from ferryman_cli.reports.waterfall import print_line, print_summary
 MAX_OTHERS = 3  # fit next to the choice in 80 columns; --json prints all
 
 
-@dataclass(frozen=True, slots=True)
-class FetchedUnits:
-    """Units that a host-cache fetched for an attempt. `origin` is storage or peer; `folder` names
-    the node in whose folder of the bucket they lay, if another's."""
-
-    attempt: int
-    worker_id: str
-    units: int
-    origin: str
-    folder: str
-
-    @property
-    def text(self) -> str:
-        place = f"{self.folder}'s folder of the bucket" if self.folder else self.origin
-        return f"attempt {self.attempt}: {self.worker_id} brought {self.units} units from {place}"
-
-
 def fetched_units(events: Iterable[LifecycleEvent]) -> list[FetchedUnits]:
     """The units that the lifecycle log has: routes are predictions, this is what came."""
     stored = [event for event in events if (event.role, event.event) == (HOSTCACHE, "stored")]
-    entries = [decode_event(event.json.encode()) for event in stored]
-    return [
-        FetchedUnits(
-            event.attempt,
-            event.worker_id,
-            int(str(event.facts["units"])),
-            str(event.facts["origin"]),
-            str(event.facts.get("folder", "")),
-        )
-        for event in entries
-        if "origin" in event.facts  # others were written back by a worker
-    ]
+    return fetches(decode_event(event.json.encode()) for event in stored)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,38 +59,16 @@ def held_tokens(events: Iterable[LifecycleEvent]) -> list[HeldTokens]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class PartedPrompt:
-    """The place at which a prompt parts from an earlier one of its owner, that of the request
-    `other`. The log has positions, and no words."""
-
-    at: int
-    place: str
-    other: str
-    missed_tokens: int
-
-    @property
-    def text(self) -> str:
-        return (
-            f"the prompt parts at token {self.at}, in {self.place}, from request {self.other}:"
-            f" {self.missed_tokens} tokens may have been cached"
-        )
-
-
 def parted_prompts(events: Iterable[LifecycleEvent]) -> list[PartedPrompt]:
     """The places that the lifecycle log has."""
-    begun = [event for event in events if event.event in ("received", "taken_over")]
-    return [place for event in begun for place in _parted(event)]
+    return partings(chain.from_iterable(map(_read, events)))
 
 
-def _parted(event: LifecycleEvent) -> Iterator[PartedPrompt]:
-    try:
-        facts = decode_event(event.json.encode()).facts
-    except ValueError:  # of a router that writes another version of the log
-        return
-    if isinstance(parts := facts.get("parts"), dict):
-        place, other = str(facts.get("parts_in", "")), str(facts.get("parts_from", ""))
-        yield PartedPrompt(int(parts.get("at", 0)), place, other, int(parts.get("missed", 0)))
+def _read(event: LifecycleEvent) -> Iterator[LifecycleEntry]:
+    if event.event in BEGINS:
+        # A router of another version writes another log.
+        with suppress(ValueError):
+            yield decode_event(event.json.encode())
 
 
 def run_explain(

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ferryman.handoff.lifecycle import HOSTCACHE, ROUTER, LifecycleEntry, check, is_over
+from ferryman.handoff.lifecycle import LifecycleEntry, check, is_over
+from ferryman.handoff.reuse_events import FetchedUnits, fetches, partings
 from ferryman.handoff.waterfall import rows
 from ferryman.text.located_prompt import NamedPlace
 from ferryman.wire.public import Parting
@@ -22,7 +23,6 @@ from ferryman_router.request.request_rows import RequestRow
 from ferryman_router.request.request_runner import RequestRunner
 
 MAX_EVENTS = 400  # of a request; a longer one is shown without its middle
-_BEGINS = ("received", "taken_over")
 _NOT_SHOWN = ("chain",)  # for programs, which read it by `ferryman trace --json`
 
 
@@ -86,7 +86,7 @@ def request_object(
         "parting": _parting(events, runner, shows_words=shows_words),
         "routes": [asdict(route) for route in routes],
         "handoff": asdict(handoff) if handoff is not None else None,
-        "fetched": [_fetched(event) for event in events if _is_fetch(event)],
+        "fetched": [_fetched(units) for units in fetches(events)],
     }
 
 
@@ -105,12 +105,13 @@ def _parting(
     """The place at which the prompt parts from an earlier one; None if it does not."""
     if runner is not None and runner.asked.parting:
         return _parting_object(runner.asked.parting, shows_words=shows_words)
-    begun = [event for event in events if event.role == ROUTER and event.name in _BEGINS]
-    for event in begun:
-        if isinstance(parts := event.facts.get("parts"), dict):
-            place, other = event.facts.get("parts_in", ""), event.facts.get("parts_from", "")
-            at, missed = parts.get("at", 0), parts.get("missed", 0)
-            return {"at": at, "missed": missed, "place": str(place), "from": str(other)}
+    for parted in partings(events):
+        return {
+            "at": parted.at,
+            "missed": parted.missed_tokens,
+            "place": parted.place,
+            "from": parted.other,
+        }
     return None
 
 
@@ -125,14 +126,9 @@ def _parting_object(parting: Parting, *, shows_words: bool) -> dict[str, Any]:
     }
 
 
-def _is_fetch(event: LifecycleEntry) -> bool:
-    """Whether a host-cache fetched units for the request; others were written back by a worker."""
-    return (event.role, event.name) == (HOSTCACHE, "stored") and "origin" in event.facts
-
-
-def _fetched(event: LifecycleEntry) -> dict[str, Any]:
-    names = ("units", "origin", "folder")
-    return {"worker": event.worker_id, **{name: event.facts.get(name, "") for name in names}}
+def _fetched(units: FetchedUnits) -> dict[str, Any]:
+    where = {"origin": units.origin, "folder": units.folder}
+    return {"worker": units.worker_id, "units": units.units, **where}
 
 
 def _facts(facts: Mapping[str, object]) -> dict[str, object]:
