@@ -6,7 +6,6 @@ mixed up shows in the answer: the wrong city.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -61,8 +60,3 @@ def make_story(random: Random, num_facts: int) -> FactStory:
     """A story of `num_facts` facts, at most one for each thing of each colour."""
     pairs = random.sample([(colour, thing) for colour in COLOURS for thing in THINGS], num_facts)
     return FactStory(tuple(StoryFact(*pair, random.choice(PLACES)) for pair in pairs))
-
-
-def asked_about(story: FactStory, facts: Sequence[StoryFact]) -> str:
-    """The story, followed by a question about each of `facts`."""
-    return " ".join([str(story), *(fact.question for fact in facts)])

@@ -214,7 +214,7 @@ async def _open_doors(
     tracing.count_in(metrics)
     app = traced_door(HttpApp(deps, page), tracing)
     http_port = await stack.enter_async_context(_http_door(settings, app, metrics))
-    servicer = InferenceServicer(frontend, callers, memory, member.bus, member.subjects)
+    servicer = InferenceServicer(frontend, callers, memory, member.subjects, events)
     grpc = await stack.enter_async_context(_grpc_door(settings, servicer))
     where = {"http": str(http_port), "grpc": str(grpc.port), "worker_id": member.worker_id}
     discoverable = Discoverable("ferryman-router", "1.0.0", "Takes requests in, routes them", where)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,7 @@ import httpx
 from tools.house_plan import row
 
 from ferryman.errors import ConfigError
+from ferryman.runtime.embedded import free_ports
 from ferryman_bench.endpoint.client import open_endpoint
 from ferryman_bench.hardware import machine_json, machine_now
 from ferryman_bench.report import figure
@@ -118,7 +118,7 @@ def run_server_contest(choice: ServerContestOptions, *, as_json: bool) -> int:
 
 
 def contest_servers(choice: ServerContestOptions, scratch: Path) -> list[ContestServer]:
-    ours, theirs = _free_port(), _free_port()
+    ours, theirs = free_ports(2)
     threads = str(choice.threads)
     ferryman = (
         *(sys.executable, "-m", "ferryman_cli", "up", "--worker", "both", "--threads", threads),
@@ -136,12 +136,6 @@ def contest_servers(choice: ServerContestOptions, scratch: Path) -> list[Contest
         ContestServer("Ferryman", ferryman, f"http://127.0.0.1:{ours}"),
         ContestServer("llama-server", llama, f"http://127.0.0.1:{theirs}"),
     ]
-
-
-def _free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
 
 
 @contextmanager
@@ -197,8 +191,7 @@ async def measured_cases(
 
 def case_line(name: str, records: Sequence[TurnRecord]) -> str:
     """A case in a line: tokens in a second, medians of first token and gaps, failures."""
-    seconds = max(record.ended for record in records) - min(record.sent for record in records)
-    rate = sum(record.num_tokens for record in records) / seconds
+    seconds, rate = _seconds_and_rate(records)
     times = samples(records)
     middles = ", ".join(f"{kind} {figure(median(values))} ms" for kind, values in times.items())
     failed = sum(bool(record.error) for record in records)
@@ -207,13 +200,17 @@ def case_line(name: str, records: Sequence[TurnRecord]) -> str:
     )
 
 
+def _seconds_and_rate(records: Sequence[TurnRecord]) -> tuple[float, float]:
+    """From the first request to the end of the last answer, and tokens in a second."""
+    seconds = max(record.ended for record in records) - min(record.sent for record in records)
+    return seconds, sum(record.num_tokens for record in records) / seconds
+
+
 def case_rows(records: Mapping[str, Sequence[TurnRecord]]) -> dict[str, str]:
     """The cells of one server, by the name of their row."""
     rows = {}
     for name in ("1 stream", "8 streams", "24 streams"):
-        times, sent = samples(records[name]), records[name]
-        seconds = max(record.ended for record in sent) - min(record.sent for record in sent)
-        rate = sum(record.num_tokens for record in sent) / seconds
+        times, (_, rate) = samples(records[name]), _seconds_and_rate(records[name])
         first, gaps = (percentiles_of(times[kind]) for kind in ("first token", "between tokens"))
         rows[f"{name}: tokens in a second"] = figure(rate)
         rows[f"{name}: first token p50; gap p50 / p99, ms"] = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import shutil
 from collections.abc import Iterable, Iterator
@@ -17,7 +16,13 @@ from ferryman.settings.cluster import UpOptions
 from ferryman.settings.declaration import size_text
 from ferryman_cli.doctor.fault_report import DoctorFinding
 from ferryman_launcher.checks.model_places import EVERYTHING_HERE, ModelPlaces
-from ferryman_launcher.state_folder import CREDENTIALS, NATS_URL, REDIS_URL, credentials_path
+from ferryman_launcher.state_folder import (
+    CREDENTIALS,
+    NATS_URL,
+    REDIS_URL,
+    StateFolder,
+    credentials_path,
+)
 
 # A router holds a file for each stream of a client, a worker for each of its peers.
 LEAST_OPEN_FILES = 1024
@@ -54,7 +59,7 @@ def disk_findings(folders: Iterable[Path]) -> Iterator[DoctorFinding]:
 def secret_findings(state_dir: Path) -> Iterator[DoctorFinding]:
     """Files of the state folder that others of this machine may read, and credentials that are not
     of its key."""
-    key_file = state_dir / "cluster.key"
+    key_file = StateFolder(state_dir).key_path
     yield from _readable_secrets(state_dir, key_file)
     try:
         key = read_key_file(key_file) if key_file.exists() else None
@@ -139,7 +144,3 @@ def _shared_memory_room() -> int:
         return shutil.disk_usage("/dev/shm").free
     except OSError:
         return 0
-
-
-def machine_name() -> str:
-    return os.uname().nodename

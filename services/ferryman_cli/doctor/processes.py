@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Iterator
+from http import HTTPStatus
 from pathlib import Path
 
 from ferryman_cli.doctor.fault_report import DoctorFinding
@@ -12,7 +13,6 @@ from ferryman_cli.running.status import ProcessStatus, process_status
 from ferryman_launcher.readiness import ready_status
 from ferryman_launcher.state_folder import RunningCluster
 
-READY = 200
 TRIES = 3
 
 
@@ -56,7 +56,7 @@ def door_findings(cluster: RunningCluster) -> Iterator[DoctorFinding]:
                 f"the router at {url} does not answer",
                 "ferryman status shows whether its process runs; curl -i URL/ready asks it",
             )
-        elif status != READY:
+        elif status != HTTPStatus.OK:
             yield DoctorFinding(
                 "not-ready",
                 f"the router at {url} takes no requests: it knows no worker of some role",

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from http import HTTPStatus
 from pathlib import Path
 
 from rich.console import Console
@@ -18,7 +19,6 @@ from ferryman_launcher.folder_lock import holder_of
 from ferryman_launcher.readiness import ready_status
 from ferryman_launcher.state_folder import RunningCluster, running_cluster
 
-READY = 200
 STOPPED = ("T", "t")
 HOUR, MINUTE = 3600, 60
 
@@ -80,7 +80,8 @@ def cluster_status(state_dir: Path) -> ClusterStatus:
         raise NotFound(f"no cluster runs in {state_dir}: `ferryman up` starts one") from None
     processes = tuple(process_status(name, pid, cluster.down) for name, pid in cluster.pids.items())
     ready = {
-        url: ready_status(url.partition("//")[2], cluster.ca) == READY for url in cluster.http_urls
+        url: ready_status(url.partition("//")[2], cluster.ca) == HTTPStatus.OK
+        for url in cluster.http_urls
     }
     return ClusterStatus(cluster, processes, ready)
 

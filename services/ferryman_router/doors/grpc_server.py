@@ -22,7 +22,7 @@ from ferryman.wire.codec.request import sampling_from_wire
 from ferryman.wire.codec.scalars import token_ids_from_bytes, token_ids_to_bytes
 from ferryman.wire.grpc.rpc import Context, remaining_seconds
 from ferryman.wire.grpc.status import OFFSET, RETRYABLE, STAGE
-from ferryman.wire.nats.bus import Bus, RecordedMessage
+from ferryman.wire.nats.bus import RecordedMessage
 from ferryman.wire.nats.subjects import LifeSubject, Subjects
 from ferryman.wire.public import (
     ChatPrompt,
@@ -54,13 +54,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         frontend: Frontend,
         callers: Authenticator,
         memory: BodyMemory,
-        bus: Bus,
         subjects: Subjects,
+        events: RequestLog,
     ) -> None:
         self._frontend, self._callers, self._memory = frontend, callers, memory
-        self._subjects = subjects
-        forged = frontend.ctx.metrics.forged_messages
-        self._log = RequestLog(frontend.requests, bus, subjects, forged)
+        self._subjects, self._log = subjects, events
 
     def register(self, server: Any) -> None:
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(self, server)

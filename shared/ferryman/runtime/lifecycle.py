@@ -12,7 +12,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from ferryman.errors import InvalidRequest, QueueFull
 from ferryman.handoff.lifecycle import GAP, LifecycleEntry
@@ -25,31 +24,12 @@ VERSION = 1
 Fact = bool | int | float | str | list[int] | list[float] | list[str] | dict[str, int]
 
 
-class LifecycleWatch(Protocol):
-    """Takes each event of a process before it is published, and each note that is not published. It
-    must not wait."""
-
-    def __call__(
-        self,
-        role: str,
-        request_id: str,
-        attempt: int,
-        name: str,
-        traceparent: str,
-        facts: Mapping[str, object],
-        /,
-    ) -> None: ...
+LifecycleWatch = Callable[[str, str, int, str, str, Mapping[str, object]], None]
+"""Takes role, request id, attempt, name, traceparent and facts of each event of a process before it
+is published, and of each note, which is not published. It must not wait."""
 
 
-def unwatched(
-    role: str,
-    request_id: str,
-    attempt: int,
-    name: str,
-    traceparent: str,
-    facts: Mapping[str, object],
-    /,
-) -> None:
+def unwatched(*_: object) -> None:
     """Nobody watches."""
 
 

@@ -22,6 +22,7 @@ from ferryman.handoff.lifecycle import LifecycleEntry
 from ferryman.ids import check_correlation_id
 from ferryman.runtime.access import MetricsGuard
 from ferryman.text.located_prompt import NamedPlace
+from ferryman_router.doors.answer_endpoints import headers_of
 from ferryman_router.doors.auth import Authenticator
 from ferryman_router.doors.web.live_stream import LiveData, LiveStream, LiveStreams, Readiness
 from ferryman_router.doors.web.request_view import request_object
@@ -66,8 +67,7 @@ class WebPage:
         observer = observer_of(self._readers, request)
         if observer is not None:
             return observer
-        headers = {name.lower(): value for name, value in request.headers.items()}
-        tenant = self._callers.authenticate(headers).tenant
+        tenant = self._callers.authenticate(headers_of(request)).tenant
         return tenant_viewer(self._readers, request, tenant)
 
     async def live(self, request: Request) -> Response:
