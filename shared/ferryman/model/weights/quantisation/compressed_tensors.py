@@ -30,7 +30,6 @@ from ferryman.model.weights.quantisation.codes import (
     FP4,
     PACKED_BITS,
     ByteCodes,
-    Codes,
     NibbleCodes,
     middle,
     num_words,
@@ -47,7 +46,7 @@ from ferryman.model.weights.quantisation.fp8 import (
     fp8_matrix,
     read_scales,
 )
-from ferryman.model.weights.quantisation.mxfp4 import BLOCK_LEN, read_powers
+from ferryman.model.weights.quantisation.mxfp4 import with_powers
 from ferryman.model.weights.quantisation.nibble_matrix import NibbleMatrix
 from ferryman.model.weights.quantisation.nvfp4 import inverse, nvfp4_matrix, read_factor
 from ferryman.model.weights.quantisation.quantised_matrix import QuantisedMatrix, even_groups
@@ -92,7 +91,7 @@ class CompressedTensors(WeightFormat):
         dtype = weights.header(name).dtype if weights.has(name) else ""
         if dtype == FP8:
             if self._scheme(weights, name).layout == MXFP8:
-                return _with_powers(weights, name, fp8_codes(weights, name, shape))
+                return with_powers(weights, f"{name}_scale", fp8_codes(weights, name, shape))
             return fp8_matrix(weights, name, shape, self._scheme(weights, name).block)
         if dtype == "I8":
             return _bytes(weights, name, shape, self._scheme(weights, name).block)
@@ -135,14 +134,7 @@ def _mxfp4(
 ) -> QuantisedMatrix:
     rows, columns = shape
     packed = weights.stored(f"{module}.weight_packed", (rows, columns // 2), ("U8",))
-    return _with_powers(weights, f"{module}.weight", NibbleCodes(packed, columns, FP4))
-
-
-def _with_powers(weights: Weights, name: str, codes: Codes) -> QuantisedMatrix:
-    rows, columns = codes.shape
-    powers = read_powers(weights, f"{name}_scale", (rows, columns // BLOCK_LEN))
-    groups = even_groups(columns, BLOCK_LEN)
-    return QuantisedMatrix(codes, powers, groups, None, weights.dtype, weights.device)
+    return with_powers(weights, f"{module}.weight_scale", NibbleCodes(packed, columns, FP4))
 
 
 def _integers(

@@ -48,7 +48,7 @@ from ferryman.model.weights.quantisation.fp8 import (
     fp8_matrix,
     read_scales,
 )
-from ferryman.model.weights.quantisation.mxfp4 import BLOCK_LEN, read_powers
+from ferryman.model.weights.quantisation.mxfp4 import with_powers
 from ferryman.model.weights.quantisation.nvfp4 import nvfp4_matrix, read_factor
 from ferryman.model.weights.quantisation.quantised_matrix import QuantisedMatrix, even_groups
 from ferryman.model.weights.smoothed_matrix import SmoothedMatrix
@@ -116,17 +116,11 @@ def _nvfp4(weights: Weights, name: str, shape: tuple[int, int]) -> Matrix:
 
 def _mxfp4(weights: Weights, name: str, shape: tuple[int, int]) -> Matrix:
     packed = weights.stored(name, (shape[0], shape[1] // 2), ("U8",))
-    return _with_powers(weights, name, NibbleCodes(packed, shape[1], FP4))
+    return with_powers(weights, f"{name}_scale", NibbleCodes(packed, shape[1], FP4))
 
 
 def _mxfp8(weights: Weights, name: str, shape: tuple[int, int]) -> Matrix:
-    return _with_powers(weights, name, fp8_codes(weights, name, shape))
-
-
-def _with_powers(weights: Weights, name: str, codes: Codes) -> Matrix:
-    rows, columns = codes.shape
-    powers = read_powers(weights, f"{name}_scale", (rows, columns // BLOCK_LEN))
-    return _by_group(weights, codes, powers, BLOCK_LEN)
+    return with_powers(weights, f"{name}_scale", fp8_codes(weights, name, shape))
 
 
 def _fp8(weights: Weights, name: str, shape: tuple[int, int]) -> Matrix:

@@ -18,7 +18,7 @@ from ferryman.errors import ConfigError
 from ferryman.model.shapes.config_fields import ConfigFields
 from ferryman.model.weights.matrix import Matrix
 from ferryman.model.weights.named_weights import WeightFormat, Weights
-from ferryman.model.weights.quantisation.codes import FP4, NibbleCodes
+from ferryman.model.weights.quantisation.codes import FP4, Codes, NibbleCodes
 from ferryman.model.weights.quantisation.quantised_matrix import QuantisedMatrix, even_groups
 
 METHOD = "mxfp4"
@@ -48,16 +48,21 @@ def mxfp4_matrices(
     blocks = weights.stored(f"{name}_blocks", blocks_shape, ("U8",))
     powers = read_powers(weights, f"{name}_scales", blocks_shape[:-1])
     return tuple(
-        QuantisedMatrix(
-            NibbleCodes(packed, columns, FP4),
-            power,
-            even_groups(columns, BLOCK_LEN),
-            None,
-            weights.dtype,
-            weights.device,
-        )
+        _in_blocks(weights, NibbleCodes(packed, columns, FP4), power)
         for packed, power in zip(blocks.flatten(2), powers, strict=True)
     )
+
+
+def with_powers(weights: Weights, name: str, codes: Codes) -> QuantisedMatrix:
+    """A weight in `codes` whose blocks have the powers of two `name`. Raises ConfigError as
+    `read_powers`."""
+    rows, columns = codes.shape
+    return _in_blocks(weights, codes, read_powers(weights, name, (rows, columns // BLOCK_LEN)))
+
+
+def _in_blocks(weights: Weights, codes: Codes, powers: Tensor) -> QuantisedMatrix:
+    groups = even_groups(codes.shape[1], BLOCK_LEN)
+    return QuantisedMatrix(codes, powers, groups, None, weights.dtype, weights.device)
 
 
 def read_powers(weights: Weights, name: str, shape: tuple[int, ...]) -> Tensor:
