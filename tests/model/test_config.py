@@ -189,8 +189,8 @@ def test_the_generation_config_says_where_to_stop(edited: Callable[[str, Edit], 
     ("edit", "named"),
     [
         pytest.param(
-            lambda raw: raw.update(architectures=["GPT2LMHeadModel"]),
-            ["GPT2LMHeadModel", "no supported one has a similar name", "`ferryman models`"],
+            lambda raw: raw.update(architectures=["BloomForCausalLM"]),
+            ["BloomForCausalLM", "no supported one has a similar name", "`ferryman models`"],
             id="unknown architecture",
         ),
         pytest.param(lambda raw: raw.pop("architectures"), ["architectures"], id="no architecture"),

@@ -124,8 +124,10 @@ def _load_gates(weights: Weights, shape: RgLruShape) -> BlockGates:
         weights.transposed_matrices(f"{name}_weight", shape.blocks, size, size) for name in names
     ]
     biases = [weights.tensor(f"{name}_bias", shape.blocks, size) for name in names]
+    num_blocks = shape.shard(weights.group.num_ranks).blocks
+    first = weights.group.rank * num_blocks
     linears = [
         join_linear([gate[block] for gate in matrices], torch.cat([b[block] for b in biases]))
-        for block in share_of(torch.arange(shape.blocks), shape.blocks, weights.group).tolist()
+        for block in range(first, first + num_blocks)
     ]
     return BlockGates(tuple(linears), size)
