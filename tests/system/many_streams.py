@@ -76,8 +76,13 @@ async def answers_though_disturbed(
         async with asyncio.timeout(300):
             await streams.many.wait()
         disturb()
-        answers = await asyncio.gather(*reading)
-        routes = [await client.explain(f"{name}-{n}") for n in range(len(prompts))]
+        async with asyncio.timeout(
+            240
+        ):  # before the client's own deadline: this one names the wait
+            answers = await asyncio.gather(*reading)
+        # What has ended is in the lifecycle log alone, and a busy broker takes its time.
+        names = [f"{name}-{n}" for n in range(len(prompts))]
+        routes = [await client.explain(request_id, deadline_seconds=60.0) for request_id in names]
     return answers, sum(len(each) > 1 for each in routes)
 
 
