@@ -14,7 +14,13 @@ from ferryman.runtime.embedded import ServerCommand, free_ports, nats_command
 from ferryman.runtime.parent import with_parent
 from ferryman.security.credentials import ClusterRole, credentials_of
 from ferryman.security.key_file import make_key_file, read_key_file
-from ferryman.settings.cluster import DoorPorts, UpOptions, WorkerRole, usable_cores
+from ferryman.settings.cluster import (
+    DEFAULT_STORAGE_BYTES,
+    DoorPorts,
+    UpOptions,
+    WorkerRole,
+    usable_cores,
+)
 from ferryman.settings.groups import TierPolicySettings
 from ferryman.settings.sources import as_environment, flat_values
 from ferryman_launcher.child import ChildSpec
@@ -174,6 +180,9 @@ class _Services:
         if tiers.has_storage and not is_theirs:
             fixed["storage_dir"] = tiers.storage_folder(self.folder.path, node.name)
             fixed["storage_bytes"] = tiers.node_storage_bytes
+        elif not tiers.has_storage and "storage_dir" not in settings:
+            # For a host-cache the folder says whether there is a tier; no size is 0.
+            fixed["storage_bytes"] = DEFAULT_STORAGE_BYTES
         return self._job(name, "hostcache", HOST_CACHE, self._policies(), fixed)
 
     def _routers(self) -> Iterator[ChildSpec]:

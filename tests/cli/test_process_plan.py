@@ -433,6 +433,20 @@ def test_storage_of_host_caches_alone_is_theirs(tmp_path: Path) -> None:
     assert found["hostcache"].items() >= given.items()
 
 
+@pytest.mark.parametrize(
+    ("flags", "given"),
+    [
+        pytest.param({"storage_bytes": "0"}, {}, id="by a flag"),
+        pytest.param({}, {"FERRYMAN_STORAGE_BYTES": "0"}, id="by a variable"),
+    ],
+)
+def test_a_host_cache_without_storage_starts(
+    tmp_path: Path, flags: Mapping[str, str], given: Mapping[str, str]
+) -> None:
+    found = environments(tmp_path, flags, given)["hostcache"]
+    assert read_settings(HostCacheSettings, "hostcache", Sources.of(found)).storage.folder == ""
+
+
 def test_only_routers_and_host_caches_are_told_where_the_key_is(
     choices: UpOptions, tmp_path: Path
 ) -> None:
