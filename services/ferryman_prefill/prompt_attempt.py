@@ -97,7 +97,8 @@ class PromptAttempt(ABC):
     async def run(self, position: int) -> None:
         """Runs from the queue to the hand-off, within the deadline. Raises the error that ended
         it."""
-        self._say("queued", position=position)
+        forks = list(self.order.request.fork_points)
+        self._say("queued", position=position, **({"forks": forks} if forks else {}))
         self.progress.put_nowait(values.PrefillQueued())
         try:
             async with (

@@ -2,7 +2,8 @@
 
 `received` and `finished` carry a chain: a print of every `step`th page key, of the prompt or of
 prompt and answer. Keys are chained, so two requests with the same print at the same place share
-everything before it. Tokens after the deepest common print count as a request's own.
+everything before it. Tokens after the deepest common print count as a request's own. `queued` has
+the prompt's fork points.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 from statistics import median
 
 from ferryman.handoff.chain_prints import decode_prints
-from ferryman.handoff.lifecycle import PREFILL, ROUTER, LifecycleEntry
+from ferryman.handoff.lifecycle import DECODE, PREFILL, ROUTER, LifecycleEntry
 from ferryman.runtime.lifecycle import decode_event
 from ferryman_simulator.trace import (
     MAX_REQUESTS,
@@ -29,6 +30,7 @@ from ferryman_simulator.trace import (
 )
 
 Names = dict[int, bytes]
+_Attempt = tuple[str, int, str]
 
 
 @dataclass(slots=True)
@@ -39,11 +41,13 @@ class _RouterView:
     prompt_len: int
     names: Names
     output_len: int = 0
+    fork_points: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
 class _EventLine:
-    """The events of one prefill worker about one attempt: (tokens computed, milliseconds) each."""
+    """The events of one worker about one attempt: (tokens since the event before, milliseconds)
+    each."""
 
     points: list[tuple[int, float]] = field(default_factory=list)
 
@@ -51,12 +55,17 @@ class _EventLine:
 def read_lifecycle(path: Path, lines: Iterable[tuple[int, str]], page_size: int) -> Trace:
     """The requests that ended well in the log in `path`. Raises BadTrace."""
     received: dict[str, _RouterView] = {}
-    chunks: dict[tuple[str, int, str], _EventLine] = {}
+    chunks: dict[_Attempt, _EventLine] = {}
+    drawn: dict[_Attempt, _EventLine] = {}
     gaps_ms: list[float] = []
     for number, line in lines:
         event = _event(path, number, line)
         if event.role == PREFILL and event.name in ("admitted", "chunk"):
             _note_chunk(chunks, event)
+        elif event.role == DECODE and event.name in ("first_token", "finished"):
+            _note_draws(drawn, event)
+        elif event.role == PREFILL and event.name == "queued" and event.request_id in received:
+            received[event.request_id].fork_points = _forks(path, number, event)
         elif event.role == ROUTER and event.name == "received":
             received[event.request_id] = _received(path, number, event, page_size)
         elif event.role == ROUTER and event.name == "finished" and event.request_id in received:
@@ -67,7 +76,8 @@ def read_lifecycle(path: Path, lines: Iterable[tuple[int, str]], page_size: int)
     if not received:
         raise BadTrace(path, 1, "no request was received in it")
     whole = {name: view for name, view in received.items() if view.output_len}
-    pace = MeasuredPace(_prefill_pace(chunks.values()), _median(gaps_ms) / 1000)
+    step_seconds = _pace(drawn.values()) or _median(gaps_ms) / 1000
+    pace = MeasuredPace(_pace(chunks.values()), step_seconds)
     return Trace(by_arrival(_requests(whole, page_size)), pace, len(received) - len(whole))
 
 
@@ -126,26 +136,50 @@ def _requests(received: Mapping[str, _RouterView], page_size: int) -> Iterator[T
         content = content.then(own(index, total - content.num_tokens))
         for place in places:
             contents.setdefault(place, content)
-        yield TracedRequest(request_id, view.arrived_ms / 1000, content, view.prompt_len)
+        forks = tuple(point for point in view.fork_points if point < view.prompt_len)
+        yield TracedRequest(request_id, view.arrived_ms / 1000, content, view.prompt_len, forks)
+
+
+def _forks(path: Path, number: int, event: LifecycleEntry) -> tuple[int, ...]:
+    """Rising positions; none where the event had no room for them."""
+    points = event.facts.get("forks", [])
+    if not isinstance(points, list) or not all(_is_place(point) for point in points):
+        raise BadTrace(path, number, f"forks should be whole numbers up to {MAX_TOKENS}")
+    return tuple(sorted(set(points)))
+
+
+def _is_place(value: object) -> bool:
+    return type(value) is int and 0 < value <= MAX_TOKENS
 
 
 # Times in the log.
 
 
-def _note_chunk(chunks: dict[tuple[str, int, str], _EventLine], event: LifecycleEntry) -> None:
-    key = (event.request_id, event.attempt, event.worker_id)
+def _note_draws(drawn: dict[_Attempt, _EventLine], event: LifecycleEntry) -> None:
+    """The first token and the last one, as the worker says: clients get tokens in bunches."""
+    key, tokens = _attempt_of(event), event.facts.get("tokens", 0)
+    count = tokens - 1 if isinstance(tokens, int) and event.name == "finished" else 0
+    drawn.setdefault(key, _EventLine()).points.append((count, event.elapsed_ms))
+
+
+def _attempt_of(event: LifecycleEntry) -> _Attempt:
+    return event.request_id, event.attempt, event.worker_id
+
+
+def _note_chunk(chunks: dict[_Attempt, _EventLine], event: LifecycleEntry) -> None:
+    key = _attempt_of(event)
     start, end = event.facts.get("start", 0), event.facts.get("end", 0)
     tokens = end - start if isinstance(start, int) and isinstance(end, int) else 0
     chunks.setdefault(key, _EventLine()).points.append((tokens, event.elapsed_ms))
 
 
-def _prefill_pace(lines: Iterable[_EventLine]) -> float:
-    """Seconds per token: the median over all chunks, because steps also serve other prompts."""
+def _pace(lines: Iterable[_EventLine]) -> float:
+    """Seconds per token: the median over all pairs, because steps also serve other requests."""
     paces = [
         (after[1] - before[1]) / 1000 / after[0]
         for line in lines
         for before, after in pairwise(line.points)
-        if after[0]
+        if after[0] > 0
     ]
     return _median(paces)
 

@@ -8,7 +8,7 @@ import pytest
 
 from ferryman.cache.keys import as_token_ids, page_keys
 from ferryman.handoff.chain_prints import chain_prints, encode_prints
-from ferryman.handoff.lifecycle import PREFILL, ROUTER, LifecycleEntry
+from ferryman.handoff.lifecycle import DECODE, PREFILL, ROUTER, LifecycleEntry
 from ferryman.runtime.lifecycle import encode_event
 from ferryman_simulator.options import Format
 from ferryman_simulator.run import read_trace
@@ -92,9 +92,30 @@ def test_chunks_and_gaps_tell_the_pace(tmp_path: Path) -> None:
     assert pace.decode_step_seconds == pytest.approx(0.008)
 
 
+def test_a_decode_worker_tells_its_steps_where_clients_get_tokens_in_bunches(
+    tmp_path: Path,
+) -> None:
+    draws = [
+        event(DECODE, "first_token", "a", 30.0, offset=0),
+        event(DECODE, "finished", "a", 75.0, tokens=10, reason="length"),
+    ]
+    pace = read(tmp_path, [*told("a", 0, [1] * 20, [1]), *draws]).pace
+    assert pace.decode_step_seconds == pytest.approx(0.005), "and not the 8 ms between pieces"
+
+
+def test_fork_points_are_those_that_prefill_was_told(tmp_path: Path) -> None:
+    first, *rest = told("a", 0, [1] * 40, [1])
+    queued = event(PREFILL, "queued", "a", 1.0, position=1, forks=[16, 32, 64])
+    (request,) = read(tmp_path, [first, queued, *rest]).requests
+    assert request.fork_points == (16, 32), "and none behind the prompt"
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [
+        pytest.param(
+            event(PREFILL, "queued", "a", 0, forks=[3, "x"]), "forks should be", id="forks"
+        ),
         pytest.param("{}", "version", id="no event"),
         pytest.param(event(ROUTER, "received", "x", 0, tokens=-1), "tokens", id="a length"),
         pytest.param(
