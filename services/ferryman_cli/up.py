@@ -64,10 +64,10 @@ def run_up(
         checked = check_apart(choices, places, launch)
         if not checked.is_on_cpu:
             launch = execute  # a card cannot be forked
-        announce = json_announcer(checked)
+        announce = json_announcer(checked, choices)
         if not as_json:
             folder, is_detached = StateFolder(choices.state_dir), release is not None
-            announce = text_announcer(folder, checked, is_detached=is_detached)
+            announce = text_announcer(folder, checked, choices, is_detached=is_detached)
         announced = announce if release is None else followed_by(announce, release)
         return _run_checked(choices, places, checked, launch, announced, as_json=as_json)
 

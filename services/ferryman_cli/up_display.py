@@ -15,11 +15,18 @@ from typing import Protocol, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
+from ferryman.settings.cluster import UpOptions
 from ferryman.wire.nats.subjects import Subjects
 from ferryman_launcher.checks.check_apart import CheckedCluster
 from ferryman_launcher.host_plan import HostPlan, plan_line
 from ferryman_launcher.readiness import CompileReport, StartReport
-from ferryman_launcher.state_folder import DEFAULT, NATS_URL, RunningCluster, StateFolder
+from ferryman_launcher.state_folder import (
+    DEFAULT,
+    METRICS_TOKEN,
+    NATS_URL,
+    RunningCluster,
+    StateFolder,
+)
 
 QUESTION = "The red kite is in Oslo. The blue kite is in Lima.\nWhere is the red kite?"
 STEPS = 10
@@ -39,9 +46,11 @@ def banner(
     plans: Iterable[HostPlan] = (),
     workers: Iterable[str] = (),
     *,
+    page: str = "",
     is_detached: bool = False,
 ) -> str:
-    """Endpoints, and lines to try; `program` is the path of this command, `workers` are lines.
+    """Endpoints, and lines to try; `program` is the path of this command, `workers` are lines, and
+    `page` is that of `page_line`.
 
     The pasted lines use a new id each time, because an id names one request.
     """
@@ -58,7 +67,7 @@ def banner(
     return f"""Ferryman is up and serves {cluster.model}.
 
   HTTP   {http}
-  gRPC   {cluster.grpc}
+{page}  gRPC   {cluster.grpc}
   NATS   {cluster.nats}
   Redis  {cluster.redis}
   logs   {state_dir / "logs"}
@@ -75,13 +84,27 @@ Try in another terminal:
 {ending}"""
 
 
-def json_announcer(checked: CheckedCluster) -> Announce:
+def page_url(cluster: RunningCluster, choices: UpOptions) -> str:
+    """The address of the first router's web page; empty if it has none."""
+    return f"{cluster.http_urls[0]}/" if choices.doors.web_page else ""
+
+
+def page_line(cluster: RunningCluster, choices: UpOptions, state_dir: Path) -> str:
+    """The banner's line for the web page, with its end of line; empty if there is none. A locked
+    cluster shows its fleet to those who paste a token."""
+    url = page_url(cluster, choices)
+    token = "" if choices.insecure else f" (the fleet: key in {state_dir / METRICS_TOKEN})"
+    return f"  page   {url}{token}\n" if url else ""
+
+
+def json_announcer(checked: CheckedCluster, choices: UpOptions) -> Announce:
     """Prints one line of JSON, for programs."""
 
     def announce(cluster: RunningCluster, plans: Sequence[HostPlan]) -> None:
         line: Mapping[str, object] = {
             "event": "ready",
             "http": cluster.http,
+            "page": page_url(cluster, choices),
             "grpc": cluster.grpc,
             "nats": cluster.nats,
             "redis": cluster.redis,
@@ -95,13 +118,14 @@ def json_announcer(checked: CheckedCluster) -> Announce:
 
 
 def text_announcer(
-    folder: StateFolder, checked: CheckedCluster, *, is_detached: bool = False
+    folder: StateFolder, checked: CheckedCluster, choices: UpOptions, *, is_detached: bool = False
 ) -> Announce:
     """Prints the banner, for people."""
 
     def announce(cluster: RunningCluster, plans: Sequence[HostPlan]) -> None:
-        path, program = folder.path, sys.argv[0]
-        text = banner(cluster, path, program, plans, checked.lines, is_detached=is_detached)
+        path, program, lines = folder.path, sys.argv[0], checked.lines
+        page = page_line(cluster, choices, path)
+        text = banner(cluster, path, program, plans, lines, page=page, is_detached=is_detached)
         print(text, flush=True)
 
     return announce

@@ -7,7 +7,7 @@ import shlex
 from dataclasses import replace
 from pathlib import Path
 
-from ferryman_cli.up_display import banner
+from ferryman_cli.up_display import banner, page_line, page_url
 from ferryman_launcher.checks.cluster_memory import plan_memory, worker_line
 from ferryman_launcher.host_plan import HostPlan
 from ferryman_launcher.options import up_options, up_sources
@@ -47,6 +47,23 @@ def test_every_router_is_named() -> None:
     said = banner(two, DEFAULT.absolute(), "ferryman")
     assert "  HTTP   http://h:1/v1\n         http://h:3/v1\n  gRPC   h:2,h:4\n" in said
     assert "  curl http://h:1/v1/chat/completions " in said
+
+
+def test_the_page_is_named_with_the_key_that_its_fleet_wants() -> None:
+    locked, where = up_options(up_sources({}, {})), DEFAULT.absolute()
+    line = page_line(CLUSTER, locked, where)
+    assert line == f"  page   http://h:1/ (the fleet: key in {where}/metrics.token)\n"
+    said = banner(CLUSTER, where, "ferryman", page=line)
+    assert f"  HTTP   http://h:1/v1\n{line}  gRPC   h:2\n" in said
+
+
+def test_an_open_cluster_names_its_page_alone_and_one_without_a_page_none() -> None:
+    is_open, none = (
+        up_options(up_sources(flags, {})) for flags in ({"insecure": True}, {"web_page": False})
+    )
+    assert page_line(CLUSTER, is_open, DEFAULT) == "  page   http://h:1/\n"
+    assert page_line(CLUSTER, none, DEFAULT) == page_url(CLUSTER, none) == ""
+    assert "  page " not in banner(CLUSTER, DEFAULT.absolute(), "ferryman")
 
 
 def test_another_state_folder_is_named_in_every_line(tmp_path: Path) -> None:

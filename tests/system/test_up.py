@@ -53,7 +53,7 @@ def test_a_cluster_of_two_routers_serves_survives_deaths_and_leaves_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with up(tmp_path, "--routers", "2") as cluster:
-        doors = {"http", "grpc", "nats", "redis"}
+        doors = {"http", "page", "grpc", "nats", "redis"}
         assert set(cluster.said) == {"event", "pids", "memory", "tiers"} | doors
         assert [worker["role"] for worker in cluster.said["memory"]] == ["prefill", "decode"]
         assert set(cluster.said["pids"]) == NAMES
