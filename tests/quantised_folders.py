@@ -19,7 +19,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-LINEAR = re.compile(r"(proj|proj_\w+|[qkv]_[ab]_proj\w*|wq_b|wk|(in|out)put_linear)\.weight$")
+LINEAR = re.compile(
+    r"(proj|proj_\w+|[qkv]_[ab]_proj\w*|wq_b|wk|(in|out)put_linear|linear_(left|right)"
+    r"|per_layer_\w+|altup_\w+\.\d+|modality_router|\w+ion_coefs)\.weight$"
+)
 """The weights that tools quantise; the others in a checkpoint stay in floats."""
 
 
@@ -70,7 +73,8 @@ def save_quantised(plain: Path, folder: Path, recipe: Recipe, seed: int = 0) -> 
 
 
 def is_quantised(name: str, weight: Tensor, recipe: Recipe) -> bool:
-    if weight.ndim != 2 or not LINEAR.search(name):
+    # Codes of a single number say nothing about the spread that their scales are drawn from.
+    if weight.ndim != 2 or weight.numel() == 1 or not LINEAR.search(name):
         return False
     return weight.shape[0] % recipe.rows == 0 and weight.shape[1] % recipe.columns == 0
 

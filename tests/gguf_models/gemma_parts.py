@@ -1,11 +1,12 @@
-"""Gemma 4 as GGUF files, by a second reading of llama.cpp's converter.
+"""Gemma 3n and 4 as GGUF files, by a second reading of llama.cpp's converter.
 
 `hybrid_conversion.py` names its tree; there it is conversion/gemma.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,14 @@ _PARTS = {
     "per_layer_input_gate.weight": "inp_gate.weight",
     "per_layer_projection.weight": "proj.weight",
     "post_per_layer_input_norm.weight": "post_norm.weight",
+    "altup.correction_coefs.weight": "altup_correct_coef.weight",
+    "altup.correct_output_scale": "altup_correct_scale.weight",
+    "altup.prediction_coefs.weight": "altup_predict_coef.weight",
+    "altup.modality_router.weight": "altup_router.weight",
+    "altup.router_norm.weight": "altup_router_norm.weight",
+    "laurel.linear_left.weight": "laurel_l.weight",
+    "laurel.linear_right.weight": "laurel_r.weight",
+    "laurel.post_laurel_norm.weight": "laurel_post_norm.weight",
     "layer_scalar": "layer_output_scale.weight",
     "router.proj.weight": "ffn_gate_inp.weight",
     "router.scale": "ffn_gate_inp.scale",
@@ -33,6 +42,7 @@ _PARTS = {
     "post_feedforward_layernorm_1.weight": "post_ffw_norm_1.weight",
     "post_feedforward_layernorm_2.weight": "post_ffw_norm_2.weight",
 }
+_STACKS = {"altup_projections": "altup_proj", "altup_unembed_projections": "altup_unembd_proj"}
 
 
 def gemma_target(name: str) -> str | None:
@@ -43,6 +53,14 @@ def gemma_target(name: str) -> str | None:
     return _NAMES.get(name.removeprefix("model."))
 
 
+def stream_stacks(tensors: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
+    """The projections of the streams after the first, in one tensor each."""
+    for part, target in _STACKS.items():
+        names = [name for name in sorted(tensors) if name.startswith(f"model.{part}.")]
+        if names:
+            yield f"{target}.weight", np.stack([tensors[name] for name in names])
+
+
 def wave_factors(config: Mapping[str, Any]) -> np.ndarray:
     """The factors of full layers in Gemma 4: waves that stand still have a huge one."""
     half = _full(config)["head_dim"] // 2
@@ -50,7 +68,7 @@ def wave_factors(config: Mapping[str, Any]) -> np.ndarray:
     return np.where(np.arange(half) < int(share * half), 1.0, 1e30).astype("f4")
 
 
-def gemma_keys(config: Mapping[str, Any]) -> dict[str, Setting]:
+def gemma_keys(architecture: str, config: Mapping[str, Any]) -> dict[str, Setting]:
     rope, are_windows = config["rope_parameters"], _are_windows(config)
     keys: dict[str, Setting] = {
         "attention.sliding_window_pattern": are_windows,
@@ -60,11 +78,24 @@ def gemma_keys(config: Mapping[str, Any]) -> dict[str, Setting]:
         "rope.freq_base": float(rope["full_attention"]["rope_theta"]),
         "rope.freq_base_swa": float(rope["sliding_attention"]["rope_theta"]),
     }
-    return {**keys, **_sizes(config, are_windows)}
+    own = _streams(config) if architecture == "gemma3n" else _sizes(config, are_windows)
+    return {**keys, **own}
 
 
 def _are_windows(config: Mapping[str, Any]) -> list[bool]:
     return [kind == "sliding_attention" for kind in config["layer_types"]]
+
+
+def _streams(config: Mapping[str, Any]) -> dict[str, Setting]:
+    shares = config["activation_sparsity_pattern"]
+    return {
+        "altup.active_idx": config["altup_active_idx"],
+        "altup.num_inputs": config["altup_num_inputs"],
+        "activation_sparsity_scale": [
+            float(NormalDist().inv_cdf(share)) if share else float("-inf") for share in shares
+        ],
+        "feed_forward_length": config["intermediate_size"],
+    }
 
 
 def _full(config: Mapping[str, Any]) -> Mapping[str, Any]:

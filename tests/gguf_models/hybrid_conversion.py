@@ -18,7 +18,7 @@ import numpy as np
 from safetensors.torch import load_file
 from tests.gguf_models.conversion import split_experts
 from tests.gguf_models.files import WrittenTensor, floats, write
-from tests.gguf_models.gemma_parts import gemma_target, wave_factors
+from tests.gguf_models.gemma_parts import gemma_target, stream_stacks, wave_factors
 from tests.gguf_models.hybrid_keys import Config, common_keys, own_keys
 from tools.bench.gguf.container import Setting
 
@@ -89,6 +89,7 @@ _PARTS = {
 }
 _WITH_ONE_NORM_NAME = ("deepseek2", "dots1")
 _OF_MAMBA2 = ("mamba2", "falcon-h1", "nemotron_h", "nemotron_h_moe")
+_WITH_LAYER_INPUTS = ("gemma3n", "gemma4")
 _OF_DELTAS = ("qwen3next", "qwen35", "qwen35moe")
 
 
@@ -115,8 +116,8 @@ def hybrid_parts(
     if architecture not in ("gpt-oss", "gemma4"):
         tensors = split_experts(tensors)
     written: dict[str, np.ndarray] = {}
-    if architecture == "gemma4":
-        written, tensors = _gemma_parts(config, tensors)
+    if architecture in _WITH_LAYER_INPUTS:
+        written, tensors = _gemma_parts(architecture, config, tensors)
     stacks: dict[str, dict[int, np.ndarray]] = {}
     for name, tensor in sorted(tensors.items()):
         values = tensor.float().numpy()
@@ -130,13 +131,17 @@ def hybrid_parts(
 
 
 def _gemma_parts(
-    config: Config, tensors: Mapping[str, Any]
+    architecture: str, config: Config, tensors: Mapping[str, Any]
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """The tensors that Gemma 4 alone has, written; and those that are left."""
-    written, left = {"rope_freqs.weight": wave_factors(config)}, dict(tensors)
-    for name, tensor in tensors.items():
+    """What Gemma 3n and 4 have alone, written; and the tensors that are left."""
+    plain = {name: tensor.float().numpy() for name, tensor in tensors.items()}
+    written = dict(stream_stacks(plain))
+    if architecture == "gemma4":
+        written["rope_freqs.weight"] = wave_factors(config)
+    left = {name: tensor for name, tensor in tensors.items() if ".altup_" not in name}
+    for name in list(left):
         if (target := gemma_target(name)) is not None:
-            written[target] = tensor.float().numpy()
+            written[target] = plain[name]
             del left[name]
     return written, left
 

@@ -118,8 +118,8 @@ def own_keys(architecture: str, config: Config) -> dict[str, Setting]:
         case "glm4moe":
             turning = config["rope_parameters"]["partial_rotary_factor"] * config["head_dim"]
             return {"rope.dimension_count": int(turning), "expert_gating_func": 2}
-        case "gemma4":
-            return gemma_keys(config)
+        case "gemma3n" | "gemma4":
+            return gemma_keys(architecture, config)
         case _:
             return {}
 

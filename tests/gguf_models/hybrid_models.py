@@ -15,6 +15,7 @@ from transformers import (
     Dots1Config,
     FalconH1Config,
     FalconMambaConfig,
+    Gemma3nTextConfig,
     Gemma4TextConfig,
     Glm4MoeConfig,
     GptOssConfig,
@@ -243,6 +244,17 @@ HYBRIDS: Mapping[str, tuple[str, PretrainedConfig]] = {
         Glm4MoeConfig(**_HEADS, **_GROUPED, **_QUARTER, use_qk_norm=True, attention_bias=True),
     ),
     "dots1": ("dots1", Dots1Config(**{**_HEADS, "num_key_value_heads": 4}, **_GROUPED)),
+    "gemma3n": (
+        "gemma3n",
+        Gemma3nTextConfig(
+            **_WINDOWS,
+            num_kv_shared_layers=2,
+            hidden_size_per_layer_input=32,
+            altup_num_inputs=4,
+            laurel_rank=32,
+            activation_sparsity_pattern=[0.95, 0.95, 0.0, 0.0],
+        ),
+    ),
     "gemma4 small": (
         "gemma4",
         Gemma4TextConfig(

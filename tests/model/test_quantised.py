@@ -42,8 +42,17 @@ from ferryman.model.registry import load_model, model_fingerprint
 from ferryman.model.shapes.ranks import SINGLE_RANK, Group
 from ferryman.model.weights.load_progress import LoadProgress
 
-FAMILIES = ("llama", "qwen3_next", "deepseek_v32", "falcon_h1", "nemotron_h", "granite")
-"""With biases, experts, delta nets, latents, an index, multipliers and Mamba between them."""
+FAMILIES = (
+    "llama",
+    "qwen3_next",
+    "deepseek_v32",
+    "falcon_h1",
+    "nemotron_h",
+    "granite",
+    "gemma3n",
+)
+"""With biases, experts, delta nets, latents, an index, multipliers by row and by column, and Mamba
+between them."""
 
 RECIPES = {**LINEAR_RECIPES, **TOOL_RECIPES}
 

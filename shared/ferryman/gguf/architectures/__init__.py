@@ -138,6 +138,9 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
     "gemma3": GgufArchitecture(
         transformer.gemma3_fields, transformer.gemma_names, ("Gemma3ForCausalLM",)
     ),
+    "gemma3n": GgufArchitecture(
+        gemmas.gemma3n_fields, gemmas.gemma3n_names, ("Gemma3nForCausalLM",)
+    ),
     "gemma4": GgufArchitecture(gemmas.gemma4_fields, gemmas.gemma4_names, ("Gemma4ForCausalLM",)),
 }
 

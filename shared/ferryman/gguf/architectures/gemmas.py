@@ -1,12 +1,14 @@
-"""Gemma 4, its text: pages that several layers read, and inputs of each layer.
+"""Gemma 3n and Gemma 4, their text: pages that several layers read, and inputs of each layer.
 
-    source   conversion/gemma.py and src/models/gemma4.cpp of llama.cpp
+    source   conversion/gemma.py and src/models/gemma3n.cpp, gemma4.cpp of llama.cpp
 
-Its norms have plain weights in folders, too. A file has its "proportional" positions as
+Their norms have plain weights in folders, too. A file has Gemma 4's "proportional" positions as
 factors of its waves: 1 for those that turn, a huge number for those that stand still.
 """
 
 from __future__ import annotations
+
+from statistics import NormalDist
 
 from ferryman.gguf.architectures.config_fields import (
     Fields,
@@ -21,7 +23,7 @@ from ferryman.gguf.architectures.tensor_names import (
     TensorNames,
     mlp_names,
 )
-from ferryman.gguf.architectures.transformer import GEMMA_NORMS
+from ferryman.gguf.architectures.transformer import GEMMA_NORMS, dense_fields
 from ferryman.gguf.model_file import GgufFile
 
 _STANDING = 1e29
@@ -34,6 +36,10 @@ _ENDS = {
     "per_layer_model_proj.weight": "model.per_layer_model_projection.weight",
     "per_layer_proj_norm.weight": "model.per_layer_projection_norm.weight",
 }
+_STREAM_ENDS = {
+    "altup_proj.weight": "model.altup_projections.{}.weight",
+    "altup_unembd_proj.weight": "model.altup_unembed_projections.{}.weight",
+}
 _LAYER = {
     **GEMMA_NORMS,
     **ATTENTION,
@@ -41,6 +47,16 @@ _LAYER = {
     "inp_gate.weight": "per_layer_input_gate.weight",
     "proj.weight": "per_layer_projection.weight",
     "post_norm.weight": "post_per_layer_input_norm.weight",
+}
+_STREAMS = {
+    "altup_correct_coef.weight": "altup.correction_coefs.weight",
+    "altup_correct_scale.weight": "altup.correct_output_scale",
+    "altup_predict_coef.weight": "altup.prediction_coefs.weight",
+    "altup_router.weight": "altup.modality_router.weight",
+    "altup_router_norm.weight": "altup.router_norm.weight",
+    "laurel_l.weight": "laurel.linear_left.weight",
+    "laurel_r.weight": "laurel.linear_right.weight",
+    "laurel_post_norm.weight": "laurel.post_laurel_norm.weight",
 }
 _EXPERTS = {
     "layer_output_scale.weight": "layer_scalar",
@@ -58,8 +74,34 @@ _JOINED: dict[tuple[str, ...], str] = {
 }
 
 
+def gemma3n_names(model: GgufFile) -> TensorNames:
+    return TensorNames({**_ENDS, **_STREAM_ENDS}, {**_LAYER, **_STREAMS})
+
+
 def gemma4_names(model: GgufFile) -> TensorNames:
     return TensorNames(_ENDS, {**_LAYER, **_EXPERTS}, joined=_JOINED)
+
+
+def gemma3n_fields(model: GgufFile) -> Fields:
+    """A file has for each layer by how many deviations a channel must stand out, the folder the
+    share of channels that do not."""
+    metadata = model.metadata
+    rank = model.tensors.get("blk.0.laurel_l.weight")
+    if rank is None:
+        raise metadata.refusal("{arch}.block_count", "given with a tensor blk.0.laurel_l.weight")
+    deviations = metadata.numbers("{arch}.activation_sparsity_scale")
+    shares = [float(f"{NormalDist().cdf(value):.6g}") for value in deviations]
+    return {
+        **dense_fields(model, "Gemma3nForCausalLM"),
+        **_common_fields(model),
+        "final_logit_softcapping": metadata.number("{arch}.final_logit_softcapping", 30.0),
+        "rope_local_base_freq": metadata.number("{arch}.rope.freq_base_swa", 10_000.0),
+        "altup_num_inputs": metadata.whole("{arch}.altup.num_inputs"),
+        "altup_active_idx": metadata.whole("{arch}.altup.active_idx"),
+        "altup_correct_scale": True,
+        "laurel_rank": rank.shape[0],
+        "activation_sparsity_pattern": shares[: metadata.num_layers],
+    }
 
 
 def gemma4_fields(model: GgufFile) -> Fields:

@@ -31,7 +31,11 @@ def named_tensors(model: GgufFile, names: TensorNames) -> dict[str, NamedTensor]
     for layer in range(num_layers):
         tensors += _layer_tensors(model, names, layer, unread)
     for source, target in names.ends.items():
-        if (header := unread.pop(source, None)) is not None:
+        if (header := unread.pop(source, None)) is None:
+            continue
+        if "{}" in target:
+            tensors += _separate(target, header)
+        else:
             form = _form(names, source, target)
             tensors.append(NamedTensor(target, header.shape, (_whole(header),), form))
     if unread:
@@ -64,8 +68,7 @@ def _layer_tensors(
         if (header := unread.pop(there + source, None)) is None:
             continue
         if "{}" in target:
-            for index, part in enumerate(_members(header)):
-                yield NamedTensor(here + target.format(index), header.shape[1:], (part,))
+            yield from _separate(here + target, header)
             continue
         yield NamedTensor(
             here + target,
@@ -75,6 +78,12 @@ def _layer_tensors(
             _row_order(model, names, layer, source, target, header),
             names.column_orders.get(target),
         )
+
+
+def _separate(target: str, header: TensorHeader) -> Iterable[NamedTensor]:
+    """The matrices of a stack under names with their numbers."""
+    for index, part in enumerate(_members(header)):
+        yield NamedTensor(target.format(index), header.shape[1:], (part,))
 
 
 def _row_order(

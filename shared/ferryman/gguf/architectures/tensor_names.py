@@ -1,9 +1,8 @@
 """Tables from llama.cpp's names of tensors to those of a Hugging Face folder.
 
 A name with "{}" on the folder's side stands for all experts, or for all streams, which the file has
-in one tensor. A
-converter changes the order of some rows and columns, and the numbers of some tensors; a form undoes
-the latter:
+in one tensor. A converter changes the order of some rows and columns, and the numbers of some
+tensors; a form undoes the latter:
 
     PLAIN          the same numbers
     AROUND_ONE     a norm: the file has the weight, the folder its distance from 1

@@ -230,7 +230,8 @@ def _gate(
     weights: Weights,
     place: LayerPlace,
 ) -> TokenGate:
-    """The scale of the corrected stream goes into the weights of the gate."""
+    """The scale of the corrected stream goes into the gate: into weights in floats, and before
+    the product with weights in codes."""
     if config.streams.scales_output:
         scale = weights.precise("altup.correct_output_scale", place.hidden_dim)
         weights = weights.scaled({"per_layer_input_gate.weight": scale})

@@ -14,6 +14,7 @@ from ferryman.model.weights.checkpoint import Checkpoint
 from ferryman.model.weights.lora import LoraWeights
 from ferryman.model.weights.matrix import Matrix, PlainMatrix
 from ferryman.model.weights.safetensors_header import StoredTensor
+from ferryman.model.weights.smoothed_matrix import SmoothedMatrix
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
@@ -112,7 +113,8 @@ class Weights:
         """The same weights with factors on the named ones, so that multipliers cost nothing at run
         time.
 
-        A factor is one number, or a tensor that broadcasts against the weight.
+        A factor is one number, or a tensor that broadcasts against the weight. One for each column
+        [columns] multiplies the inputs of a weight in codes, which has scales for its rows.
         """
         named = {self.prefix + name: factor for name, factor in factors.items()}
         return replace(self, factors={**self.factors, **named})
@@ -232,7 +234,12 @@ class Weights:
 
     def _multiplied(self, matrix: Matrix, name: str) -> Matrix:
         factor = self._factor(name)
-        return matrix if factor is None else matrix.scaled(factor)
+        if factor is None:
+            return matrix
+        if factor.ndim == 1 and not isinstance(matrix, PlainMatrix):
+            by_input = factor.to(dtype=self.dtype, device=self.device)
+            return SmoothedMatrix(matrix, by_input)
+        return matrix.scaled(factor)
 
     def _factor(self, name: str) -> Tensor | None:
         factor = self.factors.get(self._full_name(name))
