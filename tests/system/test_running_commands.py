@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from tests.harness.cluster import SMALL, up_command
 from tests.waiting import wait_until
@@ -77,6 +78,25 @@ def test_status_is_one_screen(state_dir: Path, capsys: pytest.CaptureFixture[str
     assert "all is well" in lines[0]
     for name in ("nats", "redis", "hostcache", "prefill", "decode", "router"):
         assert any(line.startswith(name) and line.endswith("running") for line in lines)
+
+
+@pytest.mark.parametrize(
+    "line", ["status", "top --once", "trace ID", "explain ID", "logs", "doctor"]
+)
+def test_what_a_command_says_of_a_cluster_is_json_for_programs(
+    line: str, state_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = running_cluster(state_dir).http_urls[0]
+    body = {"prompt": "The red box is in the", "max_tokens": 4}
+    name = f"json-{line.split()[0]}"
+    headers = {"x-request-id": name}
+    answer = httpx.post(f"{url}/v1/completions", json=body, headers=headers, timeout=120)
+    assert answer.status_code == 200, answer.text
+    words = [name if word == "ID" else word for word in line.split()]
+    assert run([*words, "--json", "--state-dir", str(state_dir)]) == 0
+    said = [json.loads(text) for text in capsys.readouterr().out.splitlines()]
+    assert all(isinstance(value, dict) and value for value in said)
+    assert len(said) == 1 or words[0] == "logs"
 
 
 def test_status_names_a_process_that_is_stopped(

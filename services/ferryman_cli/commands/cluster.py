@@ -89,14 +89,15 @@ def config(
         bool, typer.Option("--show", help="Print every setting with where it comes from.")
     ] = False,
     config: ConfigFile = "",
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, as with --show.")] = False,
     **flags: object,
 ) -> int:
     """Check the settings of a cluster, as `ferryman up` with these flags would have them."""
-    from ferryman_cli.config import planned_values, shown
+    from ferryman_cli.config import config_values, planned_values, print_values
 
     sources, places = locate(up_sources(flags, os.environ, config))
-    planned = planned_values(up_options(sources), places) if show else {}
-    lines = list(shown(sources, planned))
-    if show:
-        print("\n".join(lines))
+    planned = planned_values(up_options(sources), places) if show or json else {}
+    values = list(config_values(sources, planned))
+    if show or json:
+        print_values(values, as_json=json)
     return 0

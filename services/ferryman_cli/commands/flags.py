@@ -13,6 +13,7 @@ import typer
 from pydantic import BaseModel
 
 from ferryman.settings.declaration import Leaf, leaves
+from ferryman_cli.commands.completions import words
 from ferryman_launcher.options import parameter_of
 
 Command = TypeVar("Command", bound=Callable[..., int])
@@ -49,6 +50,7 @@ def _parameter(flag: str, leaf: Leaf, defaults: Mapping[str, object]) -> inspect
         spelled,
         metavar=None if is_switch else _metavar(leaf),
         help=leaf.meaning.replace("`", ""),
+        autocompletion=words(_choices(leaf)) if _choices(leaf) else None,
         show_default=_default(leaf, defaults),
     )
     kind: Any = list[str] if leaf.repeats else bool if is_switch else str
@@ -66,11 +68,17 @@ def _metavar(leaf: Leaf) -> str:
         return "SIZE"
     if kind is Path or leaf.name.endswith("_dir"):
         return "DIR"
-    if isinstance(kind, type) and issubclass(kind, StrEnum):
-        return "|".join(kind)
-    if words := [word for word in get_args(kind) if isinstance(word, str)]:
-        return "|".join(words)
+    if choices := _choices(leaf):
+        return "|".join(choices)
     return {int: "INTEGER", float: "FLOAT"}.get(kind, "TEXT") if isinstance(kind, type) else "TEXT"
+
+
+def _choices(leaf: Leaf) -> list[str]:
+    """The words that the setting may be; none for one that may be anything."""
+    kind = leaf.field.annotation
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        return [str(choice) for choice in kind]
+    return [word for word in get_args(kind) if isinstance(word, str)]
 
 
 def _default(leaf: Leaf, defaults: Mapping[str, object]) -> Any:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ferryman_cli.commands.completions import log_names
 from ferryman_cli.endpoints import STATE_DIR, AsJson, StateDir
 
 
@@ -19,7 +20,12 @@ def status(state_dir: StateDir = STATE_DIR, json: AsJson = False) -> int:
 
 def logs(
     service: Annotated[
-        str, typer.Argument(metavar="[SERVICE]", help="As `status` names it, or up; all without.")
+        str,
+        typer.Argument(
+            metavar="[SERVICE]",
+            help="As `status` names it, or up; all without.",
+            autocompletion=log_names,
+        ),
     ] = "",
     follow: Annotated[
         bool, typer.Option("-f", "--follow", help="Go on with new lines, across restarts.")
@@ -28,11 +34,15 @@ def logs(
         int, typer.Option("-n", "--lines", min=0, help="Begin with so many of each log.")
     ] = 40,
     state_dir: StateDir = STATE_DIR,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print a JSON object for each line.")
+    ] = False,
 ) -> int:
     """Print the end of the processes' logs."""
-    from ferryman_cli.running.logs import run_logs
+    from ferryman_cli.running.logs import json_form, named_form, plain_form, run_logs
 
-    return run_logs(state_dir, service, number=lines, follows=follow, out=sys.stdout)
+    form = json_form if json else plain_form if service else named_form
+    return run_logs(state_dir, service, form, number=lines, follows=follow, out=sys.stdout)
 
 
 def down(

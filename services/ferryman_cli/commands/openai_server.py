@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ferryman.errors import ConfigError
+from ferryman_cli.commands.completions import words
 from ferryman_cli.endpoints import AsJson
 
 if TYPE_CHECKING:
@@ -23,7 +24,13 @@ ServerKey = Annotated[
     str,
     typer.Option("--api-key", envvar="OPENAI_API_KEY", show_envvar=True, help="Its API key."),
 ]
-Door = Annotated[str, typer.Option(help="chat (chat/completions) or text (completions).")]
+Door = Annotated[
+    str,
+    typer.Option(
+        help="chat (chat/completions) or text (completions).",
+        autocompletion=words(("chat", "text")),
+    ),
+]
 
 
 def verify(

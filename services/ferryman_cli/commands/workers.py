@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ferryman_cli.commands.completions import worker_ids
 from ferryman_cli.endpoints import (
     STATE_DIR,
     AsJson,
@@ -40,7 +41,12 @@ def top(
 
 
 def drain(
-    worker: Annotated[str, typer.Argument(metavar="WORKER", help="Its id, as `top` shows it.")],
+    worker: Annotated[
+        str,
+        typer.Argument(
+            metavar="WORKER", help="Its id, as `top` shows it.", autocompletion=worker_ids
+        ),
+    ],
     even_last: Annotated[
         bool, typer.Option("--even-last", help="Though no other worker does what it does.")
     ] = False,

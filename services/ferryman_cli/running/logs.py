@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +14,24 @@ from ferryman_launcher.state_folder import log_paths
 
 LOOK_SECONDS = 0.1
 READ_BYTES = 1 << 20
+
+LineForm = Callable[[str, str], str]
+"""Makes the line to print of a log's name and its line."""
+
+
+def json_form(name: str, line: str) -> str:
+    """An object, for programs."""
+    return json.dumps({"log": name, "line": line})
+
+
+def plain_form(name: str, line: str) -> str:
+    """The line as it is, of a log that the caller named."""
+    return line
+
+
+def named_form(name: str, line: str) -> str:
+    """The line behind the name of its log."""
+    return f"{name} | {line}"
 
 
 class LogTail:
@@ -43,36 +62,29 @@ class LogTail:
             return  # a cluster that starts has none yet
 
 
-def run_logs(state_dir: Path, service: str, *, number: int, follows: bool, out: TextIO) -> int:
-    """Prints the last lines of one log, or of all with their names before them; follows them until
-    the caller interrupts. Raises NotFound for a name that has no log."""
+def run_logs(
+    state_dir: Path, service: str, form: LineForm, *, number: int, follows: bool, out: TextIO
+) -> int:
+    """Prints the last lines of one log, or of all if `service` is empty; follows them until the
+    caller interrupts. Raises NotFound for a name that has no log."""
     tails: dict[str, LogTail] = {}
+
+    def print_lines(lines_of: Callable[[LogTail], list[str]]) -> None:
+        for name, path in log_paths(state_dir).items():
+            if service in ("", name):
+                tail = tails.setdefault(name, LogTail(name, path))
+                out.writelines(f"{form(name, line)}\n" for line in lines_of(tail))
+        out.flush()
+
     try:
-        _print_new(tails, state_dir, service, lambda tail: tail.last(number), out)
+        print_lines(lambda tail: tail.last(number))
         if service and not tails:
             names = ", ".join(log_paths(state_dir)) or "none"
             raise NotFound(f"{state_dir} has no log of {service}; there are: {names}")
         while follows:
             time.sleep(LOOK_SECONDS)
             # A log that appears later is new from its first line on.
-            _print_new(tails, state_dir, service, lambda tail: list(tail.new()), out)
+            print_lines(lambda tail: list(tail.new()))
     except BrokenPipeError:
         sys.stderr.close()  # the interpreter would complain about its stdout at exit
     return 0
-
-
-def _print_new(
-    tails: dict[str, LogTail],
-    state_dir: Path,
-    service: str,
-    lines_of: Callable[[LogTail], list[str]],
-    out: TextIO,
-) -> None:
-    for name, path in log_paths(state_dir).items():
-        if service not in ("", name):
-            continue
-        tail = tails.setdefault(name, LogTail(name, path))
-        prefix = "" if service else f"{name} | "
-        for line in lines_of(tail):
-            out.write(f"{prefix}{line}\n")
-    out.flush()
