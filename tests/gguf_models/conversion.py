@@ -49,7 +49,21 @@ _GLM4 = {
     "post_mlp_layernorm": "post_ffw_norm",
     "mlp.gate_up_proj": "ffn_up",
 }
-_OF_ARCHITECTURE = {"gemma2": _GEMMA, "gemma3": _GEMMA, "glm4": _GLM4}
+_BEHIND = {
+    "post_attention_layernorm": "post_attention_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+_HUNYUAN = {"self_attn.query_layernorm": "attn_q_norm", "self_attn.key_layernorm": "attn_k_norm"}
+_OF_ARCHITECTURE = {
+    "gemma2": _GEMMA,
+    "gemma3": _GEMMA,
+    "glm4": _GLM4,
+    "olmo2": _BEHIND,
+    "exaone4": _BEHIND,
+    "seed_oss": {"post_attention_layernorm": "post_attention_norm"},
+    "hunyuan-dense": _HUNYUAN,
+}
+_WITH_PATTERN = ("olmo2", "exaone4")
 _EXPERT = re.compile(
     r"(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(gate_proj|up_proj|down_proj|w1|w2|w3)"
 )
@@ -91,6 +105,9 @@ def write_converted(
     theta = rope.get("rope_theta", config.get("rope_theta", 10_000.0))
     if factor := rope.get("partial_rotary_factor"):
         keys[f"{architecture}.rope.dimension_count"] = int(factor * config["head_dim"])
+    if architecture in _WITH_PATTERN and config.get("sliding_window"):
+        pattern = [kind == "sliding_attention" for kind in config["layer_types"]]
+        keys[f"{architecture}.attention.sliding_window_pattern"] = pattern
     metadata: dict[str, Setting] = {
         "general.architecture": architecture,
         **keys,

@@ -17,6 +17,7 @@ from ferryman.gguf.architectures import (
     granite,
     mixtures,
     nemotron,
+    norms_behind,
     short_convolutions,
     state_spaces,
     transformer,
@@ -69,6 +70,31 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
     ),
     "smollm3": GgufArchitecture(
         transformer.smollm3_fields, transformer.paired_names, ("SmolLM3ForCausalLM",)
+    ),
+    "seed_oss": GgufArchitecture(
+        transformer.seed_oss_fields, transformer.seed_oss_names, ("SeedOssForCausalLM",)
+    ),
+    "ernie4_5": GgufArchitecture(
+        transformer.ernie_fields,
+        transformer.plain_names,
+        (
+            "Ernie4_5ForCausalLM",
+            "Ernie4_5_ForCausalLM",
+        ),
+    ),
+    "hunyuan-dense": GgufArchitecture(
+        transformer.hunyuan_fields, transformer.hunyuan_names, ("HunYuanDenseV1ForCausalLM",)
+    ),
+    "olmo2": GgufArchitecture(
+        norms_behind.olmo2_fields,
+        norms_behind.names,
+        (
+            "Olmo2ForCausalLM",
+            "Olmo3ForCausalLM",
+        ),
+    ),
+    "exaone4": GgufArchitecture(
+        norms_behind.exaone4_fields, norms_behind.names, ("Exaone4ForCausalLM",)
     ),
     "granite": GgufArchitecture(
         granite.granite_fields, transformer.paired_names, ("GraniteForCausalLM",)
@@ -144,6 +170,23 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
     "gemma4": GgufArchitecture(gemmas.gemma4_fields, gemmas.gemma4_names, ("Gemma4ForCausalLM",)),
 }
 
+# Names of llama.cpp (src/llama-arch.cpp of the tree in llama-cpp-python 0.3.36) without a reader.
+_FAMILY_IS_HERE = frozenset(
+    """
+    afmoe apertus arcee bailingmoe3 chatglm cohere2 cohere2moe deepseek32 ernie4_5-moe exaone-moe
+    glm-dsa gpt2 gptneox granite_swa hunyuan-moe hy_v3 kimi-linear laguna llama4 mimo2 minimax-01
+    minimax-m2 mistral3 olmo olmoe phi2 phi3 phimoe qwen3vl qwen3vlmoe stablelm starcoder2
+    """.split()
+)
+_WITHOUT_TEXT = frozenset(
+    """
+    bert clip eurobert gemma-embedding jina-bert-v2 jina-bert-v3 llama-embed modern-bert neo-bert
+    nomic-bert nomic-bert-moe pockettts qwen3tts t5encoder wavtokenizer-dec
+    """.split()
+)
+_DRAFTS = frozenset({"dflash", "eagle3", "gemma4-assistant"})
+_DIFFUSION = frozenset({"dream", "llada", "llada-moe", "rnd1"})
+
 
 def names_of(folder: Iterable[str]) -> list[str]:
     """The names of llama.cpp for models whose folders have one of these architectures."""
@@ -165,10 +208,29 @@ def tensors_of(model: GgufFile) -> dict[str, NamedTensor]:
 def _architecture(model: GgufFile) -> GgufArchitecture:
     name = model.metadata.architecture
     if name not in ARCHITECTURES:
-        near = difflib.get_close_matches(name, ARCHITECTURES, 1)
-        nearest = f"; the nearest is {near[0]}" if near else ""
-        raise ConfigError(
-            f"{model.metadata.file}: GGUF files of the architecture {name} are not read{nearest}. "
-            f"Read are {', '.join(ARCHITECTURES)}; a folder of safetensors may be"
-        )
+        raise _refusal(model, name)
     return ARCHITECTURES[name]
+
+
+def _refusal(model: GgufFile, name: str) -> ConfigError:
+    refused = f"{model.metadata.file}: GGUF files of the architecture {name} are not read"
+    if why := _reason(name):
+        return ConfigError(f"{refused}: {why}")
+    near = difflib.get_close_matches(name, ARCHITECTURES, 1)
+    nearest = f"; the nearest is {near[0]}" if near else ""
+    return ConfigError(
+        f"{refused}{nearest}. Read are {', '.join(ARCHITECTURES)}; a folder of safetensors may be"
+    )
+
+
+def _reason(architecture: str) -> str:
+    """The reason why files of an architecture are not read; empty for a name that is not known."""
+    if architecture in _FAMILY_IS_HERE:
+        return "its keys and tensors are not known; its folder of safetensors is read"
+    if architecture in _WITHOUT_TEXT:
+        return "it does not write text"
+    if architecture in _DRAFTS:
+        return "it drafts for another model; name that one"
+    if architecture in _DIFFUSION:
+        return "it writes all tokens at once, not one after another"
+    return ""

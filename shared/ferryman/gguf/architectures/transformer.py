@@ -1,4 +1,5 @@
-"""Transformers: Llama, Mistral, Mixtral, SmolLM 3, Qwen 2 and 3 with and without experts, Gemma.
+"""Transformers: Llama, Mistral, Mixtral, SmolLM 3, Qwen 2 and 3 with and without experts, Gemma,
+Seed-OSS, ERNIE 4.5 and Hunyuan, dense.
 
 llama.cpp calls Mistral's models "llama", too. Heads of Qwen and Gemma turn by halves, as in a
 folder. Of Gemma 2 and 3 it is the text model: four norms a layer, and windows in some layers.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 from ferryman.gguf.architectures.config_fields import (
     Fields,
+    any_has,
     attention_fields,
     expert_fields,
     inner_dim,
@@ -121,6 +123,40 @@ def qwen3_moe_fields(model: GgufFile) -> Fields:
         "moe_intermediate_size": model.metadata.whole("{arch}.expert_feed_forward_length"),
         "norm_topk_prob": True,
     }
+
+
+def seed_oss_names(model: GgufFile) -> TensorNames:
+    layer = {
+        "attn_norm.weight": "input_layernorm.weight",
+        "post_attention_norm.weight": "post_attention_layernorm.weight",
+    }
+    return TensorNames(ENDS, {**layer, **ATTENTION, **mlp_names()})
+
+
+def seed_oss_fields(model: GgufFile) -> Fields:
+    return {
+        **dense_fields(model, "SeedOssForCausalLM"),
+        "attention_out_bias": any_has(model, "attn_output.bias"),
+    }
+
+
+def ernie_fields(model: GgufFile) -> Fields:
+    """Heads turn by pairs in the folder, too."""
+    has_bias = any_has(model, "attn_output.bias")
+    return {**dense_fields(model, "Ernie4_5ForCausalLM"), "use_bias": has_bias}
+
+
+def hunyuan_names(model: GgufFile) -> TensorNames:
+    norms = {
+        "attn_q_norm.weight": "self_attn.query_layernorm.weight",
+        "attn_k_norm.weight": "self_attn.key_layernorm.weight",
+    }
+    return TensorNames(ENDS, {**_LAYER, **mlp_names(), **norms})
+
+
+def hunyuan_fields(model: GgufFile) -> Fields:
+    """A converter computes the base of the rotations that a folder scales by alpha."""
+    return dense_fields(model, "HunYuanDenseV1ForCausalLM")
 
 
 def gemma_names(model: GgufFile) -> TensorNames:
