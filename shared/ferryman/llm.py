@@ -24,7 +24,7 @@ from ferryman.engine.engine import build_engine
 from ferryman.errors import ConfigError, InvalidRequest, UnknownModel
 from ferryman.gguf.documents import has_document
 from ferryman.grammar.compiler import CompiledGrammar
-from ferryman.hub import model_folder
+from ferryman.hub.models import model_folder
 from ferryman.schedule.batch import Sampled
 from ferryman.schedule.drafting import DraftCounts
 from ferryman.schedule.events import (

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ferryman.errors import ConfigError, FerrymanError
-from ferryman.hub import HubModel
+from ferryman.hub.client import HubModel
 from ferryman_launcher.checks.check_apart import (
     CheckedCluster,
     answer_of,

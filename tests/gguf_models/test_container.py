@@ -31,7 +31,7 @@ CONTENT = file_bytes(METADATA, [floats("norm", VALUES[0, :3]), q8_0("weight", VA
 
 
 def read(content: bytes) -> GgufHead:
-    return read_head(FILE, memoryview(content))
+    return read_head(FILE, memoryview(content), len(content))
 
 
 def test_metadata_of_every_form_is_read() -> None:

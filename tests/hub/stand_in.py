@@ -43,6 +43,8 @@ class HubStandIn:
     asked: list[tuple[str, str, str]] = field(default_factory=list)
     breaks: dict[str, int] = field(default_factory=dict)
     """Files whose next answer ends after so many bytes."""
+    sends_ranges: bool = True
+    """Whether it heeds the header Range."""
     status: int = 0
     """Answers everything with this status, if it is not 0."""
     url: str = ""
@@ -141,7 +143,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._file(name, repository.files[name])
 
     def _file(self, name: str, content: bytes) -> None:
-        span = _RANGE.fullmatch(self.headers.get("Range", ""))
+        wanted = self.headers.get("Range", "") if self.stand_in.sends_ranges else ""
+        span = _RANGE.fullmatch(wanted)
         start = int(span[1]) if span else 0
         end = min(len(content), int(span[2]) + 1 if span and span[2] else len(content))
         self.send_response(206 if span else 200)

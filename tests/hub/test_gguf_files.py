@@ -15,7 +15,8 @@ from transformers import LlamaConfig
 
 from ferryman.errors import ConfigError
 from ferryman.gguf.hub_names import chosen_file, split_name
-from ferryman.hub import HubModel, hub_model, is_complete, is_hub_id, model_folder
+from ferryman.hub.client import HubModel
+from ferryman.hub.models import hub_model, is_complete, is_hub_id, model_folder
 from ferryman.model.weights.gguf_checkpoint import open_gguf
 from ferryman.settings.sources import GivenValue, Origin, Source, Sources
 from ferryman_launcher.checks.model_places import locate

@@ -20,8 +20,8 @@ from tests.hub.stand_in import (
 from tests.tiny_models import save_tiny_model
 
 from ferryman.errors import ConfigError
-from ferryman.hub import (
-    HubModel,
+from ferryman.hub.client import HubModel
+from ferryman.hub.models import (
     description_folder,
     fetch_weights,
     hub_model,

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from ferryman.hub.models import described_by_head
 from ferryman.settings.cluster import UpOptions
 from ferryman_cli.commands.flags import with_flags
 from ferryman_cli.endpoints import (
@@ -73,7 +74,7 @@ def fit(
     the model's config and the headers of its files.
     """
     named = {**flags, "model": asked or flags["model"]}
-    sources, places = locate(up_sources(named, os.environ, config))
+    sources, places = locate(up_sources(named, os.environ, config), described_by_head)
     choices = up_options(sources)
     check_model_folder(choices.engine.model)
 
@@ -95,7 +96,7 @@ def config(
     """Check the settings of a cluster, as `ferryman up` with these flags would have them."""
     from ferryman_cli.config import config_values, planned_values, print_values
 
-    sources, places = locate(up_sources(flags, os.environ, config))
+    sources, places = locate(up_sources(flags, os.environ, config), described_by_head)
     planned = planned_values(up_options(sources), places) if show or json else {}
     values = list(config_values(sources, planned))
     if show or json:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ferryman.hub.models import described_by_head
 from ferryman_cli.commands.cluster import ConfigFile
 from ferryman_cli.endpoints import (
     STATE_DIR,
@@ -43,6 +44,6 @@ def doctor(
     """
     from ferryman_cli.doctor.command import DoctorPlace, run_doctor
 
-    sources, places = locate(up_sources({"model": model}, os.environ, config))
+    sources, places = locate(up_sources({"model": model}, os.environ, config), described_by_head)
     place = DoctorPlace(nats, redis, cluster, credentials, ca, state_dir, model)
     return run_doctor(up_options(sources), places, place, as_json=json)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ferryman.errors import ConfigError, FerrymanError
-from ferryman.hub import HubModel
+from ferryman.hub.client import HubModel
 from ferryman.runtime.parent import end_with_parent
 from ferryman.settings.cluster import UpOptions
 from ferryman.settings.sources import without_settings

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ferryman.hub import (
-    HubModel,
+from ferryman.gguf.model_file import is_gguf
+from ferryman.hub.client import HubModel
+from ferryman.hub.models import (
+    described_by_head,
     description_folder,
     fetch_weights,
     hub_model,
@@ -37,7 +39,7 @@ class ModelPlaces:
         from ferryman.sizing.worker_size import ModelFiles, model_files  # imports torch
 
         model = self.snapshots.get(folder)
-        if model is None or is_complete(folder):
+        if model is None or is_gguf(folder) or is_complete(folder):
             return model_files(folder)
         return ModelFiles(folder, remote_tensors(model, folder))
 
@@ -53,8 +55,11 @@ class ModelPlaces:
 EVERYTHING_HERE = ModelPlaces()
 
 
-def locate(sources: Sources) -> tuple[Sources, ModelPlaces]:
-    """The same sources with folders in place of ids, whose descriptions are downloaded.
+def locate(
+    sources: Sources, describe: Callable[[HubModel], Path] = description_folder
+) -> tuple[Sources, ModelPlaces]:
+    """The same sources with folders in place of ids, whose descriptions are downloaded by
+    `describe`: for a command that loads no weights `described_by_head`.
 
     A served model is called by its id, unless another name is given. Raises ConfigError.
     """
@@ -72,7 +77,7 @@ def locate(sources: Sources) -> tuple[Sources, ModelPlaces]:
         model = hub_model(asked, revision if name == "model" else "")
         if model is None:
             continue
-        folder = description_folder(model)
+        folder = describe(model)
         snapshots[folder] = model
         folders["", name] = GivenValue(str(folder), Origin.DERIVED, f"of {model}")
         if name == "model":
@@ -84,4 +89,4 @@ def locate(sources: Sources) -> tuple[Sources, ModelPlaces]:
 def described(name: str) -> Path:
     """The folder with the config of a model, by its path or its id. Raises ConfigError."""
     model = hub_model(name)
-    return Path(name) if model is None else description_folder(model)
+    return Path(name) if model is None else described_by_head(model)

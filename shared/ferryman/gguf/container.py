@@ -48,6 +48,10 @@ _NUMBERS = {
 _LENGTH = struct.Struct("<Q")
 
 
+class HeadCut(ConfigError):
+    """The bytes end within the head."""
+
+
 @dataclass(frozen=True, slots=True)
 class StoredArray:
     """An array of the metadata, whose place was checked; its elements are read by `elements`."""
@@ -93,13 +97,14 @@ class GgufHead:
     tensors: tuple[TensorHeader, ...]
 
 
-def read_head(file: Path, content: memoryview) -> GgufHead:
-    """The head of `file`, whose bytes are `content`.
+def read_head(file: Path, content: memoryview, num_bytes: int) -> GgufHead:
+    """The head of `file`, which has `num_bytes`; `content` are these, or the first of them.
 
     Raises ConfigError, naming the file and the key or tensor, for a head that breaks the format or
-    a limit, that does not fit the file, or that has a type of tensor which is not read.
+    a limit, that does not fit the file, or that has a type of tensor which is not read; HeadCut
+    where `content` ends within it.
     """
-    cursor = _Cursor(file, content)
+    cursor = _Cursor(file, content, num_bytes)
     num_tensors, num_keys = _counts(cursor)
     metadata: dict[str, MetadataValue] = {}
     for _ in range(num_keys):
@@ -121,7 +126,11 @@ class _Cursor:
 
     file: Path
     content: memoryview
+    num_bytes: int
     at: int = 0
+
+    def cut(self, what: str) -> HeadCut:
+        return HeadCut(str(self.refusal(f"it ends after {len(self.content)} bytes, within {what}")))
 
     def refusal(self, why: str) -> ConfigError:
         return ConfigError(f"{self.file} is not a complete GGUF file: {why}")
@@ -129,7 +138,7 @@ class _Cursor:
     def take(self, num_bytes: int, what: str) -> memoryview:
         end = self.at + num_bytes
         if end > len(self.content):
-            raise self.refusal(f"it ends after {len(self.content)} bytes, within {what}")
+            raise self.cut(what)
         part = self.content[self.at : end]
         self.at = end
         return part
@@ -168,10 +177,10 @@ class _Cursor:
         at, last = self.at, len(self.content) - _LENGTH.size
         for _ in range(count):
             if at > last:
-                raise self.refusal(f"it ends after {len(self.content)} bytes, within {what}")
+                raise self.cut(what)
             at += _LENGTH.size + _LENGTH.unpack_from(self.content, at)[0]
         if at > len(self.content):
-            raise self.refusal(f"it ends after {len(self.content)} bytes, within {what}")
+            raise self.cut(what)
         self.at = at
 
     def _code(self, type_number: int, name: str) -> str:
@@ -246,9 +255,9 @@ def _placed(cursor: _Cursor, sizes: _TensorSizes, begin: int, alignment: int) ->
         raise cursor.refusal(f"tensor {sizes.name!r} does not begin at a multiple of {alignment}")
     kind, start = sizes.kind, begin + sizes.offset
     end = start + math.prod(sizes.shape) // kind.block_len * kind.block_bytes
-    if end > len(cursor.content):
+    if end > cursor.num_bytes:
         raise cursor.refusal(
-            f"tensor {sizes.name!r} ends at byte {end}, the file at {len(cursor.content)}; "
+            f"tensor {sizes.name!r} ends at byte {end}, the file at {cursor.num_bytes}; "
             "complete the download"
         )
     return TensorHeader(sizes.name, cursor.file, kind, sizes.shape, start, end)

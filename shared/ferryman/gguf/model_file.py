@@ -21,8 +21,10 @@ from ferryman.gguf.container import (
 from ferryman.gguf.dequantisation.short_blocks import Floats
 
 SUFFIX = ".gguf"
+HEAD_ENDING = "-head"
+"""Follows the name of a file of which only the head is here (`gguf_files.py`)."""
 MAX_SHARDS = 10_000
-_SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
+_SHARD = re.compile(rf"(.*)-(\d{{5}})-of-(\d{{5}})(\.gguf(?:{HEAD_ENDING})?)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +143,13 @@ class GgufFile:
 
 
 def is_gguf(model: Path) -> bool:
-    """True for the path of a file, not a folder, with the name of a GGUF file."""
-    return model.suffix == SUFFIX and model.is_file()
+    """True for the path of a file, not a folder, with the name of a GGUF file or of its head."""
+    return model.suffix in (SUFFIX, SUFFIX + HEAD_ENDING) and model.is_file()
+
+
+def is_head(model: Path) -> bool:
+    """Whether the path is that of a head, without weights."""
+    return model.suffix == SUFFIX + HEAD_ENDING
 
 
 def model_exists(model: Path) -> bool:
@@ -155,11 +162,11 @@ def model_files(first: Path) -> tuple[Path, ...]:
     match = _SHARD.fullmatch(first.name)
     if match is None:
         return (first,)
-    stem, number, count = match[1], int(match[2]), int(match[3])
+    stem, number, count, ending = match[1], int(match[2]), int(match[3]), match[4]
     if number != 1 or not 1 <= count <= MAX_SHARDS:
         raise ConfigError(f"{first}: name the first shard, {stem}-00001-of-{count:05}{SUFFIX}")
     return tuple(
-        first.with_name(f"{stem}-{shard:05}-of-{count:05}{SUFFIX}") for shard in range(1, count + 1)
+        first.with_name(f"{stem}-{shard:05}-of-{count:05}{ending}") for shard in range(1, count + 1)
     )
 
 
@@ -177,7 +184,7 @@ def read_model(first: Path) -> GgufFile:
     Raises ConfigError, naming the file, for one that is missing or that cannot be read.
     """
     contents = {file: _mapped(file) for file in model_files(first)}
-    heads = [read_head(file, content) for file, content in contents.items()]
+    heads = [read_head(file, content, len(content)) for file, content in contents.items()]
     metadata = GgufMetadata(first, heads[0].metadata)
     _check_shards(metadata, heads)
     tensors: dict[str, TensorHeader] = {}

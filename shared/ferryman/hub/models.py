@@ -12,13 +12,13 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from ferryman.errors import ConfigError
-from ferryman.gguf.hub_names import chosen_file, shards_of, split_name
-from ferryman.gguf.model_file import is_gguf
+from ferryman.gguf.hub_names import split_name
+from ferryman.gguf.model_file import is_gguf, is_head
+from ferryman.hub.client import HubModel, one_line, snapshot
+from ferryman.hub.gguf_files import head_file, whole_file
 from ferryman.model.weights.safetensors_header import StoredTensor
 
 INDEX_FILE = "model.safetensors.index.json"
@@ -38,20 +38,6 @@ DESCRIPTION = (
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 _SHARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,250}\.safetensors")
 _HEADER_CALLS = 8
-
-
-@dataclass(frozen=True, slots=True)
-class HubModel:
-    """A model on the hub; without a revision its main branch. `file` is the GGUF file that is
-    wanted of it, or the type that its name ends with; empty for a model in safetensors."""
-
-    model_id: str
-    revision: str = ""
-    file: str = ""
-
-    def __str__(self) -> str:
-        name = f"{self.model_id}:{self.file}" if self.file else self.model_id
-        return f"{name} at {self.revision}" if self.revision else name
 
 
 def is_hub_id(name: str) -> bool:
@@ -77,11 +63,17 @@ def description_folder(model: HubModel) -> Path:
     """The folder of the snapshot, with config and tokenizer, or its GGUF file, which has both and
     is downloaded whole. Raises ConfigError in one line."""
     if model.file:
-        return _gguf_file(model)
-    folder = _snapshot(model, model.revision or None, DESCRIPTION)
+        return whole_file(model)
+    folder = snapshot(model, model.revision or None, DESCRIPTION)
     if not (folder / "config.json").is_file():
         raise ConfigError(f"{model}: there is no config.json in it")
     return folder
+
+
+def described_by_head(model: HubModel) -> Path:
+    """The `description_folder`, of a GGUF file its head alone, which no loader takes for the model.
+    Raises ConfigError in one line."""
+    return head_file(model) if model.file else description_folder(model)
 
 
 def weight_files(folder: Path) -> tuple[str, ...]:
@@ -100,8 +92,11 @@ def weight_files(folder: Path) -> tuple[str, ...]:
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether all weights are in the folder of the snapshot; a GGUF file is downloaded whole."""
-    return is_gguf(folder) or all((folder / name).is_file() for name in weight_files(folder))
+    """Whether all weights are here: in the folder of the snapshot, or in a GGUF file that is not a
+    head."""
+    if is_gguf(folder):
+        return not is_head(folder)
+    return all((folder / name).is_file() for name in weight_files(folder))
 
 
 def remote_tensors(model: HubModel, folder: Path) -> Mapping[str, StoredTensor]:
@@ -110,9 +105,9 @@ def remote_tensors(model: HubModel, folder: Path) -> Mapping[str, StoredTensor]:
     Raises ConfigError for a model without safetensors, and where the hub cannot be asked.
     """
     names = weight_files(folder)
-    with _one_line(model), ThreadPoolExecutor(_HEADER_CALLS) as pool:
-        found = list(pool.map(lambda name: list(_header(model, folder, name)), names))
-    return {tensor.name: tensor for of_file in found for tensor in of_file}
+    with one_line(model), ThreadPoolExecutor(_HEADER_CALLS) as pool:
+        by_file = list(pool.map(lambda name: list(_header(model, folder, name)), names))
+    return {tensor.name: tensor for of_file in by_file for tensor in of_file}
 
 
 def fetch_weights(model: HubModel, folder: Path) -> None:
@@ -121,7 +116,7 @@ def fetch_weights(model: HubModel, folder: Path) -> None:
     Whole files are kept when a download breaks off, and a file goes on where its connection broke.
     Raises ConfigError in one line.
     """
-    _snapshot(model, folder.name, weight_files(folder))
+    snapshot(model, folder.name, weight_files(folder))
     if missing := [name for name in weight_files(folder) if not (folder / name).is_file()]:
         raise _without_safetensors(model, folder.name, missing[0])
 
@@ -135,33 +130,6 @@ def model_folder(name: str, revision: str = "") -> Path:
     if not is_complete(folder):
         fetch_weights(model, folder)
     return folder
-
-
-def _gguf_file(model: HubModel) -> Path:
-    """The file in the folder of the snapshot, with all shards."""
-    from huggingface_hub import HfApi, constants, snapshot_download
-
-    with _one_line(model):
-        if constants.HF_HUB_OFFLINE:
-            folder = Path(snapshot_download(model.model_id, revision=model.revision or None))
-            commit, names = folder.name, [str(p.relative_to(folder)) for p in folder.rglob("*")]
-        else:
-            info = HfApi().model_info(model.model_id, revision=model.revision or "main")
-            commit, names = str(info.sha), [part.rfilename for part in info.siblings or ()]
-    try:
-        file = chosen_file(names, model.file)
-    except ConfigError as error:
-        raise ConfigError(f"{model}: {error}") from None
-    return _snapshot(model, commit, shards_of(file)) / file
-
-
-def _snapshot(model: HubModel, revision: str | None, names: Sequence[str]) -> Path:
-    with _one_line(model):
-        from huggingface_hub import snapshot_download
-
-        return Path(
-            snapshot_download(model.model_id, revision=revision, allow_patterns=list(names))
-        )
 
 
 def _header(model: HubModel, folder: Path, name: str) -> Iterator[StoredTensor]:
@@ -192,54 +160,3 @@ def _without_safetensors(model: HubModel, commit: str, missing: str) -> ConfigEr
     others = sorted(name for name in names if name.endswith((".bin", ".pt", ".pth", ".gguf")))
     has = f"; it has {others[0]}, and pickles and other formats are refused" if others else ""
     return ConfigError(f"{model} has no {missing}{has}: choose a model with safetensors")
-
-
-@contextmanager
-def _one_line(model: HubModel) -> Iterator[None]:
-    """Says in one line what went wrong with the hub, and what to do."""
-    from huggingface_hub import constants, errors
-
-    hub = constants.ENDPOINT
-    try:
-        yield
-    except errors.HFValidationError as error:
-        raise ConfigError(f"--model {model.model_id}: {error}") from None
-    except errors.GatedRepoError:
-        raise ConfigError(
-            f"{model} is gated: accept its terms at {hub}/{model.model_id}, then set HF_TOKEN "
-            "or run `hf auth login`"
-        ) from None
-    except errors.RevisionNotFoundError:
-        raise ConfigError(
-            f"{model.model_id} has no revision {model.revision or 'main'}: name a branch, a tag or "
-            "a commit of it"
-        ) from None
-    except errors.RepositoryNotFoundError:
-        raise ConfigError(
-            f"{model.model_id}: no folder here, and no such model at {hub}; if it is private, set "
-            "HF_TOKEN or run `hf auth login`"
-        ) from None
-    except Exception as error:
-        raise _unreachable(model, error) from None
-
-
-def _unreachable(model: HubModel, error: Exception) -> Exception:
-    """The error for a hub that did not answer, or not to the end; another error as it is."""
-    import httpx2
-    from huggingface_hub import constants, errors
-
-    if constants.HF_HUB_OFFLINE:
-        why = f"HF_HUB_OFFLINE is set, and not all of {model} is in {constants.HF_HUB_CACHE}"
-        return ConfigError(f"{why}: unset it, or name a folder that has the model")
-    if isinstance(error, errors.HfHubHTTPError) and error.response is not None:
-        status = error.response.status_code
-        return ConfigError(f"{model}: {constants.ENDPOINT} answers {status}; try again later")
-    if isinstance(error, (errors.LocalEntryNotFoundError, httpx2.HTTPError)):
-        return ConfigError(
-            f"{model}: {constants.ENDPOINT} cannot be reached, and not all of the model is in "
-            f"{constants.HF_HUB_CACHE}: connect and run this again, or name a folder"
-        )
-    if isinstance(error, (OSError, errors.SafetensorsParsingError)):
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        return ConfigError(f"{model}: the download failed: {reason}; run this again, it goes on")
-    return error

@@ -13,10 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ferryman.errors import ConfigError
 from ferryman.gguf.architectures import tensors_of
 from ferryman.gguf.architectures.tensor_names import NamedTensor, TensorForm, TensorPart
 from ferryman.gguf.dequantisation import dequantised
-from ferryman.gguf.model_file import is_gguf, model_files, read_model
+from ferryman.gguf.model_file import is_gguf, is_head, model_files, read_model
 from ferryman.model.weights.checkpoint import Checkpoint, map_file, open_checkpoint
 from ferryman.model.weights.safetensors_header import StoredTensor
 
@@ -41,6 +42,12 @@ class GgufCheckpoint(Checkpoint):
     """All tensors of a GGUF file and its shards."""
 
     def view(self, stored: StoredTensor) -> Tensor:
+        """The tensor, as in `Checkpoint`. Raises ConfigError where there is but a head."""
+        if is_head(self.folder):
+            raise ConfigError(
+                f"{self.folder} has no weights: it was fetched to be described; name the file or "
+                "its repository"
+            )
         if not isinstance(stored, GgufStoredTensor):
             return Checkpoint.view(self, stored)
         source = stored.source

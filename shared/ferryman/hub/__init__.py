@@ -1,0 +1,1 @@
+"""Models by their id on the Hugging Face hub."""
