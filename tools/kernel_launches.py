@@ -24,6 +24,16 @@ from ferryman_kernels.attention.splits._split_attention_triton import (
     split_prefill_triton,
 )
 from ferryman_kernels.elementwise.clamped_swiglu import clamped_swiglu_triton
+from ferryman_kernels.elementwise.expert_choice import (
+    NO_NUMBERS,
+    ExpertGroups,
+    ExpertNumbers,
+    ExpertRule,
+    Measure,
+    ShareSum,
+    choose_experts_triton,
+    choose_one_by_one_triton,
+)
 from ferryman_kernels.elementwise.finite_argmax import finite_argmax_triton
 from ferryman_kernels.elementwise.gated_silu import gated_silu_triton
 from ferryman_kernels.elementwise.rms_norm import (
@@ -255,6 +265,32 @@ def launch_kimi_delta(dtype: torch.dtype, heads: int, head_dim: int) -> None:
     delta_runs_triton(given, states, runs, torch.zeros(64, heads, head_dim))
 
 
+def launch_choice(dtype: torch.dtype, num_experts: int, per_token: int) -> None:
+    """The choice of a token's experts by their scores, and by ranks with a bias."""
+    scores, bias = torch.zeros(8, num_experts, dtype=dtype), torch.zeros(num_experts)
+    for measure in Measure:
+        rule = ExpertRule(per_token, measure)
+        choose_experts_triton(scores, rule, NO_NUMBERS, dtype)
+    for measure in (Measure.SOFTMAX, Measure.SIGMOID):
+        rule = ExpertRule(per_token, measure, sum=ShareSum(added=1e-20))
+        choose_experts_triton(scores.float(), rule, ExpertNumbers(bias), dtype)
+    if per_token == 2:
+        choose_one_by_one_triton(scores, 0.01, dtype)
+
+
+def launch_choice_of_groups(
+    dtype: torch.dtype, num_experts: int, per_token: int, groups: int, groups_per_token: int
+) -> None:
+    """The choice of a token's experts within the best groups, by their best expert or best two."""
+    scores, bias = torch.zeros(8, num_experts), torch.zeros(num_experts)
+    by_one = ExpertGroups(groups, groups_per_token)
+    rule = ExpertRule(per_token, Measure.SOFTMAX, by_one)
+    choose_experts_triton(scores, rule, NO_NUMBERS, dtype)
+    by_two = ExpertGroups(groups, groups_per_token, 2)
+    rule = ExpertRule(per_token, Measure.SIGMOID, by_two, ShareSum(added=1e-20), 2.5)
+    choose_experts_triton(scores, rule, ExpertNumbers(bias), dtype)
+
+
 def launch_experts(dtype: torch.dtype, num_experts: int, in_dim: int, out_dim: int) -> None:
     """The order of few pairs, and one product of all experts, of few, many and most pairs: in
     floats, in FP8 and four bits by blocks, and in MXFP4 with a bias (gpt-oss)."""
@@ -346,6 +382,10 @@ def launch_all(dtype: torch.dtype) -> None:
     launch_dense(dtype, 2048, 100_352)
     launch_experts_in_one_order(dtype, 32, 2880, 5760)
     launch_weighted_sum(dtype, 4, 2880)
+    launch_choice(dtype, 16, 2)
+    launch_choice(dtype, 512, 10)
+    launch_choice_of_groups(dtype, 160, 6, 8, 3)
+    launch_choice_of_groups(dtype, 256, 8, 8, 4)
 
 
 def launch_wide(dtype: torch.dtype) -> None:

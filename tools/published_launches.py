@@ -9,6 +9,8 @@ from typing import Any
 from tools.kernel_launches import (
     launch_activation,
     launch_attention,
+    launch_choice,
+    launch_choice_of_groups,
     launch_clamped_activation,
     launch_coded_attention,
     launch_conv,
@@ -40,7 +42,13 @@ from ferryman.model.shapes.attention_shapes import (
     NoPositions,
 )
 from ferryman.model.shapes.delta_shapes import DeltaShape, KimiDeltaShape
-from ferryman.model.shapes.feed_forward_shapes import MlpShape, MoeShape
+from ferryman.model.shapes.feed_forward_shapes import (
+    GroupedRouting,
+    MixtureShape,
+    MlpShape,
+    MoeShape,
+    SoftmaxRouting,
+)
 from ferryman.model.shapes.model_shapes import ModelConfig
 from ferryman.model.shapes.recurrent_shapes import (
     LightningShape,
@@ -69,6 +77,13 @@ def launches_of(config: ModelConfig) -> Iterator[Launch]:
         if isinstance(shape, MoeShape):
             yield from _products(shape, hidden_dim)
             yield launch_weighted_sum, shape.experts_per_token, hidden_dim
+            yield launch_choice, shape.num_experts, shape.experts_per_token
+        if isinstance(shape, ExpertsShape):
+            yield from _choice_of_groups(shape.routed, shape.routing)
+        if isinstance(shape, MixtureShape) and isinstance(
+            shape.routing, GroupedRouting | SoftmaxRouting
+        ):
+            yield from _choice_of_groups(shape.experts, shape.routing)
         if isinstance(shape, StreamsShape):
             yield launch_weighted_sum, shape.count, hidden_dim
         if isinstance(shape, MlpShape | MoeShape):
@@ -79,6 +94,15 @@ def _activation(config: ModelConfig, inner_dim: int) -> Launch:
     if isinstance(config, GptOssConfig):
         return launch_clamped_activation, inner_dim, config.swiglu_alpha, config.swiglu_limit
     return launch_activation, inner_dim
+
+
+def _choice_of_groups(
+    experts: MoeShape, routing: GroupedRouting | SoftmaxRouting
+) -> Iterator[Launch]:
+    """That of a router whose experts are in several groups."""
+    if routing.num_groups > 1:
+        sizes = experts.num_experts, experts.experts_per_token
+        yield launch_choice_of_groups, *sizes, routing.num_groups, routing.groups_per_token
 
 
 def _values(value: Any) -> Iterator[Any]:

@@ -6,9 +6,9 @@ import pytest
 from tools.decode_launches import step_launches
 
 LAUNCHES = {
-    "Granite 4 H micro": (410, 1, 71),
-    "Qwen3-Next 80B-A3B": (1446, 1, 71),
-    "gpt-oss 20b": (438, 1, 71),
+    "Granite 4 H micro": (411, 1, 73),
+    "Qwen3-Next 80B-A3B": (1507, 1, 73),
+    "gpt-oss 20b": (415, 1, 73),
 }
 """The forward, the likeliest token, a drawn token with all filters."""
 

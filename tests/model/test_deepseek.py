@@ -25,7 +25,7 @@ from ferryman.cache.manifest import Kind
 from ferryman.errors import ConfigError
 from ferryman.model.config import load_config
 from ferryman.model.families.deepseek import DeepseekConfig, SparseDeepseekConfig
-from ferryman.model.layers.expert_router import GroupedRouter
+from ferryman.model.layers.expert_router import grouped_router
 from ferryman.model.layers.latent import head_products
 from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_model
@@ -196,7 +196,7 @@ def test_a_token_goes_to_the_best_experts_of_its_best_groups(
     )
     bias = torch.randn(12, generator=generator, dtype=torch.float64)
     routing = GroupedRouting(num_groups, groups_per_token, norms_shares, scaling=1.7)
-    shares, chosen = GroupedRouter(make_linear(weight), bias, routing, 2)(hidden)
+    shares, chosen = grouped_router(make_linear(weight), bias, routing, 2)(hidden)
     for token in range(len(hidden)):
         scores = (weight @ hidden[token]).sigmoid().tolist()
         expected = naive_routing(scores, bias.tolist(), routing, 2)

@@ -16,19 +16,20 @@ from tests.kernels.row_bits import PLACES, Rows, check_rows, drawn
 from torch import Tensor
 
 from ferryman.model.families.gemma3n import SparseGelu
-from ferryman.model.families.lfm import BiasedRouter, BiasedRouting
+from ferryman.model.families.lfm import BiasedRouting, biased_router
 from ferryman.model.families.transformer_variants import Xielu
 from ferryman.model.layers.centred_norm import CentredHeads, LayerNorm
 from ferryman.model.layers.decoder_layers import RmsNorm
 from ferryman.model.layers.expert_router import (
     ExpertRouter,
-    GroupedRouter,
-    SharesByBiasedRank,
-    SharesOfAll,
-    SharesOfBestGroups,
-    SharesOfChosen,
-    SharesOneByOne,
-    SigmoidOfChosen,
+    OneByOneRouter,
+    grouped_router,
+    scaled_shares_of_chosen,
+    shares_by_biased_rank,
+    shares_of_all,
+    shares_of_best_groups,
+    shares_of_chosen,
+    sigmoid_of_chosen,
 )
 from ferryman.model.layers.experts import SeparateExperts, ShareOfInput, ShareOfOutput
 from ferryman.model.layers.gating import gate_alone
@@ -39,6 +40,7 @@ from ferryman.model.shapes.attention_shapes import QueryGrowth
 from ferryman.model.shapes.feed_forward_shapes import (
     BiasedSoftmaxRouting,
     GroupedRouting,
+    SigmoidRouting,
     SoftmaxRouting,
 )
 
@@ -58,18 +60,18 @@ def bias() -> Tensor:
 
 
 ROUTERS: dict[str, ExpertRouter] = {
-    "SharesOfChosen": SharesOfChosen(scores, 4),
-    "SharesOfAll": SharesOfAll(scores, 4, 2.5),
-    "SigmoidOfChosen": SigmoidOfChosen(scores, 2),
-    "SharesOfBestGroups": SharesOfBestGroups(scores, 3, SoftmaxRouting(False, 1.0, 4, 2)),
-    "SharesByBiasedRank": SharesByBiasedRank(scores, bias(), 5, BiasedSoftmaxRouting(1e-12)),
-    "SharesOneByOne": SharesOneByOne(scores, 0.01),
-    "GroupedRouter": GroupedRouter(scores, bias(), GroupedRouting(4, 2, True, 2.5), 6),
-    "BiasedRouter": BiasedRouter(
+    "shares_of_chosen": shares_of_chosen(scores, 4),
+    "shares_of_all": shares_of_all(scores, 4, 2.5),
+    "sigmoid_of_chosen": sigmoid_of_chosen(scores, 2, SigmoidRouting()),
+    "shares_of_best_groups": shares_of_best_groups(scores, 3, SoftmaxRouting(False, 1.0, 4, 2)),
+    "shares_by_biased_rank": shares_by_biased_rank(scores, bias(), 5, BiasedSoftmaxRouting(1e-12)),
+    "OneByOneRouter": OneByOneRouter(scores, 0.01),
+    "grouped_router": grouped_router(scores, bias(), GroupedRouting(4, 2, True, 2.5), 6),
+    "biased_router": biased_router(
         scores, bias(), BiasedRouting(has_bias=True, norms_shares=True, scaling=1.5), 4
     ),
     "NormedRouter": NormedRouter(
-        lambda x: x, SharesOfChosen(scores, 4), torch.linspace(0.5, 2, EXPERTS)
+        lambda x: x, scaled_shares_of_chosen(scores, 4, torch.linspace(0.5, 2, EXPERTS))
     ),
 }
 
@@ -84,7 +86,7 @@ def routed(router: ExpertRouter) -> Rows:
 
 def _separate(weighing: ShareOfInput | ShareOfOutput) -> Rows:
     experts = tuple((lambda x, k=k: x * (0.3 + k)) for k in range(EXPERTS))
-    choose = SharesOfChosen(scores, 4)
+    choose = shares_of_chosen(scores, 4)
 
     def run(x: Tensor) -> Tensor:
         shares, chosen = choose(x)

@@ -17,7 +17,7 @@ from ferryman.cache.manifest import StateManifest
 from ferryman.model.layers.attention import load_attention
 from ferryman.model.layers.decoder import Decoder, EndScales, load_model_decoder
 from ferryman.model.layers.decoder_layers import DecoderLayer, LayerPlace, load_decoder_layer
-from ferryman.model.layers.expert_router import SharesOfChosen
+from ferryman.model.layers.expert_router import shares_of_chosen
 from ferryman.model.layers.experts import (
     ExpertMatrices,
     RoutedExperts,
@@ -116,7 +116,7 @@ def _load_moe(config: GptOssConfig, weights: Weights) -> MixtureOfExperts:
         weights.tensor("router.bias", num_experts),
     )
     return MixtureOfExperts(
-        SharesOfChosen(score, config.moe.experts_per_token),
+        shares_of_chosen(score, config.moe.experts_per_token),
         _load_experts(config, weights.under("experts")),
         weights.group,
     )

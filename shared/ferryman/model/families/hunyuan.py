@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from ferryman.model.layers.decoder_layers import FeedForward
-from ferryman.model.layers.expert_router import RouterNames, SharesOfChosen, WideScores
+from ferryman.model.layers.expert_router import RouterNames, WideScores, shares_of_chosen
 from ferryman.model.layers.mlp import load_gated_mlp
 from ferryman.model.layers.moe import ExpertsBesideShared, load_grouped_mixture, load_mixture
 from ferryman.model.layers.transformer import (
@@ -114,7 +114,7 @@ def _load_feed_forward(weights: Weights, shape: FeedForwardShape, hidden_dim: in
         raise TypeError(f"Hunyuan has experts beside a shared one in every layer, not {shape}")
     inside, experts = weights.under("mlp"), shape.experts
     score = make_linear(inside.precise("gate.wg.weight", experts.num_experts, hidden_dim))
-    router = SharesOfChosen(WideScores(score), experts.experts_per_token)
+    router = shares_of_chosen(WideScores(score), experts.experts_per_token)
     return ExpertsBesideShared(
         load_mixture(inside.under("experts"), experts, hidden_dim, router),
         load_gated_mlp(inside.under("shared_mlp"), shape.shared, hidden_dim),

@@ -19,7 +19,7 @@ from ferryman.model.layers.decoder_layers import (
     Mixer,
     load_decoder_layer,
 )
-from ferryman.model.layers.expert_router import SharesOfAll
+from ferryman.model.layers.expert_router import shares_of_all
 from ferryman.model.layers.mamba1 import load_mamba1
 from ferryman.model.layers.mlp import load_gated_mlp
 from ferryman.model.layers.moe import load_mixture
@@ -138,5 +138,5 @@ def _feed_forward(weights: Weights, shape: MlpShape | MoeShape, hidden_dim: int)
     if isinstance(shape, MlpShape):
         return load_gated_mlp(weights, shape, hidden_dim)
     score = make_linear(weights.tensor("router.weight", shape.num_experts, hidden_dim))
-    router = SharesOfAll(score, shape.experts_per_token)
+    router = shares_of_all(score, shape.experts_per_token)
     return load_mixture(weights.under("experts"), shape, hidden_dim, router)

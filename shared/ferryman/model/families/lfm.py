@@ -27,6 +27,7 @@ from ferryman.model.layers.decoder_layers import (
     Mixer,
     load_decoder_layer,
 )
+from ferryman.model.layers.expert_router import RankedRouter, WideScores
 from ferryman.model.layers.mlp import load_gated_mlp
 from ferryman.model.layers.moe import load_mixture
 from ferryman.model.layers.short_conv import load_short_conv
@@ -42,8 +43,8 @@ from ferryman.model.shapes.feed_forward_shapes import MlpShape, MoeShape
 from ferryman.model.shapes.model_shapes import TrunkShape
 from ferryman.model.shapes.recurrent_shapes import ShortConvShape
 from ferryman.model.weights.linear import Linear, make_linear
-from ferryman.model.weights.named_weights import Weights, accumulation_dtype
-from ferryman_kernels.elementwise.activations import sigmoid
+from ferryman.model.weights.named_weights import Weights
+from ferryman_kernels.elementwise.expert_choice import ExpertNumbers, ExpertRule, Measure, ShareSum
 
 Operator = AttentionShape | ShortConvShape
 
@@ -167,22 +168,13 @@ def _mlp(fields: ConfigFields) -> MlpShape:
     return MlpShape(-(-scaled // multiple) * multiple, has_bias=False)
 
 
-@dataclass(frozen=True, slots=True)
-class BiasedRouter:
-    """`score` and `bias` [experts] are in the accumulation dtype."""
-
-    score: Linear
-    bias: Tensor
-    routing: BiasedRouting
-    experts_per_token: int
-
-    def __call__(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        scores = sigmoid(self.score(hidden.to(accumulation_dtype(hidden.dtype))))
-        chosen = (scores + self.bias).topk(self.experts_per_token, dim=-1).indices
-        shares = scores.gather(1, chosen)
-        if self.routing.norms_shares:
-            shares = shares / (shares.sum(-1, keepdim=True) + _SUM_EPS)
-        return shares * self.routing.scaling, chosen
+def biased_router(
+    score: Linear, bias: Tensor, routing: BiasedRouting, experts_per_token: int
+) -> RankedRouter:
+    """`score` takes the accumulation dtype, `bias` [experts] is in it."""
+    divisor = ShareSum(added=_SUM_EPS) if routing.norms_shares else None
+    rule = ExpertRule(experts_per_token, Measure.SIGMOID, sum=divisor, scaling=routing.scaling)
+    return RankedRouter(WideScores(score), rule, ExpertNumbers(bias))
 
 
 def load_lfm2(config: Lfm2Config, manifest: StateManifest, weights: Weights) -> Decoder:
@@ -204,7 +196,7 @@ def _load_mlp_or_experts(config: Lfm2MoeConfig, weights: Weights, place: LayerPl
     bias = weight.new_zeros(moe.num_experts)
     if routing.has_bias:
         bias = weights.precise("expert_bias", moe.num_experts)
-    router = BiasedRouter(make_linear(weight), bias, routing, moe.experts_per_token)
+    router = biased_router(make_linear(weight), bias, routing, moe.experts_per_token)
     return load_mixture(weights.under("experts"), moe, place.hidden_dim, router)
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from ferryman.cache.manifest import StateManifest
 from ferryman.model.layers.decoder import Decoder
 from ferryman.model.layers.decoder_layers import FeedForward
-from ferryman.model.layers.expert_router import SigmoidOfChosen
+from ferryman.model.layers.expert_router import sigmoid_of_chosen
 from ferryman.model.layers.experts import ShareOfInput
 from ferryman.model.layers.mlp import load_gated_mlp
 from ferryman.model.layers.moe import ExpertsBesideShared, load_mixture
@@ -170,7 +170,7 @@ def _load_feed_forward(weights: Weights, shape: FeedForwardShape, hidden_dim: in
         inside.under("experts"),
         experts,
         hidden_dim,
-        SigmoidOfChosen(score, experts.experts_per_token),
+        sigmoid_of_chosen(score, experts.experts_per_token, SigmoidRouting()),
         weighing=ShareOfInput(),
     )
     shared = load_gated_mlp(inside.under("shared_expert"), shape.shared, hidden_dim)

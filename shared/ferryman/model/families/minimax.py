@@ -27,7 +27,7 @@ from ferryman.model.layers.decoder_layers import (
     RmsNorm,
     load_norm,
 )
-from ferryman.model.layers.expert_router import RouterNames, SharesOfChosen
+from ferryman.model.layers.expert_router import RouterNames, shares_of_chosen
 from ferryman.model.layers.lightning_attention import load_lightning
 from ferryman.model.layers.moe import load_grouped_mixture, load_mixture
 from ferryman.model.layers.transformer import (
@@ -217,7 +217,7 @@ def _layer(config: MiniMaxConfig, weights: Weights, place: LayerPlace) -> MiniMa
     dim, eps, moe = place.hidden_dim, place.norm_eps, config.moe
     experts = weights.under("block_sparse_moe").called(_NAMES)
     score = make_linear(experts.tensor("gate.weight", moe.num_experts, dim))
-    router = SharesOfChosen(score, moe.experts_per_token)
+    router = shares_of_chosen(score, moe.experts_per_token)
     return MiniMaxLayer(
         mixer_norm=load_norm(weights, "input_layernorm", dim, eps),
         mixer=_mixer(config, weights.under("self_attn"), place),

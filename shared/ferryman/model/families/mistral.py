@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from ferryman.model.layers.decoder_layers import FeedForward
-from ferryman.model.layers.expert_router import ExpertRouter, SharesOfChosen
+from ferryman.model.layers.expert_router import ExpertRouter, shares_of_chosen
 from ferryman.model.layers.moe import load_mixture
 from ferryman.model.layers.transformer import TransformerConfig, load_transformer
 from ferryman.model.readers.config_readers import check_activation, read_trunk
@@ -73,7 +73,7 @@ def read_mixtral(fields: ConfigFields) -> TransformerConfig:
 def _load_feed_forward(weights: Weights, shape: FeedForwardShape, hidden_dim: int) -> FeedForward:
     if not isinstance(shape, MixtureShape):
         raise TypeError(f"Mixtral has experts in every layer, not {shape}")
-    router = partial(SharesOfChosen, experts_per_token=shape.experts.experts_per_token)
+    router = partial(shares_of_chosen, experts_per_token=shape.experts.experts_per_token)
     return load_block_experts(weights, shape.experts, hidden_dim, router)
 
 

@@ -14,7 +14,7 @@ from ferryman.model.families.mistral import load_block_experts
 from ferryman.model.layers.centred_norm import load_layer_norm
 from ferryman.model.layers.decoder import Decoder
 from ferryman.model.layers.decoder_layers import FeedForward
-from ferryman.model.layers.expert_router import SharesOneByOne
+from ferryman.model.layers.expert_router import OneByOneRouter
 from ferryman.model.layers.mlp import load_ungated_mlp
 from ferryman.model.layers.transformer import (
     TransformerConfig,
@@ -123,7 +123,7 @@ def _attention(fields: ConfigFields) -> AttentionShape:
 def _load_feed_forward(weights: Weights, shape: FeedForwardShape, hidden_dim: int) -> FeedForward:
     if not isinstance(shape, MixtureShape) or not isinstance(shape.routing, OneByOneRouting):
         raise TypeError(f"Phi-3.5-MoE has experts in every layer, chosen one by one, not {shape}")
-    router = partial(SharesOneByOne, jitter=shape.routing.jitter)
+    router = partial(OneByOneRouter, jitter=shape.routing.jitter)
     return load_block_experts(weights, shape.experts, hidden_dim, router)
 
 

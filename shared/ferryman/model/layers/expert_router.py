@@ -1,12 +1,6 @@
-"""Routers of tokens to experts.
+"""Routers of tokens to experts: a product makes scores, and a rule chooses by them.
 
-Routing in groups, balanced without a loss (DeepSeek-V3):
-
-score   = sigmoid(x · Wᵀ)                                              [tokens, experts]
-rank    = score + bias                  the bias affects the choice, not the share
-groups  = those with the highest sum of their two best ranks
-chosen  = the best ranks within these groups
-share   = scaling · score of the chosen (whose sum may first be normalised to 1)
+The rules are named by the models that brought them; `expert_choice.py` has their formulas.
 """
 
 from __future__ import annotations
@@ -14,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from ferryman.model.shapes.feed_forward_shapes import (
@@ -29,12 +22,21 @@ from ferryman.model.shapes.feed_forward_shapes import (
 )
 from ferryman.model.weights.linear import Linear, make_linear
 from ferryman.model.weights.named_weights import Weights, accumulation_dtype
-from ferryman_kernels.elementwise.activations import sigmoid
+from ferryman_kernels.elementwise.expert_choice import (
+    NO_NUMBERS,
+    ExpertGroups,
+    ExpertNumbers,
+    ExpertRule,
+    Measure,
+    ShareSum,
+    choose_experts,
+    choose_one_by_one,
+)
 
 
 class ExpertRouter(Protocol):
-    """Routes tokens to experts: from hidden [tokens, hidden_dim] to shares, in the accumulation
-    dtype, and to indices of the chosen experts, both [tokens, experts_per_token]."""
+    """Routes tokens to experts: from hidden [tokens, hidden_dim] to shares, in hidden's dtype, and
+    to indices of the chosen experts, both [tokens, experts_per_token]."""
 
     def __call__(self, hidden: Tensor) -> tuple[Tensor, Tensor]: ...
 
@@ -50,145 +52,99 @@ class WideScores:
 
 
 @dataclass(frozen=True, slots=True)
-class SharesOfChosen:
+class RankedRouter:
+    """Experts by the ranks that `rule` makes of their scores; `numbers` are in the accumulation
+    dtype."""
+
+    score: Linear
+    rule: ExpertRule
+    numbers: ExpertNumbers = NO_NUMBERS
+
+    def __call__(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        return choose_experts(self.score(hidden), self.rule, self.numbers, hidden.dtype)
+
+
+def shares_of_chosen(score: Linear, experts_per_token: int) -> RankedRouter:
     """The likeliest experts share the token by a softmax over their own scores.
 
     This equals a softmax over all experts whose chosen shares are then normalised to a sum of 1
     (`norm_topk_prob`).
     """
-
-    score: Linear
-    experts_per_token: int
-
-    def __call__(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        scores = self.score(hidden).to(accumulation_dtype(hidden.dtype))
-        best, chosen = scores.topk(self.experts_per_token, dim=-1)
-        return best.softmax(dim=-1), chosen
+    return RankedRouter(score, ExpertRule(experts_per_token, Measure.SOFTMAX_OF_CHOSEN))
 
 
-@dataclass(frozen=True, slots=True)
-class SharesOfAll:
+def scaled_shares_of_chosen(score: Linear, experts_per_token: int, scales: Tensor) -> RankedRouter:
+    """`shares_of_chosen`, times the scale of each expert; `scales` [experts] are in the
+    accumulation dtype."""
+    rule = ExpertRule(experts_per_token, Measure.SOFTMAX_OF_CHOSEN)
+    return RankedRouter(score, rule, ExpertNumbers(scales=scales))
+
+
+def shares_of_all(score: Linear, experts_per_token: int, scaling: float = 1.0) -> RankedRouter:
     """The likeliest experts keep their shares of a softmax over all experts, times `scaling`; the
     rest is lost."""
-
-    score: Linear
-    experts_per_token: int
-    scaling: float = 1.0
-
-    def __call__(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        scores = self.score(hidden).to(accumulation_dtype(hidden.dtype))
-        shares, chosen = scores.softmax(dim=-1).topk(self.experts_per_token, dim=-1)
-        return shares * self.scaling, chosen
+    return RankedRouter(score, ExpertRule(experts_per_token, Measure.SOFTMAX, scaling=scaling))
 
 
-@dataclass(frozen=True, slots=True)
-class SigmoidOfChosen:
-    """The experts with the best scores have their sigmoids as shares (Llama 4).
+def sigmoid_of_chosen(
+    score: Linear, experts_per_token: int, routing: SigmoidRouting
+) -> RankedRouter:
+    """The experts with the best scores have their sigmoids as shares."""
+    divisor = ShareSum() if routing.shares_sum_to_one else None
+    return RankedRouter(score, ExpertRule(experts_per_token, Measure.SIGMOID, sum=divisor))
 
-    `norms_shares`: they are divided by their sum.
+
+def shares_of_best_groups(
+    score: Linear, experts_per_token: int, routing: SoftmaxRouting
+) -> RankedRouter:
+    """Shares as in `shares_of_all`, but of experts in the groups whose best expert is likeliest.
+
+    `score` takes the accumulation dtype.
     """
-
-    score: Linear
-    experts_per_token: int
-    norms_shares: bool = False
-
-    def __call__(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        scores = self.score(hidden).to(accumulation_dtype(hidden.dtype))
-        best, chosen = scores.topk(self.experts_per_token, dim=-1)
-        shares = sigmoid(best)
-        return shares / shares.sum(-1, keepdim=True) if self.norms_shares else shares, chosen
+    groups = ExpertGroups(routing.num_groups, routing.groups_per_token)
+    rule = ExpertRule(experts_per_token, Measure.SOFTMAX, groups, scaling=routing.scaling)
+    return RankedRouter(WideScores(score), rule)
 
 
-@dataclass(frozen=True, slots=True)
-class SharesOfBestGroups:
-    """Shares as in SharesOfAll, but of experts in the groups whose best expert is likeliest.
-
-    `score` is in the accumulation dtype.
-    """
-
-    score: Linear
-    experts_per_token: int
-    routing: SoftmaxRouting
-
-    def __call__(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        shares = self.score(hidden.to(accumulation_dtype(hidden.dtype))).softmax(dim=-1)
-        grouped = shares.view(len(shares), self.routing.num_groups, -1)
-        best = grouped.amax(-1).topk(self.routing.groups_per_token, dim=-1).indices
-        outside = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter_(1, best, False)
-        inside = grouped.masked_fill(outside[:, :, None], 0.0).flatten(1)
-        chosen_shares, chosen = inside.topk(self.experts_per_token, dim=-1)
-        return chosen_shares * self.routing.scaling, chosen
-
-
-@dataclass(frozen=True, slots=True)
-class SharesByBiasedRank:
+def shares_by_biased_rank(
+    score: Linear, bias: Tensor, experts_per_token: int, routing: BiasedSoftmaxRouting
+) -> RankedRouter:
     """The experts with the highest share plus bias; their shares are divided by their sum.
 
-    `score` and `bias` [experts] are in the accumulation dtype.
+    `score` takes the accumulation dtype, `bias` [experts] is in it.
     """
-
-    score: Linear
-    bias: Tensor
-    experts_per_token: int
-    routing: BiasedSoftmaxRouting
-
-    def __call__(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        shares = self.score(hidden.to(accumulation_dtype(hidden.dtype))).softmax(dim=-1)
-        chosen = (shares + self.bias).topk(self.experts_per_token, dim=-1).indices
-        parts = shares.gather(1, chosen)
-        return parts / parts.sum(-1, keepdim=True).clamp(min=self.routing.least_sum), chosen
+    divisor = ShareSum(least=routing.least_sum)
+    rule = ExpertRule(experts_per_token, Measure.SOFTMAX, sum=divisor)
+    return RankedRouter(WideScores(score), rule, ExpertNumbers(bias))
 
 
 @dataclass(frozen=True, slots=True)
-class SharesOneByOne:
+class OneByOneRouter:
     """The best expert, then the best of the others; `jitter` as in OneByOneRouting."""
 
     score: Linear
     jitter: float
 
     def __call__(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        scores = self.score(hidden).to(accumulation_dtype(hidden.dtype))
-        first_share, first = self._best(scores, scores)
-        left = scores.scatter(1, first, -torch.inf)
-        second_share, second = self._best(scores, left)
-        return torch.cat((first_share, second_share), 1), torch.cat((first, second), 1)
-
-    def _best(self, scores: Tensor, left: Tensor) -> tuple[Tensor, Tensor]:
-        """The best of `left` and its share, each [tokens, 1]."""
-        best, chosen = left.max(dim=-1, keepdim=True)
-        distance = (best - scores) / scores.abs().clamp(min=best)
-        near = left.masked_fill(distance > 2 * self.jitter, -torch.inf)
-        return near.softmax(dim=-1).gather(1, chosen), chosen
+        return choose_one_by_one(self.score(hidden), self.jitter, hidden.dtype)
 
 
 _TINY = 1e-20  # avoids a division by zero if all shares vanish
 
 
-@dataclass(frozen=True, slots=True)
-class GroupedRouter:
-    """`score` and `bias` [experts] are in the accumulation dtype."""
-
-    score: Linear
-    bias: Tensor
-    routing: GroupedRouting
-    experts_per_token: int
-
-    def __call__(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        scores = sigmoid(self.score(hidden.to(accumulation_dtype(hidden.dtype))))
-        ranks = self._in_best_groups(scores + self.bias)
-        chosen = ranks.topk(self.experts_per_token, dim=-1).indices
-        shares = scores.gather(1, chosen)
-        if self.routing.norms_shares:
-            shares = shares / (shares.sum(-1, keepdim=True) + _TINY)
-        return shares * self.routing.scaling, chosen
-
-    def _in_best_groups(self, ranks: Tensor) -> Tensor:
-        """The ranks, -inf outside the groups that a token goes to."""
-        grouped = ranks.view(len(ranks), self.routing.num_groups, -1)
-        merits = grouped.topk(BEST_OF_GROUP, dim=-1).values.sum(-1)
-        best = merits.topk(self.routing.groups_per_token, dim=-1).indices
-        outside = torch.ones_like(merits, dtype=torch.bool).scatter_(1, best, False)
-        return grouped.masked_fill(outside[:, :, None], -torch.inf).flatten(1)
+def grouped_router(
+    score: Linear, bias: Tensor, routing: GroupedRouting, experts_per_token: int
+) -> RankedRouter:
+    """Routing in groups, balanced without a loss (DeepSeek-V3): the bias affects the choice, not
+    the share. `score` takes the accumulation dtype, `bias` [experts] is in it."""
+    rule = ExpertRule(
+        experts_per_token,
+        Measure.SIGMOID,
+        ExpertGroups(routing.num_groups, routing.groups_per_token, BEST_OF_GROUP),
+        ShareSum(added=_TINY) if routing.norms_shares else None,
+        routing.scaling,
+    )
+    return RankedRouter(WideScores(score), rule, ExpertNumbers(bias))
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,24 +161,21 @@ def load_grouped_router(
     routing: GroupedRouting,
     hidden_dim: int,
     names: RouterNames = RouterNames(),
-) -> GroupedRouter:
+) -> RankedRouter:
     """The router with the tensors `names` under `weights`."""
     weight, bias = weights.first_of(*names.weight), weights.first_of(*names.bias)
-    return GroupedRouter(
-        score=make_linear(weights.precise(weight, moe.num_experts, hidden_dim)),
-        bias=weights.precise(bias, moe.num_experts),
-        routing=routing,
-        experts_per_token=moe.experts_per_token,
-    )
+    score = make_linear(weights.precise(weight, moe.num_experts, hidden_dim))
+    bias_of_ranks = weights.precise(bias, moe.num_experts)
+    return grouped_router(score, bias_of_ranks, routing, moe.experts_per_token)
 
 
 def _load_biased_router(
     weights: Weights, moe: MoeShape, routing: BiasedSoftmaxRouting, hidden_dim: int
-) -> SharesByBiasedRank:
+) -> RankedRouter:
     name = "moe_statics.e_score_correction_bias"
     bias = weights.precise(weights.first_of(name, f"gate.{name}"), 1, moe.num_experts)
     score = make_linear(weights.precise("gate.weight", moe.num_experts, hidden_dim))
-    return SharesByBiasedRank(score, bias[0], moe.experts_per_token, routing)
+    return shares_by_biased_rank(score, bias[0], moe.experts_per_token, routing)
 
 
 def load_router(weights: Weights, shape: MixtureShape, hidden_dim: int) -> ExpertRouter:
@@ -236,12 +189,12 @@ def load_router(weights: Weights, shape: MixtureShape, hidden_dim: int) -> Exper
         raise TypeError("experts that are chosen one by one have names of their own")
     if isinstance(routing, SoftmaxRouting) and routing.num_groups > 1:
         score = make_linear(weights.precise("gate.weight", experts.num_experts, hidden_dim))
-        return SharesOfBestGroups(score, experts.experts_per_token, routing)
+        return shares_of_best_groups(score, experts.experts_per_token, routing)
     score = make_linear(weights.tensor("gate.weight", experts.num_experts, hidden_dim))
     if isinstance(routing, SigmoidRouting):
-        return SigmoidOfChosen(score, experts.experts_per_token, routing.shares_sum_to_one)
+        return sigmoid_of_chosen(score, experts.experts_per_token, routing)
     if not routing.shares_sum_to_one:
-        return SharesOfAll(score, experts.experts_per_token, routing.scaling)
+        return shares_of_all(score, experts.experts_per_token, routing.scaling)
     if routing.scaling != 1.0:
         raise ValueError("shares that sum to one are not scaled by any family")
-    return SharesOfChosen(score, experts.experts_per_token)
+    return shares_of_chosen(score, experts.experts_per_token)

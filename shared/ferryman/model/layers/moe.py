@@ -20,10 +20,12 @@ from torch import Tensor
 from ferryman.model.layers.decoder_layers import FeedForward, LayerPlace, Norm, RmsNorm, load_norm
 from ferryman.model.layers.expert_router import (
     ExpertRouter,
+    RankedRouter,
     RouterNames,
-    SharesOfChosen,
     load_grouped_router,
     load_router,
+    scaled_shares_of_chosen,
+    shares_of_chosen,
 )
 from ferryman.model.layers.experts import (
     ExpertMatrices,
@@ -63,7 +65,7 @@ class MixtureOfExperts:
 
     def mixed(self, hidden: Tensor, shares: Tensor, chosen: Tensor) -> Tensor:
         """The outputs of the `chosen` experts for `hidden`, weighted by `shares`."""
-        return self.group.summed(self.experts(hidden, shares.to(hidden.dtype), chosen))
+        return self.group.summed(self.experts(hidden, shares, chosen))
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +114,7 @@ def load_experts(weights: Weights, shape: MoeShape, hidden_dim: int) -> MixtureO
         for gate_up, down in zip(gates, downs, strict=True)
     )
     return MixtureOfExperts(
-        SharesOfChosen(score, shape.experts_per_token),
+        shares_of_chosen(score, shape.experts_per_token),
         _gated_experts(weights, parts, silu, ShareOfOutput()),
         weights.group,
     )
@@ -247,16 +249,13 @@ class NormedMixture:
 
 @dataclass(frozen=True, slots=True)
 class NormedRouter:
-    """`chosen` by the normed hidden states; an expert's shares are multiplied by its `scales`
-    [experts]."""
+    """`choose` by the normed hidden states."""
 
     norm: Norm
-    chosen: SharesOfChosen
-    scales: Tensor
+    choose: RankedRouter
 
     def __call__(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        shares, chosen = self.chosen(self.norm(hidden))
-        return shares * self.scales[chosen], chosen
+        return self.choose(self.norm(hidden))
 
 
 def load_normed_mixture(
@@ -283,6 +282,9 @@ def _router(weights: Weights, shape: MoeShape, place: LayerPlace) -> ExpertRoute
     score = make_linear(weights.tensor("proj.weight", shape.num_experts, place.hidden_dim))
     return NormedRouter(
         norm=RmsNorm(scale, place.norm_eps),
-        chosen=SharesOfChosen(score, shape.experts_per_token),
-        scales=weights.precise("per_expert_scale", shape.num_experts),
+        choose=scaled_shares_of_chosen(
+            score,
+            shape.experts_per_token,
+            weights.precise("per_expert_scale", shape.num_experts),
+        ),
     )
