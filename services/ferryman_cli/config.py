@@ -89,6 +89,7 @@ def config_values(
         if not leaf.role and leaf.name != "tp_size":
             value = derived.get(leaf.name, _value(options, leaf))
             yield _setting(leaf, value, sources, leaf.name in derived)
+    # A role has settings of its own alone: what all share was said above, unless it differs here.
     common = {leaf.name for leaf in of_cluster if not leaf.role}
     of_services = service_sources(sources)
     for role, settings in services_settings(sources).items():
