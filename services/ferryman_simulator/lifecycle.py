@@ -76,6 +76,7 @@ def read_lifecycle(path: Path, lines: Iterable[tuple[int, str]], page_size: int)
     if not received:
         raise BadTrace(path, 1, "no request was received in it")
     whole = {name: view for name, view in received.items() if view.output_len}
+    # Without a worker's own events, what its clients saw is the best guess.
     step_seconds = _pace(drawn.values()) or _median(gaps_ms) / 1000
     pace = MeasuredPace(_pace(chunks.values()), step_seconds)
     return Trace(by_arrival(_requests(whole, page_size)), pace, len(received) - len(whole))

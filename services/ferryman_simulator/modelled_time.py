@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
@@ -101,6 +101,10 @@ class CostModel:
         load_bytes = sum(load.unit.num_bytes for load in plan.ops.loads)
         forward = self.step_seconds + num_tokens * self.prefill_seconds_per_token
         return forward + load_bytes * self.load_seconds_per_byte
+
+    def with_values(self, seconds: Mapping[str, float]) -> CostModel:
+        """The costs with others in place of some, by name."""
+        return replace(self, **seconds)
 
     def told_by(self, pace: MeasuredPace) -> CostModel:
         """The costs with times measured in a trace in place of the guesses."""

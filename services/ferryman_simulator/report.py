@@ -38,11 +38,16 @@ def as_object(trace: Trace, runs: Sequence[SweepRun]) -> dict[str, object]:
                 "warnings": run.warnings,
                 "hit_rate": run.result.hit_rate,
                 "shares": run.result.shares,
-                **asdict(run.result),
+                **_without_outcomes(run.result),
             }
             for run in runs
         ],
     }
+
+
+def _without_outcomes(result: Result) -> dict[str, object]:
+    """All that is the same size for any trace."""
+    return {name: value for name, value in asdict(result).items() if name != "outcomes"}
 
 
 def print_json(trace: Trace, runs: Sequence[SweepRun]) -> None:

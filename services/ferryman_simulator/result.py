@@ -15,6 +15,15 @@ QUANTILES = (0.5, 0.9, 0.99)
 
 
 @dataclass(slots=True)
+class RequestOutcome:
+    """One request: its prompt's cached tokens by its first plan, and the seconds to the first
+    token."""
+
+    cached: CachedTokens
+    first_seconds: float = 0.0
+
+
+@dataclass(slots=True)
 class ResultCounts:
     """Counts while requests run. `reasons` are computed tokens by the reason for computing them."""
 
@@ -24,12 +33,17 @@ class ResultCounts:
     output_tokens: int = 0
     tiers: Counter[str] = field(default_factory=Counter)
     reasons: Counter[str] = field(default_factory=Counter)
-    first_seconds: list[float] = field(default_factory=list)
+    outcomes: dict[str, RequestOutcome] = field(default_factory=dict)
     num_turned_away: int = 0
     num_retracted: int = 0
 
-    def planned(self, plan: ResumePlan, cached: CachedTokens, page_size: int) -> None:
+    @property
+    def first_seconds(self) -> list[float]:
+        return [outcome.first_seconds for outcome in self.outcomes.values()]
+
+    def planned(self, name: str, plan: ResumePlan, cached: CachedTokens, page_size: int) -> None:
         """Counts one prompt by its first plan."""
+        self.outcomes.setdefault(name, RequestOutcome(cached))
         self.prompt_tokens += plan.prompt_len
         self.tiers.update(cached.by_tier)
         self.tiers[COMPUTED] += plan.prompt_len - cached.total
@@ -43,7 +57,8 @@ class Result:
     """One run. `snapshots` are those left at the end, by worker or tier; `evicted` are units by
     tier.
 
-    `ttft_seconds` by quantile, `seconds` is the length of the run on its own clock.
+    `ttft_seconds` by quantile, `seconds` is the length of the run on its own clock. `outcomes` are
+    those of the requests that fit, by id.
     """
 
     num_requests: int
@@ -59,6 +74,7 @@ class Result:
     num_turned_away: int
     num_retracted: int
     seconds: float
+    outcomes: Mapping[str, RequestOutcome]
 
     @property
     def shares(self) -> dict[str, float]:

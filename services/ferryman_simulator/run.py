@@ -32,7 +32,7 @@ def read_trace(path: Path, form: Format, *, block_tokens: int, page_size: int) -
     """
     try:
         with path.open("rb") as opened:
-            lines = _lines(path, opened)
+            lines = trace_lines(path, opened)
             first = next(lines, None)
             if first is None:
                 raise BadTrace(path, 1, "there is no request in it")
@@ -46,7 +46,7 @@ def read_trace(path: Path, form: Format, *, block_tokens: int, page_size: int) -
         raise BadTrace(path, 0, error.strerror or str(error)) from None
 
 
-def _lines(path: Path, opened: Iterator[bytes]) -> Iterator[Line]:
+def trace_lines(path: Path, opened: Iterator[bytes]) -> Iterator[Line]:
     """Lines that are not blank. `opened` is a file, which yields bytes line by line."""
     for number, raw in enumerate(opened, 1):
         if len(raw) > MAX_LINE_BYTES:

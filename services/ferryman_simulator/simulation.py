@@ -193,7 +193,8 @@ class Simulation:
         while True:
             match await attempt.inbox.get():
                 case SequenceAdmitted(plan=plan):
-                    self.tally.planned(plan, cached_tokens(self._manifest, plan), page_size)
+                    cached = cached_tokens(self._manifest, plan)
+                    self.tally.planned(request.request_id, plan, cached, page_size)
                     self.prefill.host.planned(request, plan, attempt.tags)
                     self._send_pages(attempt, plan.anchor_pages * page_size)
                 case ChunkDone(end=end):
@@ -253,6 +254,7 @@ class Simulation:
             num_turned_away=tally.num_turned_away,
             num_retracted=tally.num_retracted,
             seconds=seconds,
+            outcomes=tally.outcomes,
         )
 
 

@@ -181,7 +181,8 @@ class DecodeLoop:
     def _count(self, event: Event, attempt: SimulatedAttempt) -> None:
         match event:
             case Drawn(offset=0):
-                self._tally.first_seconds.append(now() - attempt.arrived)
+                outcome = self._tally.outcomes[attempt.request.request_id]
+                outcome.first_seconds = now() - attempt.arrived
             case Retracted():
                 self._tally.num_retracted += 1
             case Finished(request_id=name, num_generated=count):
