@@ -21,6 +21,7 @@ from ferryman_cli.commands.models import models
 from ferryman_cli.commands.openai_server import serve, verify
 from ferryman_cli.commands.requests import chat, events, explain, generate, trace
 from ferryman_cli.commands.simulate import simulate
+from ferryman_cli.commands.what_if import what_if
 from ferryman_cli.commands.workers import drain, roll, top
 
 EXIT_INTERRUPTED = 130
@@ -35,7 +36,7 @@ for command in (
     *(up, status, logs, down),
     *(doctor, fit, config, models),
     *(chat, generate, trace, explain, events),
-    *(simulate, verify),
+    *(simulate, what_if, verify),
     *(top, drain, roll),
     *(key, credentials, container_credentials, certs),
 ):

@@ -13,7 +13,7 @@ from ferryman.ids import check_correlation_id, is_request_id
 from ferryman.runtime.lifecycle import credible_event
 from ferryman.wire.nats.bus import BusMessage, Messages, RecordedMessage
 from ferryman.wire.nats.connection import NatsOptions
-from ferryman.wire.nats.heartbeat import Beat, Heartbeat, beat_from_bytes
+from ferryman.wire.nats.heartbeat import HEARTBEAT_SECONDS, Beat, Heartbeat, beat_from_bytes
 from ferryman.wire.nats.nats_bus import NatsBus, nats_bus
 from ferryman.wire.nats.subjects import Subjects
 from ferryman_cli.endpoints import BrokerPlace
@@ -23,6 +23,7 @@ CONNECT_SECONDS = 3.0
 MAX_EVENTS = 8192
 MAX_SEARCHED = 1 << 18  # more than the log keeps
 LAST_WORDS_SECONDS = 2.0
+LISTEN_SECONDS = 3.0 * HEARTBEAT_SECONDS
 PAUSE_SECONDS = 0.1
 
 
@@ -98,6 +99,28 @@ async def read_events(place: BrokerPlace, request_id: str) -> list[LifecycleEntr
             if is_over(events) or asyncio.get_running_loop().time() > deadline:
                 return [*before, *events]
             await asyncio.sleep(PAUSE_SECONDS)
+
+
+async def read_log_and_beats(place: BrokerPlace) -> tuple[list[LifecycleEntry], list[Heartbeat]]:
+    """The whole log, and the latest heartbeat of each process that is heard in a moment."""
+    subjects = Subjects(place.cluster)
+    async with connected_bus(place) as bus:
+        recorded = await bus.history(subjects.all_life, max_events=MAX_SEARCHED)
+        entries = [credible_event(entry.subject, entry.payload, subjects) for entry in recorded]
+        beats = await _heard(bus, subjects)
+    return [event for event in entries if event is not None], beats
+
+
+async def _heard(bus: NatsBus, subjects: Subjects) -> list[Heartbeat]:
+    beats: dict[str, Heartbeat] = {}
+    async with bus.subscribed(subjects.all_beats) as messages:
+        try:
+            async with asyncio.timeout(LISTEN_SECONDS):
+                while True:
+                    beat = await next_beat(messages)
+                    beats[beat.worker_id] = beat
+        except TimeoutError:
+            return list(beats.values())
 
 
 async def follow_events(

@@ -32,6 +32,7 @@ from ferryman_launcher.host_plan import HostPlan, host_plans
 from ferryman_launcher.model_files import stamps_of
 from ferryman_launcher.process_plan import ProcessPlan, plan_processes, waiting
 from ferryman_launcher.readiness import ReadyEvent, serving
+from ferryman_launcher.recorded_settings import recorded_settings
 from ferryman_launcher.restarts import RestartLimits
 from ferryman_launcher.state_folder import ClusterFileWriter, RunningCluster, StateFolder
 from ferryman_launcher.supervisor import Supervisor, with_environment
@@ -197,6 +198,7 @@ class _Up:
             down=self._supervisor.down,
             model_folder=str(self._choices.engine.model.absolute()),
             model_files=self._model_files,
+            settings=recorded_settings(self._process_plan.services),
         )
 
     def _reached(self, address: str) -> str:

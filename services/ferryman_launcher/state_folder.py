@@ -48,7 +48,8 @@ class RunningCluster:
 
     `name` is the word in its NATS subjects. With TLS `ca` is the file of its authorities. `down`
     has each process that has ended and waits for its next start, with how it ended. `model_files`
-    are the stamps that the files in `model_folder` had at the start.
+    are the stamps that the files in `model_folder` had at the start. `settings` are the variables
+    of processes that a simulation of this cluster needs.
     """
 
     http: str
@@ -63,6 +64,7 @@ class RunningCluster:
     down: Mapping[str, str] = field(default_factory=dict)
     model_folder: str = ""
     model_files: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def http_urls(self) -> tuple[str, ...]:
