@@ -20,10 +20,13 @@ from tests.tiny_models import save_random
 from tests.tool_recipes import TOOL_RECIPES
 
 from ferryman.model.footprint import mtp_bytes, weight_bytes
+from ferryman.model.layers import experts
 from ferryman.model.layers.decoder import Model
 from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_model, load_self_drafting
 from ferryman.model.shapes.ranks import SingleRank
+from ferryman.model.weights import linear
+from ferryman.model.weights.quantisation import gguf_matrix, nibble_matrix, quantised_matrix
 from ferryman.sizing.worker_size import model_files
 
 
@@ -92,6 +95,35 @@ def test_stored_codes_are_counted_as_they_are_kept(name: str, tmp_path: Path) ->
         assert 0 < right - found < right / 8
     else:
         assert found == right
+
+
+def as_on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights take the form of a card, here in the memory of this process."""
+    for module in (gguf_matrix, nibble_matrix, quantised_matrix):
+        monkeypatch.setattr(module, "is_processor", lambda device: False)
+    monkeypatch.setattr(experts, "is_card", lambda device: True)
+    monkeypatch.setattr(linear, "packed_bytes", lambda weight: 0)
+
+
+ON_CARDS = ("modelopt nvfp4", "compressed nvfp4", "awq", "fp8 by block", "compressed int8")
+
+
+@pytest.mark.parametrize("name", ON_CARDS)
+def test_codes_on_a_card_are_counted_as_a_card_keeps_them(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    twin = save_native(tmp_path / "twin", native_config())
+    folder = save_quantised(twin, tmp_path / "quantised", EVERY_RECIPE[name])
+    on_card = told(folder, LoadOptions("bfloat16", device="cuda"))
+    as_on_a_card(monkeypatch)
+    assert on_card == held(folder, LoadOptions("bfloat16"))
+
+
+def test_int8_at_load_on_a_card_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = save_random(tmp_path, random_config("gpt_oss", 1), 1)
+    on_card = told(folder, LoadOptions("bfloat16", device="cuda", quantize="int8"))
+    as_on_a_card(monkeypatch)
+    assert on_card == held(folder, LoadOptions("bfloat16", quantize="int8"))
 
 
 @pytest.mark.parametrize("family", ["granite", "qwen3_next", "deepseek_v3", "llama"])

@@ -23,7 +23,7 @@ from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_mtp_head
 from ferryman.model.shapes.manifest import state_manifest
 from ferryman.model.weights.checkpoint import TORCH_DTYPES, Checkpoint
-from ferryman.model.weights.linear import PlainLinear, packed_bytes
+from ferryman.model.weights.linear import CARD_SHAPES, PlainLinear, packed_bytes
 from ferryman.model.weights.named_weights import Weights
 from ferryman.model.weights.safetensors_header import StoredTensor
 
@@ -146,7 +146,9 @@ def mtp_bytes(folder: Path, tensors: Mapping[str, StoredTensor], options: LoadOp
 
 def _shapes(folder: Path, tensors: Mapping[str, StoredTensor], options: LoadOptions) -> Weights:
     """The weights of one rank as shapes on the meta device, in the format of the true one."""
-    shapes = replace(options, device="meta").weights(CheckpointShapes(folder, tensors, {}))
+    is_on_cpu = torch.device(options.device).type == "cpu"
+    place = torch.device("meta") if is_on_cpu else CARD_SHAPES
+    shapes = replace(options, device=place).weights(CheckpointShapes(folder, tensors, {}))
     return replace(shapes, format=options.format_of(folder))
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ferryman.model.layers.decoder_layers import FeedForward
 from ferryman.model.layers.expert_stacks import ExpertStacks
-from ferryman.model.weights.linear import Linear, PanelLinear
+from ferryman.model.weights.linear import Linear, PanelLinear, is_card
 from ferryman.model.weights.matrix import Matrix, join_linear, joined_runs
 from ferryman_kernels.products.grouped_product import (
     CodeStack,
@@ -175,7 +175,7 @@ def load_experts_for(
 ) -> RoutedExperts:
     """The experts in the form that is fastest on `device`. Raises ConfigError on a card if the
     experts' formats differ."""
-    if device.type == "cuda":
+    if is_card(device):
         return grouped_experts(list(parts), act, weighing)
     experts = [
         Expert(join_linear(part.first, part.bias), act, part.down.linear(part.down_bias))

@@ -34,6 +34,10 @@ from ferryman_kernels.products.packed_product import (
     shape_of_panels,
 )
 
+CARD_SHAPES = torch.device("meta", 1)
+"""The place of weights that are counted for a card. Tensors have no bytes there, as on "meta",
+where those of a processor are counted."""
+
 # The least weight, in bytes, that is worth packing for oneDNN (measured as above, November 2026).
 _PACKED_FROM_BYTES = {torch.float32: 256 * 1024, torch.bfloat16: 0}
 
@@ -85,6 +89,16 @@ class PanelLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         return packed_product(x, self.panels, self.bias)
+
+
+def is_processor(device: torch.device) -> bool:
+    """Whether weights take the form that a processor multiplies; also where they are counted."""
+    return device.type == "cpu" or device == torch.device("meta")
+
+
+def is_card(device: torch.device) -> bool:
+    """Whether weights take the form that a card multiplies; also where they are counted."""
+    return device.type == "cuda" or device == CARD_SHAPES
 
 
 def pack(weight: Tensor, bias: Tensor | None = None) -> PackedLinear | PanelLinear:

@@ -25,7 +25,7 @@ from ferryman.gguf.block_codes import BLOCK_READERS
 from ferryman.gguf.dequantisation import dequantised
 from ferryman.gguf.dequantisation.short_blocks import TWICE_E2M1, UNEVEN
 from ferryman.gguf.tensor_types import TYPE_NAMES, TensorType
-from ferryman.model.weights.linear import Linear
+from ferryman.model.weights.linear import Linear, is_processor
 from ferryman.model.weights.matrix import Matrix
 from ferryman.model.weights.quantisation.codes import copied
 from ferryman_kernels.products.blocks.block_product import (
@@ -134,7 +134,7 @@ class GgufMatrix:
         return numbers.to(device=self.device, dtype=self.dtype)
 
     def linear(self, bias: Tensor | None) -> Linear:
-        if self.device.type in ("cpu", "meta") and reads_panels(self.dtype):
+        if is_processor(self.device) and reads_panels(self.dtype):
             added = torch.empty(0, dtype=self.dtype, device=self.device)
             added = added if bias is None else bias.contiguous()
             return BlockLinear(self.panels(), added)

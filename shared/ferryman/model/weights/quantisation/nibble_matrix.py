@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ferryman.model.weights.linear import Linear
+from ferryman.model.weights.linear import Linear, is_processor
 from ferryman.model.weights.matrix import Matrix
 from ferryman.model.weights.named_weights import accumulation_dtype
 from ferryman.model.weights.quantisation.codes import NibbleCodes, stack_rows, take_rows
@@ -107,7 +107,7 @@ class NibbleMatrix:
 
     def _form(self) -> BlockForm | None:
         """The form in which a loop reads this matrix, or None if there is no such loop."""
-        is_read = self.device.type in ("cpu", "meta") and reads_panels(self.dtype)
+        is_read = is_processor(self.device) and reads_panels(self.dtype)
         if not is_read or self.shape[1] % _RUN_INPUTS:
             return None
         scales = E4M3 if self.scales.dtype is torch.float8_e4m3fn else FLOATS

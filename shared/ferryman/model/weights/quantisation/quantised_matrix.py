@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ferryman.model.weights.linear import Linear
+from ferryman.model.weights.linear import Linear, is_processor
 from ferryman.model.weights.matrix import Matrix
 from ferryman.model.weights.named_weights import accumulation_dtype
 from ferryman.model.weights.quantisation.coded_panels import CodedPanelLinear, code_panels
@@ -41,8 +41,6 @@ from ferryman_kernels.products.packed_product import reads_panels
 
 # A tile of dequantised rows that stays in the cache of a core.
 _TILE_BYTES = 1 << 20
-# The meta device counts what a CPU would hold; a card holds up to 3 % less in four bits.
-_WITH_PRODUCTS = ("cpu", "meta")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +116,7 @@ class QuantisedMatrix:
 
     def linear(self, bias: Tensor | None) -> Linear:
         (rows, columns), even = self.shape, group_length(self.groups)
-        if self.device.type in _WITH_PRODUCTS:
+        if is_processor(self.device):
             match self.codes:
                 case ByteCodes(codes) if (
                     codes.dtype is torch.int8
