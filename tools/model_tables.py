@@ -62,7 +62,9 @@ class ReadConfig:
     @property
     def format(self) -> str:
         """The quantisation that the config names, or "plain"."""
-        found = self.published.config.get("quantization_config")
+        config = self.published.config
+        text = config.get("text_config", {})
+        found = config.get("quantization_config", text.get("quantization_config"))
         return str(found.get("quant_method")) if isinstance(found, dict) else "plain"
 
 

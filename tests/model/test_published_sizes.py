@@ -64,6 +64,7 @@ CARDS: Mapping[str, float] = {
     "mistralai/Mixtral-8x22B-v0.1": 141,
     "mistralai/Mixtral-8x7B-v0.1": 46.7,
     "moonshotai/Kimi-K2-Instruct": 1026,
+    "moonshotai/Kimi-K2.5": 1026,
     "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": 31.6,
     "openai-community/gpt2": 0.124,
     "openai-community/gpt2-medium": 0.355,

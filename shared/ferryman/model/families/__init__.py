@@ -286,7 +286,11 @@ FAMILIES: tuple[Family[Any], ...] = (
     ),
     Family(
         "deepseek_v3",
-        ("DeepseekV3ForCausalLM",),
+        (
+            "DeepseekV3ForCausalLM",
+            "KimiK25ForConditionalGeneration",
+            "Kimi_K25ForConditionalGeneration",
+        ),
         deepseek.read_deepseek_v3,
         deepseek.load_deepseek,
         mtp=deepseek.DEEPSEEK_MTP,

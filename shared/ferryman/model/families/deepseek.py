@@ -68,6 +68,7 @@ from ferryman.model.shapes.feed_forward_shapes import (
 from ferryman.model.shapes.model_shapes import StateShape, TrunkShape
 from ferryman.model.shapes.rotary import NoScaling, yarn_growth
 from ferryman.model.weights.named_weights import Weights
+from ferryman.model.weights.text_model import text_fields, text_weights
 
 V2_METHODS = ("greedy", "group_limited_greedy")
 
@@ -89,9 +90,9 @@ class DeepseekConfig:
         return ((self.attention,),) * self.trunk.num_layers
 
 
-def read_deepseek_v3(fields: ConfigFields) -> DeepseekConfig:
-    """DeepSeek-V3: latent attention, dense MLPs first, then grouped experts beside shared ones."""
-    return _read_deepseek(fields, _group_routing)
+def read_deepseek_v3(whole: ConfigFields) -> DeepseekConfig:
+    """DeepSeek-V3, Kimi K2.5's text: latent attention, dense MLPs first, then grouped experts."""
+    return _read_deepseek(text_fields(whole), _group_routing)
 
 
 def _group_routing(fields: ConfigFields, experts: MoeShape) -> Routing:
@@ -215,7 +216,9 @@ def read_expert_layers(
 
 
 def load_deepseek(config: DeepseekConfig, manifest: StateManifest, weights: Weights) -> Decoder:
-    return load_model_decoder(config, manifest, weights, partial(_layer, config), EndScales())
+    """The model, or the text model of a folder whose model also reads images."""
+    text = text_weights(weights)
+    return load_model_decoder(config, manifest, text, partial(_layer, config), EndScales())
 
 
 def _layer(config: DeepseekConfig, weights: Weights, place: LayerPlace) -> DecoderLayer:
