@@ -43,7 +43,7 @@ from ferryman_kernels.elementwise.rms_norm import (
     rms_norm_triton,
 )
 from ferryman_kernels.elementwise.rotary import apply_rotary_triton
-from ferryman_kernels.elementwise.running_sums import running_sums_triton
+from ferryman_kernels.elementwise.row_draw import DrawnRows, draw_rows_triton_
 from ferryman_kernels.products._dense_product_triton import large_dense_product, small_dense_product
 from ferryman_kernels.products._grouped_product_triton import (
     ANY_ROWS,
@@ -348,9 +348,10 @@ def launch_weighted_sum(dtype: torch.dtype, per_token: int, dim: int) -> None:
 
 
 def launch_draws(dtype: torch.dtype, vocab: int) -> None:
-    """The likeliest token; the running sums of weights to draw by, float64 in any model."""
-    finite_argmax_triton(torch.zeros(8, vocab, dtype=dtype), -1)
-    running_sums_triton(torch.zeros(8, vocab, dtype=torch.float64))
+    """The likeliest token, and one that is drawn."""
+    logits, real = torch.zeros(2, vocab, dtype=dtype), torch.ones(2, dtype=torch.float64)
+    tokens = finite_argmax_triton(logits, -1)
+    draw_rows_triton_(tokens, logits, DrawnRows(tokens, real, real, tokens, real, real), -1)
 
 
 def launch_all(dtype: torch.dtype) -> None:

@@ -29,6 +29,7 @@ from ferryman.model.sampling.sampler import (
     log_probabilities,
     penalise,
     sample,
+    sample_if_finite,
 )
 from ferryman.model.sampling.token_rules import NO_OUTPUT, LogitRules, OutputTail, apply_rules
 from ferryman.model.shapes.ranks import Group
@@ -82,8 +83,10 @@ class Sampler:
             assert self._masks is not None, "the door lets no grammar in where none is served"
             masked = self._masks.masked(weighed, draws.guided, history)
             weighed, dead_ends = masked.logits, masked.dead_ends
-        if weighed is logits and not draws.filters and not draws.num_best:
-            return DrawnTokens(_plainly(logits))
+        if weighed is logits and not draws.num_best:
+            if not draws.filters:
+                return DrawnTokens(_plainly(logits))
+            return DrawnTokens(sample_if_finite(logits, draws.filters, NO_TOKEN))
         drawn = sample(weighed, draws.filters) if draws.filters else greedy(weighed)
         token_ids = torch.where(are_finite(logits), drawn, NO_TOKEN)
         if dead_ends:

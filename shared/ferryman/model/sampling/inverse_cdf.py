@@ -7,7 +7,8 @@
 On the host a sort of the whole vocabulary dominates the time of a step, and nearly every draw falls
 among the likeliest few. So those are ranked first, and a row is sorted whole only if they cannot
 decide it. Both ways compute the same numbers in the same order, so they choose the same token.
-(100,352 tokens, 32 rows, one thread: a whole sort takes 450 ms, the likeliest 256 take 30.)
+(100,352 tokens, 32 rows, one thread: a whole sort takes 450 ms, the likeliest 256 take 30.) A card
+draws by two kernels and a sort (`row_draw.py`).
 """
 
 from __future__ import annotations
@@ -17,24 +18,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ferryman_kernels.elementwise.running_sums import running_sums_
+from ferryman_kernels.elementwise.row_draw import DrawnRows
 
 NUM_LIKELIEST = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Filters:
-    """Parameters of the rows that are drawn, all [drawn]; `indices` are their rows of the logits.
-
-    Greedy rows are not among them. `top_k` 0 keeps all.
-    """
-
-    indices: Tensor
-    uniforms: Tensor
-    temperatures: Tensor
-    top_k: Tensor
-    top_p: Tensor
-    min_p: Tensor
+class Filters(DrawnRows):
+    """Parameters of the rows that are drawn. Greedy rows are not among them."""
 
     def of(self, rows: Tensor) -> Filters:
         """The parameters of the given rows."""
@@ -58,9 +49,9 @@ class Ranking:
 
 
 def draw(logits: Tensor, filters: Filters) -> Tensor:
-    """One token for each row of logits [drawn, vocab]."""
+    """One token for each row of logits [drawn, vocab]. Reads back which rows it has to sort."""
     total = _total(logits, filters)
-    if logits.is_cuda or logits.shape[-1] <= NUM_LIKELIEST:
+    if logits.shape[-1] <= NUM_LIKELIEST:
         return _choose(_ranked(logits), total, filters, logits.shape[-1])[0]
     tokens, is_decided = _choose(_likeliest(logits), total, filters, logits.shape[-1])
     rest = (~is_decided).nonzero()[:, 0]
@@ -73,7 +64,7 @@ def draw(logits: Tensor, filters: Filters) -> Tensor:
 def _total(logits: Tensor, filters: Filters) -> Tensor:
     """The weight of the whole vocabulary [drawn]: a running sum, in one order at any batch size."""
     weights = _weights(logits, logits.amax(dim=-1, keepdim=True), filters)
-    return running_sums_(weights)[:, -1]
+    return weights.cumsum_(dim=-1)[:, -1]
 
 
 def _weights(logits: Tensor, top: Tensor, filters: Filters) -> Tensor:
@@ -99,7 +90,7 @@ def _choose(ranking: Ranking, total: Tensor, filters: Filters, vocab: int) -> tu
     """A token for each row, and whether the ranked tokens suffice to choose it, both [drawn]."""
     weights = _weights(ranking.logits, ranking.logits[:, :1], filters)
     is_ranked = torch.arange(weights.shape[-1], device=weights.device) < ranking.lens[:, None]
-    cumulative = running_sums_(weights.clone())
+    cumulative = weights.cumsum(dim=-1)
     by_k = torch.where(filters.top_k > 0, filters.top_k.clamp_max(vocab), vocab)
     mass = torch.where(by_k == vocab, total, _at(cumulative, by_k - 1))
     is_needed = is_ranked & (cumulative < (filters.top_p * mass)[:, None])

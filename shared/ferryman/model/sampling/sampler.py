@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ferryman.model.sampling.inverse_cdf import Filters, draw
 from ferryman_kernels.elementwise.finite_argmax import finite_argmax
+from ferryman_kernels.elementwise.row_draw import draw_rows_triton_
 
 UNIFORM_BITS = 53
 _PACK_KEY = struct.Struct("<qQ").pack
@@ -100,8 +101,18 @@ def _counts(token_ids: Tensor, counted: Tensor, logits: Tensor) -> Tensor:
 def sample(logits: Tensor, filters: Filters) -> Tensor:
     """One token for each row of logits [draws, vocab]; rows not in `filters` are greedy."""
     tokens = greedy(logits)
+    if logits.is_cuda:
+        return draw_rows_triton_(tokens, logits, filters, spoilt=-1)  # no token's id
     tokens[filters.indices] = draw(_precise(logits[filters.indices]), filters)
     return tokens
+
+
+def sample_if_finite(logits: Tensor, filters: Filters, otherwise: int) -> Tensor:
+    """`sample` of the rows that `are_finite` [draws], `otherwise`, which is negative, for the
+    others."""
+    if logits.is_cuda:
+        return draw_rows_triton_(finite_argmax(logits, otherwise), logits, filters, otherwise)
+    return torch.where(are_finite(logits), sample(logits, filters), otherwise)
 
 
 @dataclass(frozen=True, slots=True)
