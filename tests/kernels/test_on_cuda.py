@@ -10,6 +10,8 @@ import torch
 import triton
 from torch import Tensor
 
+from ferryman.model.sampling.inverse_cdf import Filters
+from ferryman.model.sampling.sampler import sample_if_finite
 from ferryman_kernels.attention.latent_attention import (
     latent_attention,
     latent_attention_prefill,
@@ -28,6 +30,14 @@ from ferryman_kernels.attention.pages import (
     write_kv_reference,
 )
 from ferryman_kernels.attention.sparse_index import choose_decode, index_scores_reference
+from ferryman_kernels.elementwise.expert_choice import (
+    ExpertGroups,
+    ExpertNumbers,
+    ExpertRule,
+    Measure,
+    ShareSum,
+    choose_experts,
+)
 from ferryman_kernels.elementwise.rms_norm import gated_rms_norm, gated_rms_norm_reference
 from ferryman_kernels.elementwise.rotary import apply_rotary, apply_rotary_reference
 from ferryman_kernels.products._dense_product_triton import small_dense_product, tiles_agree
@@ -322,6 +332,40 @@ def test_grouped_product_on_the_device(
         got = _on_cuda(grouped_product, x, on_card, *sort_pairs(chosen.to(CUDA), 32))
         expected = grouped_product(x.double(), stack, order, starts)
         _assert_near(got, expected, bfloat16=dtype == torch.bfloat16)
+
+
+@pytest.mark.parametrize("tokens", [1, 33, 4096])
+def test_experts_are_chosen_on_the_device_as_on_the_processor(tokens: int) -> None:
+    groups = ExpertGroups(count=8, per_token=4, best_experts=2)
+    rule = ExpertRule(8, Measure.SIGMOID, groups, ShareSum(added=1e-20), 2.5)
+
+    def choose(scores: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        return choose_experts(scores, rule, ExpertNumbers(bias), scores.dtype)
+
+    # Where two experts are as good but for a rounding, either may be chosen.
+    scores, bias = torch.randn(tokens, 256, dtype=torch.float64), torch.rand(256).double() / 10
+    shares, chosen = _on_cuda(choose, scores, bias)
+    right_shares, right = choose(scores, bias)
+    assert torch.equal(chosen.cpu(), right)
+    torch.testing.assert_close(shares.cpu(), right_shares, rtol=1e-13, atol=0)
+    rows = scores.float().to(CUDA)
+    whole = choose(rows, bias.float().to(CUDA))
+    alone = choose(rows[-1:], bias.float().to(CUDA))
+    assert all(torch.equal(row[0], among[-1]) for row, among in zip(alone, whole, strict=True))
+
+
+@pytest.mark.parametrize("rows", [1, 32])
+def test_tokens_are_drawn_on_the_device_as_on_the_processor(rows: int) -> None:
+    logits = (3 * torch.randn(rows, 100_352)).bfloat16()
+    uniforms, top_p = torch.rand(2, rows, dtype=torch.float64)
+    some = torch.linspace(0.5, 1.5, rows, dtype=torch.float64)
+    top_k = torch.arange(rows) % 3 * 40
+
+    def drawn(logits: Tensor, *numbers: Tensor) -> Tensor:
+        return sample_if_finite(logits, Filters(*numbers), -1)
+
+    numbers = torch.arange(rows), uniforms, some, top_k, top_p, some / 1000
+    assert _on_cuda(drawn, logits, *numbers).tolist() == drawn(logits, *numbers).tolist()
 
 
 def test_pages_and_slots_beyond_two_gigabytes_on_the_device() -> None:

@@ -56,7 +56,7 @@ def parts_of(size: CheckSize, device: str, model: Path) -> tuple[CheckPart, ...]
     return (
         CheckPart(
             "cluster",
-            0.32,
+            0.28,
             (
                 *python, "ferryman_cli", "bench", "requests", "--model", str(model),
                 "--device", device, "--worker", "apart,both", "--concurrent", size.concurrent,
@@ -68,7 +68,7 @@ def parts_of(size: CheckSize, device: str, model: Path) -> tuple[CheckPart, ...]
         ),
         CheckPart(
             "hits",
-            0.16,
+            0.14,
             (
                 *python, "tools.card.hits", str(model), "--device", device,
                 "--prompt-len", str(size.long_prompt_len), "--memory-bytes", size.memory,
@@ -76,13 +76,19 @@ def parts_of(size: CheckSize, device: str, model: Path) -> tuple[CheckPart, ...]
             json_figures,
         ),
         CheckPart(
-            "kernels", 0.16, (*pytest, *gpu, "tests/kernels", "tests/engine"), pytest_figures
+            "kernels", 0.14, (*pytest, *gpu, "tests/kernels", "tests/engine"), pytest_figures
         ),
         CheckPart(
             "bits",
             0.16,
             (*python, "tools.campaigns.card_bits", "--device", device, "--seconds", "45"),
             last_lines,
+        ),
+        CheckPart(
+            "launches",
+            0.08,
+            (*python, "tools.card.launches", "--device", device),
+            json_figures,
         ),
         CheckPart(
             "speed",
