@@ -21,6 +21,7 @@ from ferryman_cli.commands.models import models
 from ferryman_cli.commands.openai_server import serve, verify
 from ferryman_cli.commands.requests import chat, events, explain, generate, trace
 from ferryman_cli.commands.simulate import simulate
+from ferryman_cli.commands.state import state_app
 from ferryman_cli.commands.what_if import what_if
 from ferryman_cli.commands.workers import drain, roll, top
 
@@ -43,6 +44,7 @@ for command in (
     app.command()(command)
 bench_app.command()(serve)
 app.add_typer(bench_app)
+app.add_typer(state_app)
 
 
 def _show_version(is_asked: bool) -> None:

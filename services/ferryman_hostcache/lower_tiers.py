@@ -21,6 +21,7 @@ from ferryman.tiers.writeback import WritebackBacklog, WritebackGroup, Writeback
 from ferryman.wire.grpc.role_tokens import GrpcAccess
 from ferryman.wire.grpc.rpc import CallTags, Channels
 from ferryman.wire.redis.index import PrefixIndex
+from ferryman_hostcache.deposits import Deposits
 from ferryman_hostcache.fetches import Fetches
 from ferryman_hostcache.host import HostCache
 from ferryman_hostcache.peers import PeerClient, PeerSeals
@@ -102,6 +103,7 @@ class LowerTiers:
     writer: StorageWriter
     prefetching: PrefetchRunner
     fetches: Fetches
+    deposits: Deposits
     seals: PeerSeals
     folders: SharedFolders | None
 
@@ -110,6 +112,7 @@ class LowerTiers:
         self.writer.tick()
         self.prefetching.tick()
         self.fetches.tick()
+        self.deposits.tick()
 
 
 @asynccontextmanager
@@ -138,5 +141,6 @@ async def open_lower_tiers(
             clock=time.monotonic,
         )
         fetches = Fetches(host, max_running=settings.max_fetches, clock=time.monotonic)
+        deposits = Deposits(host, clock=time.monotonic)
         writer = StorageWriter(host, backlog, has_backlog, time.monotonic)
-        yield LowerTiers(backlog, writer, prefetching, fetches, seals, folders)
+        yield LowerTiers(backlog, writer, prefetching, fetches, deposits, seals, folders)

@@ -22,7 +22,7 @@ import xxhash
 
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind
-from ferryman.errors import CorruptState, Unavailable
+from ferryman.errors import CorruptState
 from ferryman.handoff.values import ranges_of
 from ferryman.security.cluster_key import ClusterKey, Purpose
 from ferryman.tiers.values import UnitName
@@ -32,6 +32,7 @@ from ferryman.wire.codec.scalars import keys_to_bytes, kind_from_wire
 from ferryman.wire.grpc.rpc import CallTags, Channels, ending
 from ferryman.wire.grpc.status import typed_errors
 from ferryman.wire.hostcache.attachment import context_of
+from ferryman.wire.hostcache.unit_seals import NamedUnit, NotOfThisCluster, UnitSeals
 from ferryman.wire.redis.index import NodeLife
 from ferryman.wire.v1 import hostcache_pb2 as pb
 from ferryman.wire.v1.hostcache_pb2_grpc import HostCacheServiceStub
@@ -39,27 +40,12 @@ from ferryman.wire.v1.hostcache_pb2_grpc import HostCacheServiceStub
 CHALLENGE_BYTES = 16
 
 
-class NotOfThisCluster(Unavailable):
-    """The answering process does not have the cluster's key."""
-
-
-@dataclass(frozen=True, slots=True)
-class NamedUnit:
-    """A unit to send: its model, its place in a chain, and its digest."""
-
-    manifest_digest: str
-    kind: Kind
-    key: PageKey
-    num_bytes: int
-    digest: bytes
-
-
-class PeerSeals:
-    """Makes tags for other nodes, and checks theirs."""
+class PeerSeals(UnitSeals):
+    """Makes tags for other nodes, and checks theirs, of answers too."""
 
     def __init__(self, key: ClusterKey) -> None:
+        super().__init__(key)
         self._answers = key.subkey(Purpose.PEER_ANSWER)
-        self._units = key.subkey(Purpose.PEER_UNIT)
 
     def seal_answer(
         self, answer: pb.LookupResponse, request: pb.LookupRequest, node: NodeLife
@@ -74,14 +60,6 @@ class PeerSeals:
         if not self._answers.verifies(answer.proof, *_said(answer, request, node)):
             raise NotOfThisCluster(f"who answers for {node.node_id} is not of this cluster")
 
-    def seal_of(self, unit: NamedUnit) -> bytes:
-        return self._units.tag(*_identity(unit))
-
-    def check_unit(self, unit: NamedUnit, seal: bytes) -> None:
-        """Raises NotOfThisCluster unless a process of this cluster sealed the unit."""
-        if not self._units.verifies(seal, *_identity(unit)):
-            raise NotOfThisCluster(f"a {unit.kind} unit that nobody of this cluster has sealed")
-
 
 def _said(
     answer: pb.LookupResponse, request: pb.LookupRequest, node: NodeLife
@@ -93,11 +71,6 @@ def _said(
     )
     words = f"{node.owner}|{answer.usable_pages}|{'|'.join(ranges)}"
     return request.challenge, request.page_keys[-16:], words.encode()
-
-
-def _identity(unit: NamedUnit) -> tuple[bytes, ...]:
-    words = f"{unit.manifest_digest} {unit.kind.value} {unit.num_bytes}"
-    return words.encode(), unit.key, unit.digest
 
 
 class FetchSink(Protocol):

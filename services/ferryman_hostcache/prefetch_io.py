@@ -23,9 +23,10 @@ from ferryman.tiers.prefetch_values import OWN_STORAGE, PrefetchRequest, Traffic
 from ferryman.tiers.storage_values import UnitRead
 from ferryman.tiers.values import ReservedUnit, UnitName
 from ferryman.wire.grpc.rpc import CallTags
+from ferryman.wire.hostcache.unit_seals import NotOfThisCluster
 from ferryman.wire.redis.index import NodeLife, NodePrefix, PrefixIndex
 from ferryman_hostcache.host import HostCache
-from ferryman_hostcache.peers import FetchOrder, NotOfThisCluster, PeerClient
+from ferryman_hostcache.peers import FetchOrder, PeerClient
 from ferryman_hostcache.shared_folders import FolderView, SharedFolders
 from ferryman_hostcache.storage.factory import StorageTier
 

@@ -7,10 +7,11 @@ from contextlib import aclosing
 from dataclasses import asdict
 
 from ferryman.cache.manifest import StateManifest, manifest_from_json
-from ferryman.errors import InvalidRequest, ManifestMismatch, PermissionDenied
+from ferryman.errors import FerrymanError, InvalidRequest, ManifestMismatch, PermissionDenied
 from ferryman.handoff.values import ranges_of
 from ferryman.ids import check_request_id
 from ferryman.runtime.spans.process_spans import Tracing
+from ferryman.security.credentials import ClusterRole
 from ferryman.tiers.layout import budget_of
 from ferryman.tiers.prefetch_values import PrefetchRequest
 from ferryman.tiers.values import (
@@ -38,17 +39,21 @@ from ferryman.wire.codec.scalars import (
     milliseconds,
     seconds,
 )
-from ferryman.wire.grpc.role_tokens import refuse_call
+from ferryman.wire.grpc.role_tokens import is_called_by, refuse_call
 from ferryman.wire.grpc.rpc import CallTags, Context, remaining_seconds
 from ferryman.wire.hostcache.arena import liveness_byte
 from ferryman.wire.hostcache.attachment import MAX_DROPPED_CHAINS
+from ferryman.wire.hostcache.unit_seals import NamedUnit
+from ferryman.wire.signed_orders import DEPOSIT, FETCH, LOOKUP, SignatureCheck
 from ferryman.wire.v1 import hostcache_pb2 as pb
 from ferryman.wire.v1 import types_pb2
 from ferryman.wire.v1.hostcache_pb2_grpc import HostCacheServiceServicer
-from ferryman_hostcache.fetches import Fetches, check_kinds, frames_of
+from ferryman_hostcache.deposits import UnitPiece
+from ferryman_hostcache.fetches import check_kinds, frames_of
 from ferryman_hostcache.host import HostCache
 from ferryman_hostcache.index_publisher import IndexPublisher
-from ferryman_hostcache.peers import CHALLENGE_BYTES, NamedUnit, PeerSeals
+from ferryman_hostcache.lower_tiers import LowerTiers
+from ferryman_hostcache.peers import CHALLENGE_BYTES
 from ferryman_hostcache.prefetch_runner import PrefetchRunner
 from ferryman_hostcache.prefetch_stats import PrefetchCounts
 
@@ -70,14 +75,14 @@ class HostCacheServicer(HostCacheServiceServicer):
         self,
         host: HostCache,
         publisher: IndexPublisher,
-        prefetching: PrefetchRunner,
-        fetches: Fetches,
-        seals: PeerSeals,
+        lower_tiers: LowerTiers,
+        signatures: SignatureCheck,
         tracing: Tracing,
     ) -> None:
-        self._tracing = tracing
-        self._host, self._publisher, self._seals = host, publisher, seals
-        self._prefetching, self._fetches = prefetching, fetches
+        self._signatures, self._tracing = signatures, tracing
+        self._host, self._publisher, self._seals = host, publisher, lower_tiers.seals
+        self._prefetching, self._fetches = lower_tiers.prefetching, lower_tiers.fetches
+        self._deposits = lower_tiers.deposits
 
     async def Attach(self, request: pb.AttachRequest, context: Context) -> pb.AttachResponse:
         manifest = _manifest(request)
@@ -105,8 +110,17 @@ class HostCacheServicer(HostCacheServiceServicer):
     def _lease_ms(self) -> int:
         return milliseconds(self._host.limits.lease_seconds)
 
+    def _check_signed(
+        self, call: str, request: pb.LookupRequest | pb.FetchRequest | pb.DepositOrder
+    ) -> None:
+        """Raises PermissionDenied for a router's token without a router's signature: each worker
+        that a router calls sees its token."""
+        if is_called_by(ClusterRole.ROUTER):
+            self._signatures.check_units(call, request.page_keys, request.signature)
+
     async def Lookup(self, request: pb.LookupRequest, context: Context) -> pb.LookupResponse:
         self._host.check_epoch(request.epoch)
+        self._check_signed(LOOKUP, request)
         keys = keys_from_bytes(request.page_keys)
         resident, stored = self._host.store.lookup(keys), self._host.storage.lookup(keys)
         answer = pb.LookupResponse(
@@ -236,6 +250,7 @@ class HostCacheServicer(HostCacheServiceServicer):
         self, request: pb.FetchRequest, context: Context
     ) -> AsyncIterator[pb.FetchResponse]:
         self._host.check_epoch(request.epoch)
+        self._check_signed(FETCH, request)
         keys = keys_from_bytes(request.page_keys)
         names = list(_names(request.units, len(keys)))
         async with aclosing(self._fetches.units(request.manifest_digest, keys, names)) as units:
@@ -254,6 +269,29 @@ class HostCacheServicer(HostCacheServiceServicer):
                         offset=offset,
                         data=data,
                     )
+
+    async def Deposit(
+        self, requests: AsyncIterator[pb.DepositRequest], context: Context
+    ) -> AsyncIterator[pb.DepositResponse]:
+        first = await anext(requests, pb.DepositRequest())
+        if first.WhichOneof("part") != "order":
+            raise InvalidRequest("a deposit begins with its order", "order")
+        order = first.order
+        self._host.check_epoch(order.epoch)
+        self._check_signed(DEPOSIT, order)
+        keys = keys_from_bytes(order.page_keys)
+        names = list(_names(order.units, len(keys)))
+        with self._deposits.begun(order.manifest_digest, keys, names) as deposit:
+            yield pb.DepositResponse()
+            try:
+                pieces = (UnitPiece(r.piece.data, r.piece.digest) async for r in requests)
+                taken = await deposit.take(pieces)
+            except FerrymanError:
+                # gRPC loses a status that meets a write on its way.
+                async for _ in requests:
+                    pass
+                raise
+        yield pb.DepositResponse(usable_pages=taken.usable_pages, stored_units=taken.stored_units)
 
     async def Stats(self, request: pb.StatsRequest, context: Context) -> pb.StatsResponse:
         identity = self._host.identity

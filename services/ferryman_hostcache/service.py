@@ -33,6 +33,7 @@ from ferryman.wire.hostcache.arena import arena_name, sweep_stale_arenas
 from ferryman.wire.nats.bus import Discoverable
 from ferryman.wire.redis.index import NodeLife
 from ferryman.wire.redis.redis_index import redis_index
+from ferryman.wire.signed_orders import SignatureCheck
 from ferryman.wire.v1 import hostcache_pb2_grpc
 from ferryman_hostcache.arena import Arena
 from ferryman_hostcache.gauges import ROLE, Beats, ledger, watch
@@ -187,14 +188,8 @@ async def _open_doors(
     }
     app = observed(health, numbers, guard.check)
     http_port = await stack.enter_async_context(http_listening(app, settings.observe))
-    servicer = HostCacheServicer(
-        host,
-        publisher,
-        lower_tiers.prefetching,
-        lower_tiers.fetches,
-        lower_tiers.seals,
-        member.tracing,
-    )
+    signatures = SignatureCheck(access, member.worker_id, member.epoch)
+    servicer = HostCacheServicer(host, publisher, lower_tiers, signatures, member.tracing)
 
     def register(server: Any) -> None:
         hostcache_pb2_grpc.add_HostCacheServiceServicer_to_server(servicer, server)

@@ -205,6 +205,7 @@ class _Services:
             "default_max_tokens": doors.default_max_tokens,
             "verbatim_prompts": doors.verbatim_prompts,
             "web_page": doors.web_page,
+            "state_signers": doors.state_signers,
             "http_port": ports.http,
             "grpc_port": ports.grpc,
             "redis_url": self.redis_url,

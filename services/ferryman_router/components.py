@@ -14,8 +14,10 @@ from ferryman.grammar.compiler import BackgroundCompiler, GrammarCompiler
 from ferryman.runtime.background import Background
 from ferryman.runtime.lifecycle import LifecyclePublisher
 from ferryman.runtime.membership import Membership
+from ferryman.security.state_signatures import StateSigner
 from ferryman.settings.router import LimitSettings
 from ferryman.wire.grpc.rpc import Channels
+from ferryman.wire.hostcache.unit_seals import UnitSeals
 from ferryman.wire.nats.heartbeat import NO_STATE, Heartbeat
 from ferryman.wire.nats.sender_proof import CheckSender
 from ferryman.wire.redis.index import PrefixIndex
@@ -25,6 +27,8 @@ from ferryman_router.intake.frontend import Frontend
 from ferryman_router.request.context import Probation, RetryBudget, RouterContext
 from ferryman_router.request.metrics import RouterMetrics, RouterStatistics
 from ferryman_router.request.request_table import Evacuation, RequestTable
+from ferryman_router.request.state_files import StateFiles
+from ferryman_router.request.state_nodes import StateNodes
 from ferryman_router.request.token_streams import TokenReader, WorkerStreams
 from ferryman_router.request.worker_client import WorkerClient
 from ferryman_router.routing.dispatcher import Dispatcher
@@ -35,6 +39,14 @@ from ferryman_router.routing.quotas import Quotas
 from ferryman_router.routing.routing_policy import RoutingCosts
 from ferryman_router.routing.worker_starts import SERVING
 from ferryman_router.served_model import ServedModel
+
+
+@dataclass(frozen=True, slots=True)
+class StateKeys:
+    """The checks of state: of a file's signature, and of the units that a host-cache sends."""
+
+    signer: StateSigner
+    seals: UnitSeals
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +61,7 @@ class Transports:
     check_sender: CheckSender
     signatures: RouterSignatures
     background: Background
+    states: StateKeys
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +72,7 @@ class Components:
     frontend: Frontend
     dispatcher: Dispatcher
     listener: FleetListener
+    states: StateFiles
 
     async def run(self) -> None:
         """Dispatches, and looks after requests that stall or whose worker drains; for ever."""
@@ -157,7 +171,9 @@ def make_components(
     # A scrape may come as soon as the doors open, which the caller does after this.
     metrics.watch("bus", transports.member.bus.statistics)
     metrics.watch("", partial(_statistics, transports.index, dispatcher, requests))
-    return Components(fleet, frontend, dispatcher, listener)
+    nodes = StateNodes(fleet, transports.channels, transports.states.seals, transports.signatures)
+    states = StateFiles(ctx, requests, frontend.recent, nodes, transports.states.signer)
+    return Components(fleet, frontend, dispatcher, listener, states)
 
 
 def _statistics(

@@ -81,6 +81,11 @@ class ServedModel:
         """The names that clients may ask for: the model's, and those of its adapters."""
         return self.model_id, *sorted(self.adapters)
 
+    def name_of(self, adapter: str) -> str:
+        """The name that an adapter is served under, by its digest; empty: the model alone."""
+        names = {digest: name for name, digest in self.adapters.items()}
+        return names.get(adapter, self.model_id)
+
     def check_name(self, model: str) -> str:
         """The name that is meant; an empty one means the model alone. Raises UnknownModel."""
         if model and model not in self.names:

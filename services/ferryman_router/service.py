@@ -22,6 +22,7 @@ from ferryman.runtime.life import alongside, announce_ready
 from ferryman.runtime.membership import Membership, drain_order, joined
 from ferryman.security.cluster_key import ClusterKey
 from ferryman.security.key_file import read_key_file
+from ferryman.security.state_signatures import StateSigner
 from ferryman.security.tls import door_credentials
 from ferryman.security.tls_folder import DOOR, server_context
 from ferryman.settings.folders import folders_of
@@ -30,13 +31,20 @@ from ferryman.text.tool_calls.formats import OutputSyntax
 from ferryman.wire.grpc.role_tokens import OPEN_SERVER, GrpcAccess, ServerLocks
 from ferryman.wire.grpc.rpc import Channels, GrpcServer
 from ferryman.wire.grpc.rpc import listening as grpc_listening
+from ferryman.wire.hostcache.unit_seals import UnitSeals
 from ferryman.wire.nats.bus import Discoverable
 from ferryman.wire.nats.heartbeat import ROUTER
 from ferryman.wire.nats.sender_proof import believe_all, check_sender
 from ferryman.wire.redis.redis_index import redis_index
 from ferryman.wire.signed_orders import RouterSignatures
 from ferryman_router.bodies.place import BodyRules
-from ferryman_router.components import Components, RouterTelemetry, Transports, make_components
+from ferryman_router.components import (
+    Components,
+    RouterTelemetry,
+    StateKeys,
+    Transports,
+    make_components,
+)
 from ferryman_router.doors.answer_endpoints import HttpDeps
 from ferryman_router.doors.auth import ApiKeys, Authenticator
 from ferryman_router.doors.cors import CorsPolicy
@@ -179,6 +187,7 @@ async def _transports(
         check_sender if access.credentials else believe_all,
         RouterSignatures(access),
         await stack.enter_async_context(Background()),
+        StateKeys(StateSigner(key, settings.believed_signers), UnitSeals(key)),
     )
 
 
@@ -214,7 +223,9 @@ async def _open_doors(
     tracing.count_in(metrics)
     app = traced_door(HttpApp(deps, page), tracing)
     http_port = await stack.enter_async_context(_http_door(settings, app, metrics))
-    servicer = InferenceServicer(frontend, callers, memory, member.subjects, events)
+    servicer = InferenceServicer(
+        frontend, callers, memory, member.subjects, events, components.states
+    )
     grpc = await stack.enter_async_context(_grpc_door(settings, servicer))
     where = {"http": str(http_port), "grpc": str(grpc.port), "worker_id": member.worker_id}
     discoverable = Discoverable("ferryman-router", "1.0.0", "Takes requests in, routes them", where)

@@ -63,6 +63,7 @@ REACHED: Mapping[str, tuple[str, set[str]]] = {
     "--strict-fields": ("true", ROUTER),
     "--verbatim-prompts": ("true", ROUTER),
     "--web-page": ("false", ROUTER),
+    "--state-signers": (64 * "a", ROUTER),
     "--default-max-tokens": ("1", ROUTER),
     "--nats-url": ("nats://n:1", ALL),
     "--redis-url": ("redis://r:2/0", ROUTER | HOST),

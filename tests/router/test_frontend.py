@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.cluster_keys import KEY
 from tests.doubles.memory_bus import MemoryBus
 from tests.doubles.memory_index import MemoryIndex
 from tests.skipped_time import SkippedTime, skipped_time
@@ -18,15 +19,17 @@ from ferryman.ids import make_epoch
 from ferryman.runtime.background import Background
 from ferryman.runtime.membership import Membership
 from ferryman.schedule.request import FinishReason, SamplingParams
+from ferryman.security.state_signatures import StateSigner
 from ferryman.settings.router import LimitSettings
 from ferryman.wire.grpc.role_tokens import OPEN_TO_ALL
 from ferryman.wire.grpc.rpc import Channels
+from ferryman.wire.hostcache.unit_seals import UnitSeals
 from ferryman.wire.nats.sender_proof import believe_all
 from ferryman.wire.nats.subjects import Subjects
 from ferryman.wire.public import GenerateFinished, TokenChunk, TokenPrompt
 from ferryman.wire.signed_orders import RouterSignatures
 from ferryman.wire.values import Usage
-from ferryman_router.components import Transports, make_components
+from ferryman_router.components import StateKeys, Transports, make_components
 from ferryman_router.intake.body_intake import Intake, ReaderProcess
 from ferryman_router.intake.frontend import Frontend
 from ferryman_router.request.request_runner import RequestRunner
@@ -60,7 +63,10 @@ async def frontend(folder: Path) -> AsyncIterator[Frontend]:
     async with Channels() as channels, Background() as background:
         lifecycle, index = member.lifecycle(), MemoryIndex()
         signatures = RouterSignatures(OPEN_TO_ALL)
-        ways = Transports(member, channels, lifecycle, index, believe_all, signatures, background)
+        states = StateKeys(StateSigner(KEY), UnitSeals(KEY))
+        ways = Transports(
+            member, channels, lifecycle, index, believe_all, signatures, background, states
+        )
         with closing(Intake(ReaderProcess(()))) as intake:
             yield make_components(LIMITS, model, ways, intake, Quotas()).frontend
 

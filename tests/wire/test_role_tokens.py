@@ -58,8 +58,9 @@ MAY_CALL: Mapping[str, set[ClusterRole]] = {
     "HostCacheService/Reserve": WORKERS,
     "HostCacheService/Commit": WORKERS,
     "HostCacheService/Prefetch": WORKERS | {ROUTER},
-    "HostCacheService/Lookup": {HOST_CACHE},
-    "HostCacheService/Fetch": {HOST_CACHE},
+    "HostCacheService/Lookup": {HOST_CACHE, ROUTER},
+    "HostCacheService/Fetch": {HOST_CACHE, ROUTER},
+    "HostCacheService/Deposit": {ROUTER},
     "HostCacheService/Stats": {OBSERVER},
 }
 METHODS = {f"/ferryman.wire.v1.{name}": roles for name, roles in MAY_CALL.items()}

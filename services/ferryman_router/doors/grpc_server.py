@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +16,11 @@ from ferryman.wire.codec.inference import (
     event_to_wire,
     explanation_to_wire,
     lifecycle_to_wire,
+    loaded_state_to_wire,
     model_to_wire,
     prompt_from_wire,
+    signed_state_from_wire,
+    signed_state_to_wire,
 )
 from ferryman.wire.codec.request import sampling_from_wire
 from ferryman.wire.codec.scalars import token_ids_from_bytes, token_ids_to_bytes
@@ -41,6 +45,7 @@ from ferryman_router.request.request_history import past_routes, shown_route
 from ferryman_router.request.request_log import RequestLog, decoded
 from ferryman_router.request.request_runner import RequestRunner
 from ferryman_router.request.response import OutputFailed
+from ferryman_router.request.state_files import StateBytes, StateFiles
 from ferryman_router.routing.generate_request import Caller, GenerateRequest, RequestedSampling
 
 SERVICE = "ferryman.wire.v1.InferenceService"
@@ -56,9 +61,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         memory: BodyMemory,
         subjects: Subjects,
         events: RequestLog,
+        states: StateFiles,
     ) -> None:
         self._frontend, self._callers, self._memory = frontend, callers, memory
-        self._subjects, self._log = subjects, events
+        self._subjects, self._log, self._states = subjects, events, states
 
     def register(self, server: Any) -> None:
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(self, server)
@@ -122,6 +128,35 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             grow(request.ByteSize())
             tokenized = await self._frontend.tokenize(prompt, within=caller.deadline_seconds)
         return inference_pb2.TokenizeResponse(token_ids=token_ids_to_bytes(tokenized.token_ids))
+
+    async def SaveState(
+        self, request: inference_pb2.SaveStateRequest, context: Context
+    ) -> AsyncIterator[inference_pb2.SaveStateResponse]:
+        tenant, name = self._reader(context).tenant, check_correlation_id(request.request_id)
+        async with aclosing(self._states.save(tenant, name)) as parts:
+            async for part in parts:
+                if isinstance(part, bytes):
+                    yield inference_pb2.SaveStateResponse(data=part)
+                else:
+                    yield inference_pb2.SaveStateResponse(signed=signed_state_to_wire(part))
+
+    async def LoadState(
+        self, requests: AsyncIterator[inference_pb2.LoadStateRequest], context: Context
+    ) -> AsyncIterator[inference_pb2.LoadStateResponse]:
+        tenant = self._reader(context).tenant
+        first = await anext(requests, inference_pb2.LoadStateRequest())
+        if first.WhichOneof("part") != "signed":
+            raise InvalidRequest("a state file begins with what is signed", "signed")
+        signed = signed_state_from_wire(first.signed)
+        statement = self._states.accepted(signed)
+        yield inference_pb2.LoadStateResponse(accepted=inference_pb2.AcceptedState())
+        content = StateBytes((part.data async for part in requests), statement.num_bytes)
+        try:
+            loaded = await self._states.load(tenant, signed, statement, content)
+        except FerrymanError:
+            await content.drain()
+            raise
+        yield inference_pb2.LoadStateResponse(arrival=loaded_state_to_wire(loaded))
 
     # From message to request.
 

@@ -100,6 +100,11 @@ class RequestRunner:
         return self.asked.prompt_len + self._answer.next_offset
 
     @property
+    def drawn_token_ids(self) -> tuple[int, ...]:
+        """The tokens of the answer so far."""
+        return self._answer.token_ids
+
+    @property
     def was_abandoned(self) -> bool:
         """Whether it was cancelled, goes on at another router, or lost its id to a request of
         another one: no client can read the rest of it here."""

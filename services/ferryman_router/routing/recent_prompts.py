@@ -115,9 +115,13 @@ class RecentPrompts:
         if not of_tenant:
             del self._kept[tenant]
 
+    def of(self, tenant: str, request_id: str) -> KeptPrompt | None:
+        """The prompt of a tenant's request, if it is kept."""
+        return self._kept.get(tenant, OrderedDict()).get(request_id)
+
     def places(self, tenant: str, request_id: str) -> tuple[NamedPlace, ...]:
         """The named parts of a prompt that is kept; none of another."""
-        kept = self._kept.get(tenant, OrderedDict()).get(request_id)
+        kept = self.of(tenant, request_id)
         return kept.prompt.places if kept is not None else ()
 
     def nearest(self, asked: TokenizedRequest) -> Parting:
@@ -136,7 +140,7 @@ class RecentPrompts:
     def with_named(self, asked: TokenizedRequest, request_id: str) -> Comparison:
         """The difference between a prompt and that of the tenant's request of this id."""
         new = KeptPrompt.of(asked)
-        other = self._kept.get(new.tenant, OrderedDict()).get(request_id)
+        other = self.of(new.tenant, request_id)
         if other is None:
             return Unknown()
         if other.adapter != new.adapter:

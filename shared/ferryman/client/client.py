@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Self
+
+import grpc.aio
 
 from ferryman.cache.keys import TokenIds, as_token_ids
 from ferryman.client.generate_call import GenerateCall, GenerateOrder
@@ -24,18 +28,24 @@ from ferryman.security.tls import PLAINTEXT, DoorTls
 from ferryman.wire.codec.inference import (
     explanation_from_wire,
     lifecycle_from_wire,
+    loaded_state_from_wire,
     model_from_wire,
     prompt_to_wire,
+    signed_state_from_wire,
+    signed_state_to_wire,
 )
 from ferryman.wire.codec.scalars import token_ids_from_bytes
+from ferryman.wire.grpc.rpc import ending
 from ferryman.wire.public import (
     ChatPrompt,
     ChatTurn,
     GenerateEvent,
     LifecycleEvent,
+    LoadedState,
     ModelCard,
     Prompt,
     RouteExplanation,
+    SignedState,
     TextPrompt,
     TokenPrompt,
 )
@@ -76,6 +86,7 @@ def _token_ids(items: list[int]) -> TokenIds:
 
 GENERATE_SECONDS = 300.0
 ASK_SECONDS = 10.0
+STATE_SECONDS = 600.0
 
 
 class Client:
@@ -172,6 +183,42 @@ class Client:
         answer = await self._call("Tokenize", request, deadline_seconds)
         return tuple(token_ids_from_bytes(answer.token_ids).tolist())
 
+    async def save_state(
+        self, request_id: str, *, deadline_seconds: float = STATE_SECONDS
+    ) -> AsyncGenerator[bytes | SignedState]:
+        """The state of a late request, in pieces: the bytes for a state file, then what is signed
+        about them (docs/state-files.md)."""
+        self._check_open()
+        request = inference_pb2.SaveStateRequest(request_id=check_correlation_id(request_id))
+        async with self._doors.asked() as door:
+            call = door.stub.SaveState(request, timeout=deadline_seconds, metadata=self._metadata)
+            with typed_client_errors(), ending(call) as parts:
+                async for part in parts:
+                    is_data = part.WhichOneof("part") == "data"
+                    yield part.data if is_data else signed_state_from_wire(part.signed)
+
+    async def load_state(
+        self,
+        signed: SignedState,
+        content: Iterable[bytes],
+        *,
+        deadline_seconds: float = STATE_SECONDS,
+    ) -> LoadedState:
+        """Gives the cluster the state of a file, whose bytes come in pieces of at most 1 MiB. It is
+        this caller's alone, and is there as a whole or not at all."""
+        self._check_open()
+        async with self._doors.asked() as door:
+            call = door.stub.LoadState(timeout=deadline_seconds, metadata=self._metadata)
+            with typed_client_errors(), ending(call):
+                head = signed_state_to_wire(signed)
+                await call.write(inference_pb2.LoadStateRequest(signed=head))
+                await _answer_of(call)  # it is accepted, so the bytes are wanted
+                with suppress(asyncio.InvalidStateError):  # the router is gone
+                    for piece in content:
+                        await call.write(inference_pb2.LoadStateRequest(data=piece))
+                    await call.done_writing()
+                return loaded_state_from_wire((await _answer_of(call)).arrival)
+
     def _open_stream(
         self, door: RouterDoor, request: inference_pb2.GenerateRequest, seconds: float
     ) -> Any:
@@ -204,3 +251,13 @@ class Client:
     def _check_open(self) -> None:
         if self._is_closed:
             raise Cancelled("this client is closed")
+
+
+async def _answer_of(call: Any) -> Any:
+    """The next message of a call. Raises gRPC's error if the call ended with one."""
+    answer = await call.read()
+    if answer is grpc.aio.EOF:
+        code, details = await call.code(), await call.details()
+        initial, trailing = await call.initial_metadata(), await call.trailing_metadata()
+        raise grpc.aio.AioRpcError(code, initial, trailing, details)
+    return answer

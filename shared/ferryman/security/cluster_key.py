@@ -31,6 +31,7 @@ class Purpose(StrEnum):
     PEER_ANSWER = "peer answer"
     PEER_UNIT = "peer unit"
     BUCKET = "bucket"
+    STATE_FILE = "state file"
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,9 @@ class DoorOptions(BaseModel):
     web_page: Annotated[bool, Called(role="router")] = True
     """The page at `/`: the fleet, requests as they run, why tokens were reused or computed, a chat.
     See docs/page.md."""
+    state_signers: Annotated[str, Called(role="router")] = ""
+    """Public keys, separated by commas, of other clusters whose state files may be loaded; this
+    cluster's own always may. See docs/state-files.md."""
     default_max_tokens: Annotated[int, Field(ge=0), Called(role="router")] = 0
     """Tokens of an answer to a request that names no limit; 0: as many as there is room for."""
 

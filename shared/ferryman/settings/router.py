@@ -102,6 +102,9 @@ class RouterSettings(BaseModel):
     web_page: bool = True
     """The page at `/`: the fleet, requests as they run, why tokens were reused or computed, a chat.
     See docs/page.md."""
+    state_signers: str = ""
+    """Public keys, separated by commas, of other clusters whose state files may be loaded; this
+    cluster's own always may. See docs/state-files.md."""
     api_keys: SecretStr = SecretStr("")
     """Keys, separated by commas; with any, callers need one, and each is a tenant with a cache
     of its own."""
@@ -112,6 +115,10 @@ class RouterSettings(BaseModel):
     @property
     def origins(self) -> frozenset[str]:
         return frozenset(origin.strip() for origin in self.cors_origin.split(",") if origin.strip())
+
+    @property
+    def believed_signers(self) -> frozenset[str]:
+        return frozenset(key.strip() for key in self.state_signers.split(",") if key.strip())
 
     @property
     def keys_path(self) -> Path | None:

@@ -197,3 +197,24 @@ class ModelCard:
     vocab: int
     exactness: Exactness = Exactness.VALUES
     arithmetics: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SignedState:
+    """The signed part of a state file: a statement as its text, the Ed25519 signature of the
+    text, and the digests of all units (blake2b, 32 bytes each)."""
+
+    statement: str
+    signature: bytes
+    unit_digests: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedState:
+    """The state of a file at a cluster: `usable_tokens` of its `num_tokens` can be resumed from the
+    host-cache of `node`; `stored_units` are new there."""
+
+    node: str
+    num_tokens: int
+    usable_tokens: int
+    stored_units: int

@@ -36,8 +36,10 @@ from ferryman.wire.values import (
 )
 
 _TOKENS_BYTES = 32
+_KEYS_BYTES = 32
 PREFILL, MOVE, ABORT, DETACH, TOKENS = "prefill", "move", "abort", "detach", "tokens"
-PROBE = "probe"
+PROBE, UNITS = "probe", "units"
+LOOKUP, FETCH, DEPOSIT = "look up", "fetch", "deposit"
 ROLL = "update and restart the routers, too, if they are older than this worker"
 
 
@@ -102,6 +104,12 @@ def probe_statement(address: str, worker_id: str) -> bytes:
     return statement(PROBE, address, worker_id)
 
 
+def units_statement(call: str, page_keys: bytes, to: WorkerLife) -> bytes:
+    """A router reads units of a chain from a host-cache, or gives it some: `call` says which."""
+    digest = hashlib.blake2b(page_keys, digest_size=_KEYS_BYTES).digest()
+    return statement(UNITS, to, call, digest)
+
+
 class RouterSignatures:
     """A router's signatures of its orders; none in an open cluster."""
 
@@ -133,6 +141,9 @@ class RouterSignatures:
 
     def probe(self, address: str, worker_id: str) -> bytes:
         return self._sign(probe_statement(address, worker_id))
+
+    def units(self, call: str, page_keys: bytes, to: WorkerLife) -> bytes:
+        return self._sign(units_statement(call, page_keys, to))
 
     def _sign(self, signed: bytes) -> bytes:
         return self._signer.sign(signed) if self._signer is not None else NOT_SIGNED.value
@@ -205,6 +216,10 @@ class SignatureCheck:
         self._check(
             signature, lambda: probe_statement(address, self._me.worker_id), f"probe of {address}"
         )
+
+    def check_units(self, call: str, page_keys: bytes, signature: bytes) -> None:
+        """At a host-cache: a router's call about units."""
+        self._check(signature, lambda: units_statement(call, page_keys, self._me), f"{call} units")
 
     def _check(self, signature: bytes, signed: Callable[[], bytes], what: str) -> None:
         if self._verifier is None or self._verifier.verifies(signature, signed()):

@@ -20,11 +20,13 @@ from ferryman.wire.public import (
     GenerateFinished,
     GenerateStarted,
     LifecycleEvent,
+    LoadedState,
     ModelCard,
     Parting,
     Prompt,
     RouteCandidate,
     RouteExplanation,
+    SignedState,
     TextPrompt,
     TokenChunk,
     TokenPrompt,
@@ -118,3 +120,5 @@ model_to_wire, model_from_wire = table(
     exactness=EXACTNESS,
     arithmetics=At(same, tuple),
 )
+signed_state_to_wire, signed_state_from_wire = table(SignedState, inference_pb2.SignedState)
+loaded_state_to_wire, loaded_state_from_wire = table(LoadedState, inference_pb2.StateArrival)

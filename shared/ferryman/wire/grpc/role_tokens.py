@@ -67,8 +67,9 @@ ALLOWED: Mapping[str, frozenset[ClusterRole]] = {
     "/ferryman.wire.v1.HostCacheService/Reserve": _WORKERS,
     "/ferryman.wire.v1.HostCacheService/Commit": _WORKERS,
     "/ferryman.wire.v1.HostCacheService/Prefetch": _WORKERS | _ROUTER,
-    "/ferryman.wire.v1.HostCacheService/Lookup": _HOSTCACHE,
-    "/ferryman.wire.v1.HostCacheService/Fetch": _HOSTCACHE,
+    "/ferryman.wire.v1.HostCacheService/Lookup": _HOSTCACHE | _ROUTER,
+    "/ferryman.wire.v1.HostCacheService/Fetch": _HOSTCACHE | _ROUTER,
+    "/ferryman.wire.v1.HostCacheService/Deposit": _ROUTER,
     "/ferryman.wire.v1.HostCacheService/Stats": _OBSERVER,
     "/ferryman.wire.v1.ProbeService/Echo": _WORKERS,
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": _OBSERVER,
@@ -107,6 +108,12 @@ def check_caller(*roles: ClusterRole) -> None:
         return
     allowed = " or ".join(roles)
     refuse_call(PermissionDenied(f"only a process of role {allowed} may give this order"))
+
+
+def is_called_by(role: ClusterRole) -> bool:
+    """Whether the running call came from this role; never in an open cluster."""
+    caller = _caller.get()
+    return caller is not None and caller.role is role
 
 
 def refuse_call(error: FerrymanError) -> NoReturn:

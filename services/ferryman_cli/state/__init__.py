@@ -1,0 +1,1 @@
+"""`ferryman state`: a conversation's state as a file."""
