@@ -24,6 +24,7 @@ from ferryman.client import SamplingParams
 from ferryman.errors import ConfigError, DeadlineExceeded, Unavailable
 from ferryman.runtime.life import EXIT_MISCONFIGURED
 from ferryman.schedule.request import FinishReason
+from ferryman.settings.names import variable
 from ferryman.wire.public import NOT_PARTED, GenerateFinished, GenerateStarted
 from ferryman.wire.values import Usage
 from ferryman_cli import chat, roll
@@ -190,7 +191,11 @@ async def test_an_order_is_given_until_its_process_has_it_or_is_gone(
 
 def test_a_cluster_s_file_names_its_doors_servers_and_processes() -> None:
     locks = SimpleNamespace(ca="")
-    plan = SimpleNamespace(locks=locks, nats_url="nats://n", redis_url="redis://r")
+    given = {variable("max_running", "decode"): "3", "TOKEN": "t"}
+    decode = replace(job("", "decode"), role="decode", environment=given)
+    plan = SimpleNamespace(
+        locks=locks, nats_url="nats://n", redis_url="redis://r", services=(decode,)
+    )
     starting = SimpleNamespace(
         _process_plan=plan,
         _doors=lambda kind: [f"{kind}:1", f"{kind}:2"],
@@ -207,6 +212,7 @@ def test_a_cluster_s_file_names_its_doors_servers_and_processes() -> None:
     assert (told.model, told.up_pid, told.ca) == ("model", os.getpid(), "")
     assert (told.pids, told.down) == ({"router": 5}, {"decode": "was ended"})
     assert (told.model_folder, told.model_files) == ("/models/tiny", {"config.json": "7"})
+    assert told.settings == {variable("max_running", "decode"): "3"}
 
 
 def test_a_simulation_is_of_the_demo_model_unless_another_is_named() -> None:

@@ -80,7 +80,7 @@ async def answers_though_disturbed(
             240
         ):  # before the client's own deadline: this one names the wait
             answers = await asyncio.gather(*reading)
-        # What has ended is in the lifecycle log alone, and a busy broker takes its time.
+        # The lifecycle log alone has requests that ended, and a busy broker takes its time.
         names = [f"{name}-{n}" for n in range(len(prompts))]
         routes = [await client.explain(request_id, deadline_seconds=60.0) for request_id in names]
     return answers, sum(len(each) > 1 for each in routes)
