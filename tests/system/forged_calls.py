@@ -72,7 +72,9 @@ CALLS = {
     "hand_off": ("decode", "DecodeService/HandOff"),
     "read_tokens": ("decode", "DecodeService/Tokens"),
     "attach": ("hostcache", "HostCacheService/Attach"),
+    "look_up": ("hostcache", "HostCacheService/Lookup"),
     "fetch": ("hostcache", "HostCacheService/Fetch"),
+    "deposit": ("hostcache", "HostCacheService/Deposit"),
 }
 
 
@@ -252,10 +254,31 @@ class ForgedCalls:
         """Stored state, as another node gets it."""
 
         async def read(stub: Any) -> None:
-            async for _ in stub.Fetch(hostcache_pb2.FetchRequest(), timeout=CALL_SECONDS):
+            request = hostcache_pb2.FetchRequest(epoch=self.beats["hostcache"].epoch)
+            async for _ in stub.Fetch(request, timeout=CALL_SECONDS):
                 pass
 
         await self._host_cache(read)
+
+    async def look_up(self) -> None:
+        """The units of a chain that a node holds."""
+
+        async def read(stub: Any) -> None:
+            request = hostcache_pb2.LookupRequest(epoch=self.beats["hostcache"].epoch)
+            await stub.Lookup(request, timeout=CALL_SECONDS)
+
+        await self._host_cache(read)
+
+    async def deposit(self) -> None:
+        """State of the caller's making, under keys of its choice."""
+
+        async def write(stub: Any) -> None:
+            order = hostcache_pb2.DepositOrder(epoch=self.beats["hostcache"].epoch)
+            orders = iter([hostcache_pb2.DepositRequest(order=order)])
+            async for _ in stub.Deposit(orders, timeout=CALL_SECONDS):
+                pass
+
+        await self._host_cache(write)
 
     # Parts of orders.
 

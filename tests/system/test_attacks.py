@@ -136,7 +136,8 @@ async def test_a_router_s_token_alone_orders_nothing(cluster: AttackedCluster) -
             with pytest.raises(PermissionDenied, match="signed"):
                 await getattr(calls, call)()
     assert cluster.refused_calls("PermissionDenied") - before == Counter(orders)
-    assert set(orders) == {"prefill", "abort", "detach", "hand_off", "read_tokens"}
+    of_units = {"look_up", "fetch", "deposit"}
+    assert set(orders) == {"prefill", "abort", "detach", "hand_off", "read_tokens", *of_units}
 
 
 async def test_a_router_s_file_would_do_it_all(cluster: AttackedCluster) -> None:

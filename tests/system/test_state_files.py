@@ -28,9 +28,10 @@ from tests.harness.cluster import (
     save_words,
 )
 from tests.native import native_config, save_native
-from tests.waiting import LOOK_SECONDS
+from tests.waiting import LOOK_SECONDS, wait_until
 
 from ferryman.cache.manifest import Kind
+from ferryman.cache.units import Tier
 from ferryman.client import Client
 from ferryman.errors import (
     Cancelled,
@@ -40,6 +41,7 @@ from ferryman.errors import (
     ManifestMismatch,
     NotFound,
     PermissionDenied,
+    Unauthenticated,
 )
 from ferryman.llm import LLM
 from ferryman.schedule.request import SamplingParams
@@ -93,16 +95,26 @@ async def ask(cluster: Cluster, prompt: Sequence[int], name: str = "", key: str 
 def kite(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The file of a conversation; the cluster that computed it has ended."""
     path = tmp_path_factory.mktemp("files") / "kite.fst"
-    with running_cluster(model, tmp_path_factory.mktemp("first"), ClusterShape()) as cluster:
+    shape = ClusterShape(has_storage=True)
+    with running_cluster(model, tmp_path_factory.mktemp("first"), shape) as cluster:
         asyncio.run(ask(cluster, PROMPT, "kite"))
         asyncio.run(cluster.await_stored(PROMPT))
         assert run(["state", "save", "kite", str(path), "--grpc", cluster.grpc]) == 0
         # The name is taken now; another one does not know the request; fifteen tokens are no page.
         assert run(["state", "save", "kite", str(path), "--grpc", cluster.grpc]) == 2
         asyncio.run(_saves_nothing_else(cluster))
+        asyncio.run(_leaves_the_arena(cluster))
+        stored = path.with_name("stored.fst")
+        assert run(["state", "save", "kite", str(stored), "--grpc", cluster.grpc]) == 0
         cluster.assert_ledgers_balance()
-    assert [entry.name for entry in path.parent.iterdir()] == ["kite.fst"]
+    assert sorted(entry.name for entry in path.parent.iterdir()) == ["kite.fst", "stored.fst"]
     return path
+
+
+async def _leaves_the_arena(cluster: Cluster) -> None:
+    """From now on the state is in storage alone."""
+    await cluster.await_stored(PROMPT, tier=Tier.STORAGE)
+    await cluster.flush_host(PROMPT)
 
 
 async def _saves_nothing_else(cluster: Cluster) -> None:
@@ -300,7 +312,19 @@ def test_no_other_tenant_finds_what_was_loaded(other: Cluster, kite: Path, cold:
     assert answer.usage is not None
     assert answer.usage.cached.total == 0
     assert_same(answer, cold.generate([PROMPT], GREEDY)[0])
-    assert load(other, kite, "key-of-nobody") == 1
+
+
+def test_a_stranger_neither_saves_nor_loads(other: Cluster, kite: Path) -> None:
+    async def asked() -> None:
+        signed, content = held_by(kite)
+        for key in ("", "key-of-nobody"):
+            async with Client(other.grpc, api_key=key) as client:
+                with pytest.raises(Unauthenticated):
+                    await client.load_state(signed, content)
+                with pytest.raises(Unauthenticated):
+                    await anext(client.save_state("kite"))
+
+    asyncio.run(asked())
 
 
 def test_no_other_tenant_saves_a_request(other: Cluster, tmp_path: Path) -> None:
@@ -309,6 +333,30 @@ def test_no_other_tenant_saves_a_request(other: Cluster, tmp_path: Path) -> None
     assert run([*command, THEIRS]) == 1
     assert not any(tmp_path.iterdir())
     assert run([*command, MINE]) == 0
+
+
+def test_a_host_cache_that_dies_in_the_middle_is_an_error_and_the_next_one_takes_the_file(
+    other: Cluster, kite: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    signed, content = held_by(kite)
+    whole = b"".join(content)
+
+    def half_and_half() -> Iterator[bytes]:
+        yield whole[: len(whole) // 2]
+        other.hostcache().kill()
+        yield whole[len(whole) // 2 :]
+
+    async def send() -> None:
+        async with Client(other.grpc, api_key=MINE) as client:
+            await client.load_state(signed, half_and_half())
+
+    with pytest.raises(FerrymanError):
+        asyncio.run(send())
+    other.start("hostcache").await_ready()
+    other.await_attached()
+    capsys.readouterr()
+    wait_until(lambda: load(other, kite) == 0, "the router to hear of the new host-cache")
+    assert "it was there before" not in capsys.readouterr().out
 
 
 # The file itself.
@@ -326,6 +374,15 @@ def test_safetensors_reads_the_file(kite: Path, cold: LLM) -> None:
     assert tensors["full"].shape == (statement.num_pages, statement.unit_bytes[Kind.FULL])
     assert len(tensors["digests"]) == sum(len(tensors[kind]) for kind in statement.pages)
     assert np.any(tensors["recurrent"])
+
+
+def test_a_file_from_storage_holds_what_one_from_the_arena_does(kite: Path) -> None:
+    arena = safetensors.numpy.load_file(kite)
+    storage = safetensors.numpy.load_file(kite.with_name("stored.fst"))
+    assert len(storage["full"]) >= PAGES
+    shorter = min(len(arena["full"]), len(storage["full"]))
+    for name, length in (("tokens", 16 * shorter), ("full", shorter)):
+        assert np.array_equal(arena[name][:length], storage[name][:length])
 
 
 def test_show_says_what_is_in_a_file(kite: Path, capsys: pytest.CaptureFixture[str]) -> None:
