@@ -44,6 +44,11 @@ from ferryman_kernels.elementwise.rms_norm import (
 )
 from ferryman_kernels.elementwise.rotary import apply_rotary_triton
 from ferryman_kernels.elementwise.row_draw import DrawnRows, draw_rows_triton_
+from ferryman_kernels.elementwise.token_penalties import (
+    EarlierTokens,
+    PenaltyStrengths,
+    penalise_triton,
+)
 from ferryman_kernels.products._dense_product_triton import large_dense_product, small_dense_product
 from ferryman_kernels.products._grouped_product_triton import (
     ANY_ROWS,
@@ -348,10 +353,12 @@ def launch_weighted_sum(dtype: torch.dtype, per_token: int, dim: int) -> None:
 
 
 def launch_draws(dtype: torch.dtype, vocab: int) -> None:
-    """The likeliest token, and one that is drawn."""
+    """The likeliest token, one that is drawn, and penalties on earlier ones."""
     logits, real = torch.zeros(2, vocab, dtype=dtype), torch.ones(2, dtype=torch.float64)
     tokens = finite_argmax_triton(logits, -1)
     draw_rows_triton_(tokens, logits, DrawnRows(tokens, real, real, tokens, real, real), -1)
+    past = EarlierTokens(torch.zeros(2, 64, dtype=torch.int32), tokens, tokens)
+    penalise_triton(logits, past, PenaltyStrengths(real, real, real))
 
 
 def launch_all(dtype: torch.dtype) -> None:

@@ -20,6 +20,11 @@ from torch import Tensor
 from ferryman.model.sampling.inverse_cdf import Filters, draw
 from ferryman_kernels.elementwise.finite_argmax import finite_argmax
 from ferryman_kernels.elementwise.row_draw import draw_rows_triton_
+from ferryman_kernels.elementwise.token_penalties import (
+    EarlierTokens,
+    PenaltyStrengths,
+    penalise_triton,
+)
 
 UNIFORM_BITS = 53
 _PACK_KEY = struct.Struct("<qQ").pack
@@ -37,22 +42,14 @@ def uniform(seed: int, position: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class Past(EarlierTokens):
     """The tokens before each draw: `token_ids` [draws, longest]. Row i holds the prompt in [0,
     prompt_lens[i]) and the output in [prompt_lens[i], lens[i])."""
 
-    token_ids: Tensor
-    prompt_lens: Tensor
-    lens: Tensor
-
 
 @dataclass(frozen=True, slots=True)
-class Penalties:
+class Penalties(PenaltyStrengths):
     """The strengths of the penalties on earlier tokens, all [draws]."""
-
-    repetition: Tensor
-    presence: Tensor
-    frequency: Tensor
 
 
 def are_finite(logits: Tensor) -> Tensor:
@@ -76,6 +73,8 @@ def greedy_if_finite(logits: Tensor, otherwise: int) -> Tensor:
 
 def penalise(logits: Tensor, past: Past, penalties: Penalties) -> Tensor:
     """Logits [draws, vocab] with repetition, then frequency and presence penalties applied."""
+    if logits.is_cuda:
+        return penalise_triton(logits, past, penalties)
     logits = _precise(logits)
     where = torch.arange(past.token_ids.shape[1], device=logits.device)
     is_past = where < past.lens[:, None]
