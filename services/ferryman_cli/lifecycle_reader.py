@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, suppress
 from urllib.parse import urlsplit
 
 from ferryman.errors import InvalidRequest, NotFound, PermissionDenied, Unavailable
 from ferryman.handoff.lifecycle import LifecycleEntry, is_over
 from ferryman.ids import check_correlation_id, is_request_id
 from ferryman.runtime.lifecycle import credible_event
+from ferryman.wire.nats.broker_hops import BrokerHop, hop_from_trace
 from ferryman.wire.nats.bus import BusMessage, Messages, RecordedMessage
 from ferryman.wire.nats.connection import NatsOptions
 from ferryman.wire.nats.heartbeat import HEARTBEAT_SECONDS, Beat, Heartbeat, beat_from_bytes
@@ -121,6 +122,27 @@ async def _heard(bus: NatsBus, subjects: Subjects) -> list[Heartbeat]:
                     beats[beat.worker_id] = beat
         except TimeoutError:
             return list(beats.values())
+
+
+async def read_hops(place: BrokerPlace, request_ids: Iterable[str]) -> list[BrokerHop]:
+    """The stays of these requests' events in brokers, in order of arrival; none where the broker
+    was not asked to trace them."""
+    subjects = Subjects(place.cluster)
+    async with connected_bus(place) as bus:
+        patterns = map(subjects.all_hops_of, request_ids)
+        logs = [await bus.history(pattern, max_events=MAX_EVENTS) for pattern in patterns]
+    hops = (hop for log in logs for hop in _hops(log, subjects))
+    return sorted(hops, key=lambda hop: hop.unix_seconds)
+
+
+def _hops(recorded: Iterable[RecordedMessage], subjects: Subjects) -> Iterator[BrokerHop]:
+    """Only of events of the worker and the request in the subject: others may be forged."""
+    for message in recorded:
+        with suppress(ValueError):  # of a broker of another version
+            hop = hop_from_trace(message.payload)
+            of_worker = message.subject.removeprefix(f"{subjects.root}.hops.")
+            if hop.subject.rpartition(".")[0] == f"{subjects.root}.life.{of_worker}":
+                yield hop
 
 
 async def follow_events(

@@ -15,7 +15,8 @@ from ferryman.handoff.lifecycle import LifecycleEntry, Violation, check, is_over
 from ferryman.handoff.waterfall import rows
 from ferryman.runtime.life import EXIT_FAILED
 from ferryman_cli.endpoints import BrokerPlace
-from ferryman_cli.lifecycle_reader import follow_events, read_events
+from ferryman_cli.lifecycle_reader import follow_events, read_events, read_hops
+from ferryman_cli.reports.broker_path import hops_as_objects, print_hops
 from ferryman_cli.reports.phrases import sentence
 from ferryman_cli.reports.waterfall import event_line, facts_text, print_request
 
@@ -23,15 +24,27 @@ _NO_LIMIT = 1 << 16
 
 
 def run_trace(
-    place: BrokerPlace, request_id: str, *, checks: bool, is_verbose: bool, as_json: bool
+    place: BrokerPlace,
+    request_id: str,
+    *,
+    checks: bool,
+    has_hops: bool,
+    is_verbose: bool,
+    as_json: bool,
 ) -> int:
-    """Prints the trace; with `checks` the exit status says whether it is legal."""
+    """Prints the trace, with `has_hops` also the way of its events through brokers; with `checks`
+    the exit status says whether it is legal."""
     events = asyncio.run(read_events(place, request_id))
+    hops = asyncio.run(read_hops(place, _request_ids(events))) if has_hops else []
     violations = check(events) if checks else []
     if as_json:
-        print(json.dumps(as_object(request_id, events, violations)))
+        of_broker = {"broker": hops_as_objects(events, hops)} if has_hops else {}
+        print(json.dumps({**as_object(request_id, events, violations), **of_broker}))
     else:
-        print_lives(Console(highlight=False), events, is_verbose=is_verbose)
+        console = Console(highlight=False)
+        print_lives(console, events, is_verbose=is_verbose)
+        if has_hops:
+            print_hops(console, events, hops)
         if checks:
             _print_verdict(events, violations)
     return EXIT_FAILED if violations else 0

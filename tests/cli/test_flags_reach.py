@@ -82,6 +82,7 @@ REACHED: Mapping[str, tuple[str, set[str]]] = {
     "--drain-seconds": ("31", ALL),
     "--log-level": ("DEBUG", ALL),
     "--otlp-endpoint": ("http://c:4318", ALL),
+    "--broker-traces": ("true", ALL),
 }
 """By flag: another value than it has, and the roles of the processes that it is for."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import count
 
 import pytest
@@ -33,7 +33,7 @@ class BoundedBus:
         self.room = room
         self.sent: list[tuple[str, LifecycleEntry]] = []
 
-    def publish(self, subject: str, payload: bytes) -> None:
+    def publish(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> None:
         if not self.room:
             raise QueueFull("no room")
         self.room -= 1

@@ -14,11 +14,17 @@ from dataclasses import dataclass
 import httpx
 import pytest
 from tests.harness.cluster import Cluster, ClusterShape, running_cluster, save_served_model
+from tests.servers import TESTS
 from tests.span_collector import CLIENT, ERROR, SERVER, SeenSpan, SpanCollector, span_collector
 from tests.waiting import until
 
+from ferryman.handoff.lifecycle import LifecycleEntry
+from ferryman.runtime.credential_folders import with_login
 from ferryman.runtime.lifecycle import decode_event
+from ferryman.wire.nats.broker_hops import BrokerHop
 from ferryman.wire.nats.subjects import Subjects
+from ferryman_cli.endpoints import BrokerPlace
+from ferryman_cli.lifecycle_reader import read_events, read_hops
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
 
@@ -43,7 +49,7 @@ def cluster(
     endpoints = dict.fromkeys(ROLES, collector.grpc) | {"router": collector.http}
     # A drain that is cut off on a busy machine would have the last answer tried again.
     settings = {
-        role: {"otlp_endpoint": endpoint, "drain_seconds": 100}
+        role: {"otlp_endpoint": endpoint, "broker_traces": True, "drain_seconds": 100}
         for role, endpoint in endpoints.items()
     }
     shape = ClusterShape(num_prefill=2, settings=settings)
@@ -72,7 +78,10 @@ async def asked(
         answer = await client.post(
             f"{cluster.http}/v1/completions",
             json={"model": "tiny", "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True},
-            headers={"traceparent": f"00-{trace_id}-{CALLER_SPAN}-{flags}"},
+            headers={
+                "traceparent": f"00-{trace_id}-{CALLER_SPAN}-{flags}",
+                "x-request-id": trace_id,
+            },
         )
     assert answer.status_code == 200, answer.text
     body = answer.json()
@@ -236,6 +245,30 @@ async def test_a_trace_that_its_caller_does_not_record_has_no_spans(
     # Processes send in order: when the later trace is there, the earlier one would be, too.
     await whole_trace(collector, recorded)
     assert collector.of_trace(unrecorded) == []
+
+
+async def test_the_broker_traces_the_events_of_a_recorded_request_alone(cluster: Cluster) -> None:
+    place = BrokerPlace(with_login(cluster.nats, TESTS))
+    unrecorded, recorded = f"{11:032x}", f"{12:032x}"
+    await asked(cluster, unrecorded, flags="00")
+    await asked(cluster, recorded)
+    events = await read_events(place, recorded)
+    subjects = {
+        Subjects().life(event.role, event.worker_id, event.request_id, event.name)
+        for event in events
+    }
+    assert {event.role for event in events} >= {"router", "prefill", "decode"}
+    hops: list[BrokerHop] = []
+    async with asyncio.timeout(120):
+        # The broker writes a trace after its event.
+        while {hop.subject for hop in hops} != subjects:
+            hops = await hops_of(place, events)
+    assert {hop.streams for hop in hops} == {("LIFECYCLE",)}
+    assert await hops_of(place, await read_events(place, unrecorded)) == []
+
+
+async def hops_of(place: BrokerPlace, events: Sequence[LifecycleEntry]) -> list[BrokerHop]:
+    return await read_hops(place, dict.fromkeys(event.request_id for event in events))
 
 
 async def test_processes_that_end_send_their_last_spans_before(

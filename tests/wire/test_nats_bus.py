@@ -156,7 +156,7 @@ async def test_the_log_is_made_with_its_limits_and_brought_to_new_ones(nats_url:
             config = (await client.jetstream().stream_info(STREAM)).config
             await client.close()
         assert (config.max_bytes, config.max_age) == (max_bytes, 60)
-        assert config.subjects == ["ferryman.v1.*.life.>"]
+        assert config.subjects == ["ferryman.v1.*.life.>", "ferryman.v1.*.hops.>"]
 
 
 async def test_many_events_are_acknowledged_without_waiting_for_each(nats_url: str) -> None:

@@ -65,3 +65,5 @@ def test_worker_ids_and_the_documented_spelling() -> None:
     )
     assert LOCAL.beat("decode", worker_id) == f"ferryman.v1.local.worker.decode.{worker_id}.beat"
     assert LOCAL.all_life_of("Req_1") == "ferryman.v1.local.life.*.*.Req_1.*"
+    assert LOCAL.all_hops_of("Req_1") == "ferryman.v1.local.hops.*.*.Req_1"
+    assert LOCAL.hops("decode", "d-1", "Req_1") == "ferryman.v1.local.hops.decode.d-1.Req_1"

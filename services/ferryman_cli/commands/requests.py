@@ -106,6 +106,9 @@ def trace(
     check: Annotated[
         bool, typer.Option("--check", help="Exit with 1 unless the events are legal.")
     ] = False,
+    broker: Annotated[
+        bool, typer.Option("--broker", help="Also the way of its events through NATS.")
+    ] = False,
     verbose: Verbose = False,
     nats: NatsUrl = "",
     cluster: ClusterName = "",
@@ -117,7 +120,9 @@ def trace(
     from ferryman_cli.trace import run_trace
 
     where = broker_place(nats, cluster, ca, state_dir)
-    return run_trace(where, request_id, checks=check, is_verbose=verbose, as_json=json)
+    return run_trace(
+        where, request_id, checks=check, has_hops=broker, is_verbose=verbose, as_json=json
+    )
 
 
 def explain(

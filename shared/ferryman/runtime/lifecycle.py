@@ -33,6 +33,15 @@ def unwatched(*_: object) -> None:
     """Nobody watches."""
 
 
+EventHeaders = Callable[[LifecycleEntry], Mapping[str, str]]
+"""Makes the headers of an event's message."""
+
+
+def no_headers(event: LifecycleEntry) -> Mapping[str, str]:
+    """An event has none, unless the broker is asked to trace it."""
+    return {}
+
+
 @dataclass(frozen=True, slots=True)
 class Publisher:
     """The sender of events: one life of one worker."""
@@ -62,8 +71,8 @@ class _RequestEvents:
 
 
 class LifecyclePublisher:
-    """Publishes the events of one process. `send` takes a subject and a payload, and raises
-    QueueFull at once when there is no room.
+    """Publishes the events of one process. `send` takes a subject, a payload and headers, and
+    raises QueueFull at once when there is no room.
 
     It keeps sequence numbers for the `max_requests` requests with the latest events, and always for
     NO_REQUEST.
@@ -71,7 +80,7 @@ class LifecyclePublisher:
 
     def __init__(
         self,
-        send: Callable[[str, bytes], None],
+        send: Callable[[str, bytes, Mapping[str, str]], None],
         subjects: Subjects,
         publisher: Publisher,
         *,
@@ -79,8 +88,9 @@ class LifecyclePublisher:
         wall_clock: Callable[[], float] = time.time,
         max_requests: int = 8192,
         watch: LifecycleWatch = unwatched,
+        headers: EventHeaders = no_headers,
     ) -> None:
-        self._watch = watch
+        self._watch, self._headers = watch, headers
         self._send = send
         self._subjects = subjects
         self._publisher = publisher
@@ -102,6 +112,7 @@ class LifecyclePublisher:
             wall_clock=self._wall_clock,
             max_requests=self._max_requests,
             watch=self._watch,
+            headers=self._headers,
         )
 
     def publish(
@@ -177,7 +188,7 @@ class LifecyclePublisher:
         )
         subject = self._subjects.life(publisher.role, publisher.worker_id, request_id, name)
         try:
-            self._send(subject, encode_event(event))
+            self._send(subject, encode_event(event), self._headers(event))
         except QueueFull:
             return False
         events.seq += 1

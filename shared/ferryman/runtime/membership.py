@@ -17,11 +17,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from ferryman.errors import InvalidRequest
-from ferryman.ids import make_epoch, make_life_secret, worker_id_of
+from ferryman.handoff.lifecycle import LifecycleEntry
+from ferryman.ids import NO_REQUEST, make_epoch, make_life_secret, worker_id_of
 from ferryman.runtime.background import next_tick
 from ferryman.runtime.life import alongside
-from ferryman.runtime.lifecycle import LifecyclePublisher, Publisher
+from ferryman.runtime.lifecycle import EventHeaders, LifecyclePublisher, Publisher, no_headers
 from ferryman.runtime.spans.process_spans import NO_TRACING, Tracing, tracing
+from ferryman.runtime.traces import parse_traceparent
 from ferryman.runtime.version import package_version
 from ferryman.settings.groups import BusSettings, TracingSettings
 from ferryman.wire.grpc.role_tokens import GrpcAccess
@@ -36,6 +38,10 @@ from ferryman.wire.nats.subjects import ControlSubject, Subjects
 Order = Callable[[bytes], bytes | Awaitable[bytes]]
 Orders = Mapping[str, Order]
 Facts = Callable[[], Mapping[str, object]]
+
+TRACE_DESTINATION = "Nats-Trace-Dest"
+"""The header by which each nats-server on the way is asked to say what it did with a message.
+Source: https://github.com/nats-io/nats-architecture-and-design/blob/main/adr/ADR-41.md"""
 
 
 @asynccontextmanager
@@ -60,7 +66,8 @@ async def joined(
     )
     subjects = Subjects(settings.cluster)
     async with tracing(traced, role, worker_id) as spans, nats_bus(options) as bus:
-        yield Membership(role, worker_id, make_epoch(), bus, subjects, spans)
+        headers = broker_traces(subjects) if traced.broker_traces else no_headers
+        yield Membership(role, worker_id, make_epoch(), bus, subjects, spans, headers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +80,18 @@ class Membership:
     bus: Bus
     subjects: Subjects
     tracing: Tracing = NO_TRACING
+    event_headers: EventHeaders = no_headers
 
     def lifecycle(self) -> LifecyclePublisher:
         """Publishes the lifecycle events of this life."""
         publisher = Publisher(self.role, self.worker_id, self.epoch)
-        watch = self.tracing.watch
-        return LifecyclePublisher(self.bus.publish, self.subjects, publisher, watch=watch)
+        return LifecyclePublisher(
+            self.bus.publish,
+            self.subjects,
+            publisher,
+            watch=self.tracing.watch,
+            headers=self.event_headers,
+        )
 
     @asynccontextmanager
     async def beating(
@@ -122,6 +135,18 @@ class Membership:
             self.beating(make_beat) as beat,
         ):
             yield beat
+
+
+def broker_traces(subjects: Subjects) -> EventHeaders:
+    """Asks the broker to trace the events of requests that are recorded by their trace."""
+
+    def headers(event: LifecycleEntry) -> Mapping[str, str]:
+        context = parse_traceparent(event.traceparent)
+        if context is None or not context.is_sampled or event.request_id == NO_REQUEST:
+            return {}
+        return {TRACE_DESTINATION: subjects.hops(event.role, event.worker_id, event.request_id)}
+
+    return headers
 
 
 async def _each_second(beat: Callable[[], None]) -> None:

@@ -32,12 +32,16 @@ class LifeSettings(BaseModel):
 
 
 class TracingSettings(BaseModel):
-    """The spans of OpenTelemetry that a process sends. Without a collector it makes none."""
+    """The spans of OpenTelemetry that a process sends, and the broker's own traces. Without a
+    collector it makes no spans."""
 
     model_config = GROUP
     otlp_endpoint: str = ""
     """The collector of spans, `http://HOST:4318` or `grpc://HOST:4317`, with `?share=0.1` for a
     tenth of the traces that begin here; empty: none. Wants `ferryman[otel]`."""
+    broker_traces: bool = False
+    """Asks the broker (nats-server 2.11 or newer) to trace lifecycle events of requests whose
+    `traceparent` is sampled, for `ferryman trace --broker`."""
 
 
 class AccessSettings(BaseModel):

@@ -75,7 +75,7 @@ class SilentPublisher(LifecyclePublisher):
         super().__init__(self._keep, Subjects("test"), publisher)
         self.sent: deque[LifecycleEntry] = deque(maxlen=1000)
 
-    def _keep(self, _subject: str, payload: bytes) -> None:
+    def _keep(self, _subject: str, payload: bytes, _headers: Mapping[str, str]) -> None:
         self.sent.append(decode_event(payload))
 
 

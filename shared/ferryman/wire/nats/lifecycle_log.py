@@ -1,4 +1,5 @@
-"""The lifecycle log: a JetStream stream that keeps the events of the last hour.
+"""The lifecycle log: a JetStream stream that keeps the events of the last hour, and the broker's
+traces of those that ask for one.
 
 Publishers do not wait for its acknowledgements; a window bounds how many are outstanding. After an
 outage, events without one are sent again, so a listener may see an event twice; the log has it
@@ -28,7 +29,7 @@ from nats.js.api import DeliverPolicy, DiscardPolicy, RetentionPolicy, StorageTy
 from ferryman.errors import Unavailable
 from ferryman.wire.nats.bus import RecordedMessage
 from ferryman.wire.nats.outbox import OutboundMessage
-from ferryman.wire.nats.subjects import PREFIX
+from ferryman.wire.nats.subjects import ALL_HOPS, PREFIX
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ class LogLimits:
 def _config(limits: LogLimits) -> StreamConfig:
     return StreamConfig(
         name=STREAM,
-        subjects=[ALL_LIFE],
+        subjects=[ALL_LIFE, ALL_HOPS],
         retention=RetentionPolicy.LIMITS,
         discard=DiscardPolicy.OLD,
         max_age=limits.max_age_seconds,

@@ -67,7 +67,11 @@ def permissions_of(role: ClusterRole, cluster: str) -> BrokerPermissions:
     if role is ClusterRole.OBSERVER:
         return BrokerPermissions((*_DISCOVERY, *_READ_LOG), (EVERYTHING, inbox), answers=False)
     root = subjects.root
-    life = tuple(f"{root}.life.{part}.*.*.*" for part in _TOLD_AS.get(role, (role,)))
+    parts = _TOLD_AS.get(role, (role,))
+    # The broker traces an event to a subject on which its publisher may publish, or refuses it.
+    life = tuple(
+        f"{root}.{tail}" for part in parts for tail in (f"life.{part}.*.*.*", f"hops.{part}.*.*")
+    )
     own_subjects = (*life, f"{root}.worker.{role.value}.*.beat")
     subscribed = (subjects.all_control_of_role(role.value), inbox, *_DISCOVERY)
     if role is ClusterRole.ROUTER:

@@ -1,6 +1,7 @@
 """Spells NATS subjects; no other module does. Publishers and listeners: docs/protocol.md.
 
 ferryman.v1.<cluster>.life.<role>.<worker-id>.<request-id>.<event>
+ferryman.v1.<cluster>.hops.<role>.<worker-id>.<request-id>
 ferryman.v1.<cluster>.worker.<role>.<worker-id>.beat
 ferryman.v1.<cluster>.cache.<worker-id>.<epoch>
 ferryman.v1.<cluster>.control.<role>.<worker-id>.<verb>
@@ -17,6 +18,7 @@ from ferryman.ids import NO_REQUEST, check_request_id
 PREFIX = "ferryman.v1"
 EVERYTHING = "ferryman.>"
 REFUSED_LOGINS = "$SYS.SERVER.*.CLIENT.AUTH.ERR"  # nats-server's own, one message a refused login
+ALL_HOPS = f"{PREFIX}.*.hops.>"
 ALL_BEATS, ALL_CACHE = f"{PREFIX}.*.worker.*.*.beat", f"{PREFIX}.*.cache.*.*"
 ALL_CONTROL = f"{PREFIX}.*.control.*.*.*"
 MAX_NAME_LEN = 64
@@ -93,6 +95,12 @@ class Subjects:
         _check_request(request_id)
         return f"{self.root}.life.{role}.{worker_id}.{request_id}.{check_name(event, 'event')}"
 
+    def hops(self, role: str, worker_id: str, request_id: str) -> str:
+        """The subject on which a broker says what it did with this worker's events of a request."""
+        check_name(role, "role")
+        check_name(worker_id, "worker id")
+        return f"{self.root}.hops.{role}.{worker_id}.{_check_request(request_id)}"
+
     def beat(self, role: str, worker_id: str) -> str:
         check_name(role, "role")
         return f"{self.root}.worker.{role}.{check_name(worker_id, 'worker id')}.beat"
@@ -112,6 +120,9 @@ class Subjects:
 
     def all_life_of(self, request_id: str) -> str:
         return f"{self.root}.life.*.*.{_check_request(request_id)}.*"
+
+    def all_hops_of(self, request_id: str) -> str:
+        return f"{self.root}.hops.*.*.{_check_request(request_id)}"
 
     @property
     def all_received(self) -> str:
