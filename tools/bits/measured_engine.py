@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from time import monotonic
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ from tools.bits.step_record import StepRecord
 
 from ferryman.cache.keys import PageKey, as_token_ids, page_keys, root_key
 from ferryman.schedule.events import Drawn, Event
+from ferryman.schedule.limits import TOGETHER
 from ferryman.schedule.request import SamplingParams
 
 DTYPES: Mapping[str, Mapping[str, str]] = {
@@ -39,10 +40,14 @@ COLD: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class MeasuredAnswer(ComparedAnswer):
-    """Digests are of the logits that each token was drawn from; and what the engine did for it."""
+    """Digests are of the logits that each token was drawn from; and what the engine did for it.
+
+    `mixed` says whether a step of prompts and tokens drew its first token, and a later one.
+    """
 
     cached: Mapping[str, int]
     neighbours: int
+    mixed: tuple[bool, bool]
     chunk_ends: tuple[int, ...]
     replays: int
     refusal: str
@@ -88,6 +93,7 @@ class MeasuredEngine(HostFed):
                 digests=record.drawn(params.seed, len(prompt), len(completion.token_ids)),
                 cached=completion.cached_tokens,
                 neighbours=record.most_neighbours(params.seed),
+                mixed=record.mixed_draws(params.seed, len(prompt)),
                 chunk_ends=tuple(record.chunk_ends),
                 replays=record.replays,
                 refusal=record.refusal,
@@ -122,6 +128,15 @@ class RetractedEngine(MeasuredEngine):
             # The next step would admit it again, before anybody has copied its state.
             for later in scheduler.take_events():
                 self._apply(later, answers)
+
+
+class MixingEngine(MeasuredEngine):
+    """Computes prompts and tokens in one step, as a worker that does both."""
+
+    def __init__(self, served: ServedForm, record: StepRecord, **options: Any) -> None:
+        super().__init__(served, record, **options)
+        scheduler = self._engine.scheduler
+        scheduler.limits = replace(scheduler.limits, order=TOGETHER)
 
 
 class PutAwayEngine(RetractedEngine, PutsAway):

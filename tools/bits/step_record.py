@@ -22,7 +22,7 @@ from ferryman.engine.forward.draw_tensors import DrawTensors
 from ferryman.engine.forward.recorded_launches import LaunchRecorder, LaunchRecording
 from ferryman.engine.forward.token_source import Sampler
 from ferryman.engine.runner import Runner
-from ferryman.schedule.batch import PrefillStep, StepPlan, halves_of
+from ferryman.schedule.batch import MixedStep, PrefillStep, StepPlan, halves_of
 
 
 @dataclass(slots=True)
@@ -33,6 +33,9 @@ class StepRecord:
     logits: dict[tuple[int, int], bytes] = field(default_factory=dict)
     neighbours: dict[tuple[int, int], int] = field(default_factory=dict)
     chunk_ends: list[int] = field(default_factory=list)
+    mixed: set[tuple[int, int]] = field(default_factory=set)
+    """Draws of steps that computed prompts and tokens."""
+    is_mixed: bool = False
     replays: int = 0
     refusal: str = ""
     """Why a step could not be recorded, to be replayed."""
@@ -41,6 +44,7 @@ class StepRecord:
     def clear(self) -> None:
         self.logits.clear()
         self.neighbours.clear()
+        self.mixed.clear()
         self.chunk_ends.clear()
         self.threads.clear()
         self.replays, self.refusal = 0, ""
@@ -52,11 +56,17 @@ class StepRecord:
         """
         return tuple(self.logits[seed, prompt_len + index] for index in range(count))
 
+    def mixed_draws(self, seed: int, prompt_len: int) -> tuple[bool, bool]:
+        """Whether a mixed step drew the request's first token, and whether one drew a later one."""
+        positions = {position - prompt_len for owner, position in self.mixed if owner == seed}
+        return 0 in positions, bool(positions - {0})
+
     def most_neighbours(self, seed: int) -> int:
         return max(count for (owner, _), count in self.neighbours.items() if owner == seed)
 
     def on_launch(self, plan: StepPlan) -> None:
         self.threads.add(torch.get_num_threads())
+        self.is_mixed = isinstance(plan, MixedStep)
         for half in halves_of(plan):
             if isinstance(half, PrefillStep):
                 self.chunk_ends += [chunk.end for chunk in half.chunks]
@@ -66,6 +76,8 @@ class StepRecord:
         for draw, digest in zip(draws.requests, row_digests(logits), strict=True):
             self.logits[draw.params.seed, draw.position] = digest
             self.neighbours[draw.params.seed, draw.position] = rows
+            if self.is_mixed:
+                self.mixed.add((draw.params.seed, draw.position))
 
 
 def row_digests(logits: Tensor) -> Sequence[bytes]:

@@ -17,11 +17,14 @@ from tools.bits.compared_answer import NotTried
 from tools.bits.measured_engine import (
     MeasuredAnswer,
     MeasuredCase,
+    MixingEngine,
     PutAwayEngine,
     RetractedEngine,
 )
 from tools.bits.models import PAGE_SIZE, Prompt
 
+MIXED_CHUNK = 128
+"""Tokens of a step without running requests; beside them a prompt gets at most a fourth."""
 Tried = MeasuredAnswer | NotTried
 Run = Callable[[MeasuredCase], Iterator[Tried]]
 
@@ -113,6 +116,25 @@ def batched(size: int, case: MeasuredCase) -> Iterator[Tried]:
             for answer in answers[len(others) :]:
                 is_full = answer.neighbours == size
                 yield answer if is_full else NotTried(f"{answer.neighbours} requests in a step")
+
+
+def mixed(case: MeasuredCase) -> Iterator[Tried]:
+    """Each prompt is computed beside tokens of those before it, and its tokens beside those after
+    it. They come one after another: a step has no room for two prompts."""
+    if case.everywhere.get("device", "cpu") != "cpu":
+        yield from _impossible("a card computes prompts and tokens in turns", case)
+        return
+    prompts = case.model.prompts
+    first, last = companions(prompts, 2)
+    size = len(prompts) + 2
+    options = {"chunk_tokens": MIXED_CHUNK, "max_running": size}
+    with case.engine_of(MixingEngine, **options) as engine:
+        lengths = [case.num_tokens * size, *[case.num_tokens] * (size - 1)]
+        for answer in engine.answers([first, *prompts, last], lengths)[1:-1]:
+            if answer.mixed == (True, True):
+                yield answer
+            else:
+                yield NotTried(f"mixed steps drew first and later tokens: {answer.mixed}")
 
 
 def companions(prompts: Sequence[Prompt], number: int) -> list[Prompt]:
@@ -240,6 +262,7 @@ WAYS: Mapping[str, ReuseWay] = {
             ReuseWay(f"batch-{size}", f"{size} requests at once", partial(batched, size))
             for size in (6, 24, 48)
         ),
+        ReuseWay("mixed", "prompts and tokens in one step", mixed),
         ReuseWay("drafts-lookup", "drafts from the text", partial(drafted, "ngram")),
         ReuseWay("drafts-model", "drafts by the model itself", partial(drafted, "itself")),
         ReuseWay("drafts-layer", "drafts by its own layer", partial(drafted, "mtp")),

@@ -32,6 +32,7 @@ ANSWER = MeasuredAnswer(
     (b"a", b"b"),
     {},
     1,
+    mixed=(False, False),
     chunk_ends=(2,),
     replays=0,
     refusal="",

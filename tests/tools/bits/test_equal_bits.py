@@ -19,7 +19,16 @@ from tools.bits import models
 
 pytest.importorskip("numba")
 
-SAMPLE = ("chunks-16", "chunks-37", "hit-last", "batch-6", "drafts-model", "retracted", "turn-2")
+SAMPLE = (
+    "chunks-16",
+    "chunks-37",
+    "hit-last",
+    "batch-6",
+    "mixed",
+    "drafts-model",
+    "retracted",
+    "turn-2",
+)
 """Cut elsewhere, found, among others, drafted, computed again, gone on with: one way of each."""
 FORMS = (
     "gemma3:gptq",
