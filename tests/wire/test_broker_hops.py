@@ -36,8 +36,16 @@ def publisher_of(bus: NatsBus, role: str) -> LifecyclePublisher:
     return LifecyclePublisher(bus.publish, LOCAL, life, headers=broker_traces(LOCAL))
 
 
+async def with_log(bus: NatsBus) -> None:
+    """Waits until the bus that keeps the log has made it."""
+    async with asyncio.timeout(FAILSAFE_SECONDS):
+        while not (await bus.log_state()).has_stream:
+            await bus.flush()
+
+
 async def logged(bus: NatsBus, pattern: str, number: int) -> list[RecordedMessage]:
     """The entries of the log, as soon as there are so many."""
+    await with_log(bus)
     async with asyncio.timeout(FAILSAFE_SECONDS):
         while len(entries := await bus.history(pattern, max_events=99)) < number:
             await bus.flush()
@@ -139,7 +147,7 @@ async def test_a_leaf_and_its_hub_each_say_what_they_did(tmp_path: Path) -> None
             nats_bus(NatsOptions(edge, log=None)) as bus,
         ):
             await hub.connected()
-            await hub.flush()
+            await with_log(hub)
             life, name = publisher_of(bus, "decode"), "req-leaf"
             async with asyncio.timeout(FAILSAFE_SECONDS):
                 # Until the leaf knows that the hub wants events, it has nowhere to send them.
