@@ -26,6 +26,8 @@ ANSWER_SECONDS = 600.0
 # Pieces of a stream that are read before the client hangs up.
 CUT_PIECES = 3
 _SHOWN_CHARACTERS = 300
+# httpx's words for a connection that ended before the first byte of an answer.
+_UNANSWERED = "without sending a response"
 
 
 class EndpointRefusal(Unavailable):
@@ -71,17 +73,30 @@ class EndpointClient:
 
     async def ask(self, inquiry: Inquiry, delivery: Delivery = Delivery.WHOLE) -> Reply:
         """Sends `inquiry` and reads its answer; arrivals are by this machine's clock."""
-        body, reader, began = self.body(inquiry, delivery), ReplyReader(), perf_counter()
+        reader, began = ReplyReader(), perf_counter()
         try:
-            if delivery is Delivery.WHOLE:
-                answer = await self.http.post(self.place, json=body)
-                _check(answer.status_code, answer.text)
-                reader.add(_object(answer.text), perf_counter() - began)
-            else:
-                await self._stream(body, reader, began, is_cut=delivery is Delivery.CUT)
+            try:
+                await self._read(inquiry, delivery, reader, began)
+            except httpx.RemoteProtocolError as error:
+                # A server may close a kept connection just when a request is sent on it
+                # (llama-server does so after five). OpenAI's clients send it again, too.
+                if _UNANSWERED not in str(error):
+                    raise
+                await self._read(inquiry, delivery, reader, began)
         except httpx.HTTPError as error:
             raise EndpointRefusal(f"{self.place}: {type(error).__name__} {error}") from None
         return reader.reply(perf_counter() - began)
+
+    async def _read(
+        self, inquiry: Inquiry, delivery: Delivery, reader: ReplyReader, began: float
+    ) -> None:
+        body = self.body(inquiry, delivery)
+        if delivery is Delivery.WHOLE:
+            answer = await self.http.post(self.place, json=body)
+            _check(answer.status_code, answer.text)
+            reader.add(_object(answer.text), perf_counter() - began)
+        else:
+            await self._stream(body, reader, began, is_cut=delivery is Delivery.CUT)
 
     async def _stream(
         self, body: Mapping[str, Any], reader: ReplyReader, began: float, *, is_cut: bool
