@@ -42,6 +42,7 @@ from ferryman.errors import (
     NotFound,
     PermissionDenied,
     Unauthenticated,
+    Unavailable,
 )
 from ferryman.llm import LLM
 from ferryman.schedule.request import SamplingParams
@@ -159,13 +160,22 @@ async def sent(cluster: Cluster, signed: SignedState, content: list[bytes]) -> N
 async def refusal(cluster: Cluster, signed: SignedState, content: list[bytes]) -> FerrymanError:
     """The error of a load, of which the host-cache keeps nothing."""
     before = await cluster.hostcache_stats()
-    with pytest.raises(FerrymanError) as caught:
-        await sent(cluster, signed, content)
+    error = await _refused(cluster, signed, content)
+    async with asyncio.timeout(120):
+        while isinstance(error, Unavailable):  # the router has not heard of the host-cache yet
+            await asyncio.sleep(LOOK_SECONDS)
+            error = await _refused(cluster, signed, content)
     # The router answers when it ends its call; the host-cache hears of that a moment later.
     async with asyncio.timeout(120):
         while (after := await cluster.hostcache_stats()).reservations:  # noqa: ASYNC110
             await asyncio.sleep(LOOK_SECONDS)
     assert after.stored == before.stored
+    return error
+
+
+async def _refused(cluster: Cluster, signed: SignedState, content: list[bytes]) -> FerrymanError:
+    with pytest.raises(FerrymanError) as caught:
+        await sent(cluster, signed, content)
     return caught.value
 
 
