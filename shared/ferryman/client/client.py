@@ -36,6 +36,7 @@ from ferryman.wire.codec.inference import (
 )
 from ferryman.wire.codec.scalars import token_ids_from_bytes
 from ferryman.wire.grpc.rpc import ending
+from ferryman.wire.grpc.status import is_unexplained
 from ferryman.wire.public import (
     ChatPrompt,
     ChatTurn,
@@ -87,6 +88,7 @@ def _token_ids(items: list[int]) -> TokenIds:
 GENERATE_SECONDS = 300.0
 ASK_SECONDS = 10.0
 STATE_SECONDS = 600.0
+MAX_LOST_REFUSALS = 3
 
 
 class Client:
@@ -208,16 +210,35 @@ class Client:
         this caller's alone, and is there as a whole or not at all."""
         self._check_open()
         async with self._doors.asked() as door:
-            call = door.stub.LoadState(timeout=deadline_seconds, metadata=self._metadata)
-            with typed_client_errors(), ending(call):
-                head = signed_state_to_wire(signed)
-                await call.write(inference_pb2.LoadStateRequest(signed=head))
-                await _answer_of(call)  # it is accepted, so the bytes are wanted
-                with suppress(asyncio.InvalidStateError):  # the router is gone
-                    for piece in content:
-                        await call.write(inference_pb2.LoadStateRequest(data=piece))
-                    await call.done_writing()
-                return loaded_state_from_wire((await _answer_of(call)).arrival)
+            with typed_client_errors():
+                call = await self._accepted_load(door, signed, deadline_seconds)
+                with ending(call):
+                    with suppress(asyncio.InvalidStateError):  # the router is gone
+                        for piece in content:
+                            await call.write(inference_pb2.LoadStateRequest(data=piece))
+                        await call.done_writing()
+                    return loaded_state_from_wire((await _answer_of(call)).arrival)
+
+    async def _accepted_load(self, door: RouterDoor, signed: SignedState, seconds: float) -> Any:
+        """The call of a load whose statement was accepted, so that its bytes are wanted."""
+        head = inference_pb2.LoadStateRequest(signed=signed_state_to_wire(signed))
+        num_lost = 0
+        while True:
+            call = door.stub.LoadState(timeout=seconds, metadata=self._metadata)
+            try:
+                await call.write(head)
+                await _answer_of(call)
+            except grpc.aio.AioRpcError as error:
+                call.cancel()
+                # gRPC loses the status of a refusal that meets the first message on its way.
+                num_lost += 1
+                if num_lost == MAX_LOST_REFUSALS or not is_unexplained(error):
+                    raise
+            except BaseException:
+                call.cancel()
+                raise
+            else:
+                return call
 
     def _open_stream(
         self, door: RouterDoor, request: inference_pb2.GenerateRequest, seconds: float
