@@ -96,7 +96,7 @@ def test_within_the_bounds_it_is_trusted(simulated: Figures) -> None:
 
 def test_of_too_few_requests_nothing_is_trusted() -> None:
     (doubt,) = calibration(MEASURED, MIN_JUDGED - 1).doubts
-    assert "19 requests" in doubt
+    assert "compare: 19" in doubt
 
 
 def test_tiny_times_may_differ_by_any_factor() -> None:

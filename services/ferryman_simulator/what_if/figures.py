@@ -122,7 +122,7 @@ class Calibration:
 
 def _few(count: int) -> Iterator[str]:
     if count < MIN_JUDGED:
-        yield f"only {count} requests are left to compare; it takes {MIN_JUDGED}"
+        yield f"too few requests are left to compare: {count}; it takes {MIN_JUDGED}"
 
 
 def _shares_off(calibration: Calibration) -> Iterator[str]:
