@@ -14,12 +14,11 @@ from hashlib import blake2b
 from itertools import islice
 from typing import Any
 
-import grpc.aio
 import xxhash
 
+from ferryman.cache.candidates import is_resume_point, point_units
 from ferryman.cache.keys import PageKey, TokenIds, page_keys, root_key
 from ferryman.cache.manifest import Kind, ResumeShape
-from ferryman.cache.resume import resume_set
 from ferryman.errors import CorruptState, FerrymanError, Unavailable
 from ferryman.handoff.values import UnitName, ranges_of
 from ferryman.tiers.values import WorkerLife
@@ -27,7 +26,7 @@ from ferryman.wire.codec.caches import pages_from_ranges
 from ferryman.wire.codec.handoff import range_to_wire
 from ferryman.wire.codec.scalars import keys_to_bytes, kind_from_wire
 from ferryman.wire.codec.state_statement import DIGEST_BYTES
-from ferryman.wire.grpc.rpc import Channels, ending
+from ferryman.wire.grpc.rpc import Channels, ending, next_message
 from ferryman.wire.grpc.status import typed_errors
 from ferryman.wire.hostcache.unit_seals import NamedUnit, UnitSeals
 from ferryman.wire.nats.heartbeat import Heartbeat
@@ -65,24 +64,17 @@ def resumable_units(
     held = {kind: pages.get(kind, frozenset[int]()) for kind in shape.kinds}
     full = held.get(Kind.FULL, range(num_pages))
     matched = next((page for page in range(num_pages) if page not in full), num_pages)
-    depths = (d for d in range(matched, 0, -1) if _is_point(shape, held, d))
+    depths = (
+        depth
+        for depth in range(matched, 0, -1)
+        if is_resume_point(shape, depth, lambda kind, page: page in held[kind])
+    )
     points = list(islice(depths, MAX_POINTS))
-    units: set[UnitName] = set()
-    for depth in points:
-        needs = resume_set(shape, depth * shape.page_size)
-        units |= {(Kind.WINDOW, page) for page in range(*needs.window)}
-        units |= {(Kind.RECURRENT, depth - 1)} if needs.needs_snapshot else set()
+    units: set[UnitName] = {unit for depth in points for unit in point_units(shape, depth)}
     deepest = max(points, default=0)
     if Kind.FULL in shape.kinds:
         units |= {(Kind.FULL, page) for page in range(deepest)}
     return deepest, tuple(sorted(units))
-
-
-def _is_point(shape: ResumeShape, held: Mapping[Kind, Set[int]], depth: int) -> bool:
-    needs = resume_set(shape, depth * shape.page_size)
-    if needs.needs_snapshot and depth - 1 not in held[Kind.RECURRENT]:
-        return False
-    return all(page in held[Kind.WINDOW] for page in range(*needs.window))
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,26 +201,16 @@ class StateNodes:
         stub = self._stub(cache)
         with typed_errors(), ending(stub.Deposit(timeout=TRANSFER_SECONDS)) as call:
             await call.write(pb.DepositRequest(order=order))
-            await _read(call)
+            await next_message(call)
             # It reads all before it refuses any, so only one that dies ends the call early.
             with suppress(asyncio.InvalidStateError):
                 async for piece in pieces:
                     part = pb.DepositPiece(data=piece.data, digest=piece.xxh3)
                     await call.write(pb.DepositRequest(piece=part))
                 await call.done_writing()
-            answer: pb.DepositResponse = await _read(call)
+            answer: pb.DepositResponse = await next_message(call)
             return answer
 
 
 def _life(cache: Heartbeat) -> WorkerLife:
     return WorkerLife(cache.worker_id, cache.epoch)
-
-
-async def _read(call: Any) -> Any:
-    """The next message of a call. Raises the error with which the call has ended."""
-    answer = await call.read()
-    if answer is grpc.aio.EOF:
-        code, details = await call.code(), await call.details()
-        initial, trailing = await call.initial_metadata(), await call.trailing_metadata()
-        raise grpc.aio.AioRpcError(code, initial, trailing, details)
-    return answer

@@ -6,15 +6,41 @@ window must be cached: a page that is missing rules out every page end whose win
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ferryman.cache.keys import PageKey
-from ferryman.cache.manifest import Kind, StateManifest
+from ferryman.cache.manifest import Kind, ResumeShape, StateManifest
 from ferryman.cache.resume import DeviceView, HostView, Reason, ResumeCosts, resume_set
 from ferryman.cache.units import HostUnit
 
 _FULL, _WINDOW, _RECURRENT = Kind.FULL, Kind.WINDOW, Kind.RECURRENT
+
+
+def point_units(shape: StateManifest | ResumeShape, depth: int) -> Iterator[tuple[Kind, int]]:
+    """The units that a resume at the end of `depth` pages needs besides full pages: window pages,
+    ascending, then the snapshot. A unit is its kind and its page."""
+    needs = resume_set(shape, depth * shape.page_size)
+    yield from ((_WINDOW, page) for page in range(*needs.window))
+    if needs.needs_snapshot:
+        yield _RECURRENT, depth - 1
+
+
+def resume_unit_names(shape: StateManifest | ResumeShape, depth: int) -> list[tuple[Kind, int]]:
+    """All units that a resume at the end of `depth` pages needs: full pages, then `point_units`."""
+    full = resume_set(shape, depth * shape.page_size).full
+    return [*((_FULL, page) for page in range(*full)), *point_units(shape, depth)]
+
+
+def is_resume_point(
+    shape: StateManifest | ResumeShape, depth: int, has: Callable[[Kind, int], bool]
+) -> bool:
+    """Whether there are all `point_units`. The snapshot is the one that most often is missing, so
+    it is asked for first."""
+    needs = resume_set(shape, depth * shape.page_size)
+    if needs.needs_snapshot and not has(_RECURRENT, depth - 1):
+        return False
+    return all(has(_WINDOW, page) for page in range(*needs.window))
 
 
 def resume_depths(

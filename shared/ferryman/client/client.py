@@ -35,7 +35,7 @@ from ferryman.wire.codec.inference import (
     signed_state_to_wire,
 )
 from ferryman.wire.codec.scalars import token_ids_from_bytes
-from ferryman.wire.grpc.rpc import ending
+from ferryman.wire.grpc.rpc import ending, next_message
 from ferryman.wire.grpc.status import is_unexplained
 from ferryman.wire.public import (
     ChatPrompt,
@@ -217,7 +217,7 @@ class Client:
                         for piece in content:
                             await call.write(inference_pb2.LoadStateRequest(data=piece))
                         await call.done_writing()
-                    return loaded_state_from_wire((await _answer_of(call)).arrival)
+                    return loaded_state_from_wire((await next_message(call)).arrival)
 
     async def _accepted_load(self, door: RouterDoor, signed: SignedState, seconds: float) -> Any:
         """The call of a load whose statement was accepted, so that its bytes are wanted."""
@@ -227,7 +227,7 @@ class Client:
             call = door.stub.LoadState(timeout=seconds, metadata=self._metadata)
             try:
                 await call.write(head)
-                await _answer_of(call)
+                await next_message(call)
             except grpc.aio.AioRpcError as error:
                 call.cancel()
                 # gRPC loses the status of a refusal that meets the first message on its way.
@@ -272,13 +272,3 @@ class Client:
     def _check_open(self) -> None:
         if self._is_closed:
             raise Cancelled("this client is closed")
-
-
-async def _answer_of(call: Any) -> Any:
-    """The next message of a call. Raises gRPC's error if the call ended with one."""
-    answer = await call.read()
-    if answer is grpc.aio.EOF:
-        code, details = await call.code(), await call.details()
-        initial, trailing = await call.initial_metadata(), await call.trailing_metadata()
-        raise grpc.aio.AioRpcError(code, initial, trailing, details)
-    return answer

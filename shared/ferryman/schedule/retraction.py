@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ferryman.cache.candidates import resume_depths
+from ferryman.cache.candidates import resume_depths, resume_unit_names
 from ferryman.cache.keys import PageKey
-from ferryman.cache.manifest import Kind, StateManifest
-from ferryman.cache.resume import EMPTY_HOST, resume_set
+from ferryman.cache.manifest import StateManifest
+from ferryman.cache.resume import EMPTY_HOST
 from ferryman.cache.slots import Holder, Role, SlotHandle
 from ferryman.cache.tree import PrefixTree
 from ferryman.schedule.events import CachedUnit, Event, Retracted
@@ -98,8 +98,5 @@ def resume_units(
 ) -> tuple[CachedUnit, ...]:
     """The whole resume set at the deepest point of a chain that the tree can resume from."""
     depth = next(resume_depths(tree, manifest, keys, tree.match_depth(keys)), 0)
-    needs = resume_set(manifest, depth * manifest.page_size)
-    names = [(Kind.FULL, page) for page in range(*needs.full)]
-    names += [(Kind.WINDOW, page) for page in range(*needs.window)]
-    names += [(Kind.RECURRENT, depth - 1)] if needs.needs_snapshot else []
+    names = resume_unit_names(manifest, depth)
     return tuple(CachedUnit(k, p, keys[p], tree.slot(k, keys[p])) for k, p in names)

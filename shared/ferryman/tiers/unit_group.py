@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from ferryman.cache.candidates import is_resume_point, point_units
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.resume import resume_set
@@ -99,9 +100,7 @@ class WriteOffer:
     def reused(self, depth: int) -> tuple[tuple[Kind, PageKey], ...]:
         """The units of the resume set at `depth` that are here already. Full pages are left out
         because their path keeps them."""
-        needs = resume_set(self._manifest, depth * self._manifest.page_size)
-        names = [(Kind.WINDOW, page) for page in range(*needs.window)]
-        names += [(Kind.RECURRENT, depth - 1)] if needs.needs_snapshot else []
+        names = point_units(self._manifest, depth)
         units = ((kind, self._keys[page]) for kind, page in names)
         return tuple(unit for unit in units if self._resident.has(*unit))
 
@@ -135,10 +134,7 @@ class WriteOffer:
 
     def is_point(self, depth: int) -> bool:
         """Whether the resume set would be complete, with the units that are here now."""
-        needs = resume_set(self._manifest, depth * self._manifest.page_size)
-        if needs.needs_snapshot and not self._would_have(Kind.RECURRENT, depth - 1):
-            return False
-        return all(self._would_have(Kind.WINDOW, page) for page in range(*needs.window))
+        return is_resume_point(self._manifest, depth, self._would_have)
 
     def _would_have(self, kind: Kind, page: int) -> bool:
         is_offered = page in self._pages_of.get(kind, ())

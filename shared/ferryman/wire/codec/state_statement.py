@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass, fields
 from hashlib import blake2b
 from typing import Any
 
+from ferryman.cache.candidates import resume_unit_names
 from ferryman.cache.keys import TokenIds, as_token_ids
 from ferryman.cache.manifest import Kind, ResumeShape
-from ferryman.cache.resume import resume_set
 from ferryman.errors import InvalidRequest, TooLarge
 from ferryman.handoff.values import UnitName, ranges_of
 
@@ -189,12 +189,9 @@ def _check_whole(statement: StateStatement) -> None:
     if (statement.window_len > 0) != (Kind.WINDOW in pages):
         raise ValueError("window_len and pages of windows come together")
     shape = ResumeShape(page_size, statement.window_len, frozenset(pages))
-    needs, held = resume_set(shape, statement.num_tokens), frozenset(statement.names)
-    wanted = {(Kind.FULL, page) for page in range(*needs.full)}
-    wanted |= {(Kind.WINDOW, page) for page in range(*needs.window)}
-    wanted |= {(Kind.RECURRENT, statement.num_pages - 1)} if needs.needs_snapshot else set()
-    if not wanted <= held:
-        raise ValueError(f"{len(wanted - held)} units that a request needs are not in the file")
+    missing = {*resume_unit_names(shape, statement.num_pages)} - {*statement.names}
+    if missing:
+        raise ValueError(f"{len(missing)} units that a request needs are not in the file")
 
 
 def _wrong(reason: str) -> InvalidRequest:

@@ -9,7 +9,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Self, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -223,6 +223,16 @@ def ending(call: C) -> Iterator[C]:
         yield call
     finally:
         call.cancel()
+
+
+async def next_message(call: Any) -> Any:
+    """The next message of a streaming call. Raises gRPC's error if the call has ended."""
+    answer = await call.read()
+    if answer is grpc.aio.EOF:
+        code, details = await call.code(), await call.details()
+        initial, trailing = await call.initial_metadata(), await call.trailing_metadata()
+        raise grpc.aio.AioRpcError(code, initial, trailing, details)
+    return answer
 
 
 def remaining_seconds(context: Context, at_most: float) -> float:
