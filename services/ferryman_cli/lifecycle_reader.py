@@ -14,7 +14,13 @@ from ferryman.runtime.lifecycle import credible_event
 from ferryman.wire.nats.broker_hops import BrokerHop, hop_from_trace
 from ferryman.wire.nats.bus import BusMessage, Messages, RecordedMessage
 from ferryman.wire.nats.connection import NatsOptions
-from ferryman.wire.nats.heartbeat import HEARTBEAT_SECONDS, Beat, Heartbeat, beat_from_bytes
+from ferryman.wire.nats.heartbeat import (
+    HEARTBEAT_SECONDS,
+    Beat,
+    Heartbeat,
+    StartBeat,
+    beat_from_bytes,
+)
 from ferryman.wire.nats.nats_bus import NatsBus, nats_bus
 from ferryman.wire.nats.subjects import Subjects
 from ferryman_cli.endpoints import BrokerPlace
@@ -82,6 +88,35 @@ async def next_beat_or_start(messages: Messages) -> Beat:
     raise AssertionError("a subscription has no end of its own")
 
 
+async def heard_beats(
+    bus: NatsBus,
+    subjects: Subjects,
+    seconds: float,
+    *,
+    expected: int = 0,
+    patience_seconds: float = 0.0,
+) -> tuple[dict[str, Heartbeat], list[StartBeat]]:
+    """The latest beat of each process, and of each that starts: of `seconds`, and of
+    `patience_seconds` while fewer than `expected` are heard."""
+    beats: dict[str, Heartbeat] = {}
+    starts: dict[str, StartBeat] = {}
+    now = asyncio.get_running_loop().time
+    began = now()
+    async with bus.subscribed(subjects.all_beats) as messages:
+        try:
+            async with asyncio.timeout(patience_seconds if expected else seconds) as limit:
+                while True:
+                    beat = await next_beat_or_start(messages)
+                    if isinstance(beat, Heartbeat):
+                        beats[beat.worker_id] = beat
+                    else:
+                        starts[beat.worker_id] = beat
+                    enough = len(beats) >= expected
+                    limit.reschedule(began + (seconds if enough else patience_seconds))
+        except TimeoutError:
+            return beats, list(starts.values())
+
+
 async def read_events(place: BrokerPlace, request_id: str) -> list[LifecycleEntry]:
     """All events of a call in the log, by a request's id or by its caller's name for it; waits a
     moment for the last events to arrive.
@@ -108,20 +143,8 @@ async def read_log_and_beats(place: BrokerPlace) -> tuple[list[LifecycleEntry], 
     async with connected_bus(place) as bus:
         recorded = await bus.history(subjects.all_life, max_events=MAX_SEARCHED)
         entries = [credible_event(entry.subject, entry.payload, subjects) for entry in recorded]
-        beats = await _heard(bus, subjects)
-    return [event for event in entries if event is not None], beats
-
-
-async def _heard(bus: NatsBus, subjects: Subjects) -> list[Heartbeat]:
-    beats: dict[str, Heartbeat] = {}
-    async with bus.subscribed(subjects.all_beats) as messages:
-        try:
-            async with asyncio.timeout(LISTEN_SECONDS):
-                while True:
-                    beat = await next_beat(messages)
-                    beats[beat.worker_id] = beat
-        except TimeoutError:
-            return list(beats.values())
+        beats, _ = await heard_beats(bus, subjects, LISTEN_SECONDS)
+    return [event for event in entries if event is not None], list(beats.values())
 
 
 async def read_hops(place: BrokerPlace, request_ids: Iterable[str]) -> list[BrokerHop]:

@@ -14,7 +14,7 @@ from ferryman.security.shown_urls import without_logins
 from ferryman.settings.cluster import UpOptions
 from ferryman.wire.grpc.role_tokens import GrpcAccess
 from ferryman.wire.nats.connection import NatsOptions
-from ferryman.wire.nats.heartbeat import HEARTBEAT_SECONDS, Heartbeat, StartBeat
+from ferryman.wire.nats.heartbeat import HEARTBEAT_SECONDS
 from ferryman.wire.nats.nats_bus import NatsBus
 from ferryman.wire.nats.subjects import Subjects
 from ferryman.wire.signed_orders import RouterSignatures
@@ -39,7 +39,7 @@ from ferryman_cli.doctor.machine import (
 from ferryman_cli.doctor.model_folder import change_findings, folder_findings
 from ferryman_cli.doctor.probes import AboutAnswer, Orders
 from ferryman_cli.doctor.processes import arena_findings, door_findings, process_findings
-from ferryman_cli.lifecycle_reader import next_beat_or_start
+from ferryman_cli.lifecycle_reader import heard_beats
 from ferryman_cli.running.status import process_status
 from ferryman_launcher.checks.model_places import ModelPlaces
 from ferryman_launcher.state_folder import RunningCluster
@@ -135,7 +135,10 @@ async def _examine_by_broker(
 
 async def _examine_fleet(patient: Patient, bus: NatsBus, examination: DoctorReport) -> None:
     subjects = Subjects(patient.cluster_name)
-    beats, starts = await _heard(bus, subjects, _num_beating(patient.cluster))
+    expected = _num_beating(patient.cluster)
+    beats, starts = await heard_beats(
+        bus, subjects, LISTEN_SECONDS, expected=expected, patience_seconds=PATIENCE_SECONDS
+    )
     ready = [beats[name] for name in sorted(beats)]
     examination.take("state", list(state_findings(ready)))
     examination.take("heartbeats", list(beat_findings(ready, starts, beats)))
@@ -174,27 +177,3 @@ def _num_beating(cluster: RunningCluster | None) -> int:
         return 0
     services = {name: pid for name, pid in cluster.pids.items() if name not in SERVERS}
     return sum(process_status(name, pid, cluster.down).is_well for name, pid in services.items())
-
-
-async def _heard(
-    bus: NatsBus, subjects: Subjects, expected: int
-) -> tuple[dict[str, Heartbeat], list[StartBeat]]:
-    """The latest beat of each process, and of each that starts: of LISTEN_SECONDS, and longer while
-    fewer than `expected` are heard."""
-    beats: dict[str, Heartbeat] = {}
-    starts: dict[str, StartBeat] = {}
-    now = asyncio.get_running_loop().time
-    began = now()
-    async with bus.subscribed(subjects.all_beats) as messages:
-        try:
-            async with asyncio.timeout(PATIENCE_SECONDS if expected else LISTEN_SECONDS) as limit:
-                while True:
-                    beat = await next_beat_or_start(messages)
-                    if isinstance(beat, Heartbeat):
-                        beats[beat.worker_id] = beat
-                    else:
-                        starts[beat.worker_id] = beat
-                    enough = len(beats) >= expected
-                    limit.reschedule(began + (LISTEN_SECONDS if enough else PATIENCE_SECONDS))
-        except TimeoutError:
-            return beats, list(starts.values())
