@@ -25,6 +25,7 @@ __all__ = [
     "shared_bytes",
     "tl",
     "wide_type",
+    "with_whole_rows",
 ]
 
 
@@ -128,6 +129,11 @@ def dot_type(operand: torch.Tensor) -> Any:
 def laid_out(x: torch.Tensor) -> torch.Tensor:
     """x, or a copy of it, without gaps and `aligned`, as a new tensor lies."""
     return aligned(x.contiguous())
+
+
+def with_whole_rows(x: torch.Tensor) -> torch.Tensor:
+    """x [rows, length], or a copy of it, with the numbers of a row side by side."""
+    return x if x.stride(1) == 1 else x.contiguous()
 
 
 def aligned(x: torch.Tensor) -> torch.Tensor:

@@ -6,9 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from ferryman.model.sampling.sampler import Past, Penalties, penalise
+from ferryman.model.sampling.sampler import penalise
 from ferryman_kernels.elementwise import token_penalties
-from ferryman_kernels.elementwise.token_penalties import penalise_triton
+from ferryman_kernels.elementwise.token_penalties import (
+    EarlierTokens,
+    PenaltyStrengths,
+    penalise_triton,
+)
 
 DRAWS, LONGEST = 5, 70
 
@@ -19,23 +23,27 @@ def _short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(token_penalties, "BLOCK", 32)
 
 
-def some_past(vocab: int) -> Past:
+def some_past(vocab: int) -> EarlierTokens:
     """Places after a row's own tokens hold -1 and tokens of others; some tokens repeat."""
     ids = torch.randint(0, min(vocab, 20), (DRAWS, LONGEST), dtype=torch.int32)
     ids[:, 60:] = -1
-    return Past(ids, torch.tensor([1, 30, 32, 5, 60]), torch.tensor([1, 59, 32, 33, 60]))
+    return EarlierTokens(ids, torch.tensor([1, 30, 32, 5, 60]), torch.tensor([1, 59, 32, 33, 60]))
 
 
-def some_penalties() -> Penalties:
+def some_penalties() -> PenaltyStrengths:
     strengths = [[1.0, 0.0, 0.0], [1.3, 0.1, 0.7], [0.7, -1.0, 0.3], [1.1, 0.0, -0.3]]
-    return Penalties(*torch.tensor([*strengths, [2.0, 0.5, 0.25]]).double().T.contiguous())
+    return PenaltyStrengths(*torch.tensor([*strengths, [2.0, 0.5, 0.25]]).double().T.contiguous())
 
 
-def on_card(logits: Tensor, past: Past, penalties: Penalties, device: torch.device) -> Tensor:
-    moved = Past(*(part.to(device) for part in (past.token_ids, past.prompt_lens, past.lens)))
+def on_card(
+    logits: Tensor, past: EarlierTokens, penalties: PenaltyStrengths, device: torch.device
+) -> Tensor:
+    moved = EarlierTokens(
+        *(part.to(device) for part in (past.token_ids, past.prompt_lens, past.lens))
+    )
     strengths = penalties.repetition, penalties.presence, penalties.frequency
     return penalise_triton(
-        logits.to(device), moved, Penalties(*(part.to(device) for part in strengths))
+        logits.to(device), moved, PenaltyStrengths(*(part.to(device) for part in strengths))
     ).cpu()
 
 
@@ -62,6 +70,6 @@ def test_a_row_is_penalised_alike_in_something_wider(device: torch.device) -> No
 
 
 def test_a_row_without_earlier_tokens_stays(device: torch.device) -> None:
-    past = Past(torch.zeros(DRAWS, 0, dtype=torch.int32), *torch.zeros(2, DRAWS).long())
+    past = EarlierTokens(torch.zeros(DRAWS, 0, dtype=torch.int32), *torch.zeros(2, DRAWS).long())
     logits = torch.randn(DRAWS, 40)
     assert torch.equal(on_card(logits, past, some_penalties(), device), logits)

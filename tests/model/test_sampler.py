@@ -14,8 +14,6 @@ from torch import Tensor
 
 from ferryman.model.sampling.inverse_cdf import NUM_LIKELIEST, Filters
 from ferryman.model.sampling.sampler import (
-    Past,
-    Penalties,
     greedy,
     log_probabilities,
     penalise,
@@ -23,6 +21,7 @@ from ferryman.model.sampling.sampler import (
     uniform,
     uniform_bits,
 )
+from ferryman_kernels.elementwise.token_penalties import EarlierTokens, PenaltyStrengths
 
 VOCAB = 40
 
@@ -108,9 +107,9 @@ def penalised(logits: Tensor, cases: Sequence[SamplerCase]) -> Tensor:
     # Places after a row's own tokens belong to another request and must not count.
     token_ids = torch.tensor([row + [-1] * (longest - len(row)) for row in rows], dtype=torch.int32)
     prompt_lens = torch.tensor([len(case.prompt) for case in cases])
-    past = Past(token_ids, prompt_lens, torch.tensor([case.position for case in cases]))
+    past = EarlierTokens(token_ids, prompt_lens, torch.tensor([case.position for case in cases]))
     penalties = [[case.repetition, case.presence, case.frequency] for case in cases]
-    return penalise(logits, past, Penalties(*torch.tensor(penalties, dtype=torch.float64).T))
+    return penalise(logits, past, PenaltyStrengths(*torch.tensor(penalties, dtype=torch.float64).T))
 
 
 def tokens(logits: Tensor, cases: Sequence[SamplerCase]) -> list[int]:

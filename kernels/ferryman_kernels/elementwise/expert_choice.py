@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from ferryman_kernels._precision import wide_dtype
-from ferryman_kernels._triton import next_power_of_two, wide_type
+from ferryman_kernels._triton import next_power_of_two, wide_type, with_whole_rows
 from ferryman_kernels.elementwise._expert_choice_triton import (
     choose_kernel,
     choose_one_by_one_kernel,
@@ -135,7 +135,7 @@ def _divisor(shares: Tensor, rule: ShareSum) -> Tensor:
 def choose_experts_triton(
     scores: Tensor, rule: ExpertRule, numbers: ExpertNumbers, dtype: torch.dtype
 ) -> Choice:
-    scores = scores if scores.stride(1) == 1 else scores.contiguous()
+    scores = with_whole_rows(scores)
     (tokens, experts), groups = scores.shape, rule.groups
     shares, chosen = _room(scores, rule.per_token, dtype)
     total = rule.sum or ShareSum()
@@ -195,7 +195,7 @@ def _best_and_near(scores: Tensor, left: Tensor, jitter: float) -> Choice:
 
 
 def choose_one_by_one_triton(scores: Tensor, jitter: float, dtype: torch.dtype) -> Choice:
-    scores = scores if scores.stride(1) == 1 else scores.contiguous()
+    scores = with_whole_rows(scores)
     tokens, experts = scores.shape
     shares, chosen = _room(scores, 2, dtype)
     if tokens:

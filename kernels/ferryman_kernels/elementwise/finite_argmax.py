@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ferryman_kernels._triton import Kernel, tl, wide_type
+from ferryman_kernels._triton import Kernel, tl, wide_type, with_whole_rows
 
 BLOCK = 4096
 """Numbers of a row that are compared at once."""
@@ -52,7 +52,7 @@ def _finite_argmax_kernel(
 
 
 def finite_argmax_triton(x: Tensor, otherwise: int) -> Tensor:
-    x = x if x.stride(1) == 1 else x.contiguous()
+    x = with_whole_rows(x)
     y = torch.empty(len(x), dtype=torch.int64, device=x.device)
     if len(x):
         _finite_argmax_kernel[len(x),](

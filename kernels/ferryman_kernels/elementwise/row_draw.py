@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ferryman_kernels._triton import Kernel, KernelPart, tl, wide_type
+from ferryman_kernels._precision import wide_dtype
+from ferryman_kernels._triton import Kernel, KernelPart, tl, wide_type, with_whole_rows
 
 BLOCK = 2048
 """Numbers of a row that are summed at once."""
@@ -146,14 +147,14 @@ def _draw_rows_kernel(
 def draw_rows_triton_(tokens: Tensor, logits: Tensor, drawn: DrawnRows, spoilt: int) -> Tensor:
     """Writes a token for each drawn row of logits [rows, vocab] into `tokens` [rows], int64, which
     is returned; a row whose token is `spoilt` keeps it."""
-    logits = logits if logits.stride(1) == 1 else logits.contiguous()
+    logits = with_whole_rows(logits)
     count, length = len(drawn.indices), logits.shape[1]
-    wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    wide = wide_dtype(logits.dtype)
     rows = torch.empty(count, length, dtype=wide, device=logits.device)
     totals = torch.empty(count, dtype=torch.float64, device=logits.device)
     _weigh_rows_kernel[count,](
         logits, drawn.indices, drawn.temperatures, rows, totals, logits.stride(0), length,
-        BLOCK=BLOCK, WIDE=wide_type(wide), num_warps=16,
+        BLOCK=BLOCK, WIDE=wide_type(logits.dtype), num_warps=16,
     )  # fmt: skip
     # Sorted before the division by temperature, which could turn different logits into ties.
     ranked, token_ids = rows.sort(dim=-1, descending=True, stable=True)

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ferryman_kernels._triton import Kernel, cdiv, tl, wide_type
+from ferryman_kernels._precision import wide_dtype
+from ferryman_kernels._triton import Kernel, cdiv, tl, wide_type, with_whole_rows
 
 BLOCK = 1024
 """Earlier tokens, or logits, of one program."""
@@ -20,8 +21,8 @@ BLOCK = 1024
 
 @dataclass(frozen=True, slots=True)
 class EarlierTokens:
-    """`token_ids` [draws, longest], of which a row's first `lens` [draws] count; the output begins
-    at `prompt_lens` [draws]."""
+    """The tokens before each draw: `token_ids` [draws, longest]. Row i holds the prompt in [0,
+    prompt_lens[i]) and the output in [prompt_lens[i], lens[i])."""
 
     token_ids: Tensor
     prompt_lens: Tensor
@@ -30,7 +31,7 @@ class EarlierTokens:
 
 @dataclass(frozen=True, slots=True)
 class PenaltyStrengths:
-    """The strengths of a row's penalties, all [draws]."""
+    """The strengths of the penalties on earlier tokens, all [draws]."""
 
     repetition: Tensor
     presence: Tensor
@@ -94,17 +95,17 @@ def _penalise_kernel(
 
 def penalise_triton(logits: Tensor, past: EarlierTokens, strengths: PenaltyStrengths) -> Tensor:
     """New logits [draws, vocab], in float32 or the float64 that they have."""
-    logits = logits if logits.stride(1) == 1 else logits.contiguous()
+    logits = with_whole_rows(logits)
     (count, vocab), longest = logits.shape, past.token_ids.shape[1]
     ids = past.token_ids.contiguous()
     counts = torch.zeros(count, vocab, dtype=torch.int32, device=logits.device)
     _count_tokens_kernel[count, max(1, cdiv(longest, BLOCK))](
         ids, past.prompt_lens, past.lens, counts, longest, vocab, BLOCK=BLOCK, num_warps=4,
     )  # fmt: skip
-    wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    wide = wide_dtype(logits.dtype)
     penalised = torch.empty(count, vocab, dtype=wide, device=logits.device)
     _penalise_kernel[count, cdiv(vocab, BLOCK)](
         logits, counts, strengths.repetition, strengths.presence, strengths.frequency,
-        penalised, logits.stride(0), vocab, BLOCK=BLOCK, WIDE=wide_type(wide), num_warps=4,
+        penalised, logits.stride(0), vocab, BLOCK=BLOCK, WIDE=wide_type(logits.dtype), num_warps=4,
     )  # fmt: skip
     return penalised

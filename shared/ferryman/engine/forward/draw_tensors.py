@@ -20,7 +20,7 @@ from torch import Tensor
 from ferryman.engine.forward.grammar_masks import GuidedDraw, guided_draws
 from ferryman.engine.forward.packed_step import Arrays, PackedStep, StepViews, group, packed_step
 from ferryman.model.sampling.inverse_cdf import Filters
-from ferryman.model.sampling.sampler import Penalties, uniform
+from ferryman.model.sampling.sampler import uniform
 from ferryman.model.sampling.token_rules import (
     NO_OUTPUT,
     AllowedTokens,
@@ -29,6 +29,7 @@ from ferryman.model.sampling.token_rules import (
     TokenBiases,
 )
 from ferryman.schedule.batch import SampleRequest
+from ferryman_kernels.elementwise.token_penalties import PenaltyStrengths
 
 Numbered = Sequence[tuple[int, SampleRequest]]
 
@@ -49,7 +50,7 @@ class DrawTensors:
     longest: int
     num_best: int
     filters: Filters | None = None
-    penalties: Penalties | None = None
+    penalties: PenaltyStrengths | None = None
     rules: LogitRules | None = None
     guided: tuple[GuidedDraw, ...] = ()
     requests: tuple[SampleRequest, ...] = ()
@@ -83,7 +84,7 @@ def draw_arrays(draws: Sequence[SampleRequest]) -> Arrays:
 
 def unpack_draws(views: StepViews, requests: tuple[SampleRequest, ...]) -> DrawTensors:
     """The draws among the arrays of a step. Copies nothing."""
-    penalties = views.group("penalties", Penalties)
+    penalties = views.group("penalties", PenaltyStrengths)
     return DrawTensors(
         rows=views["draws.rows"],
         positions=views["draws.positions"],

@@ -21,8 +21,6 @@ from ferryman.engine.forward.draw_tensors import DrawTensors, pack_draws, unpack
 from ferryman.engine.forward.grammar_masks import GrammarMasks
 from ferryman.engine.forward.packed_step import StepViews
 from ferryman.model.sampling.sampler import (
-    Past,
-    Penalties,
     are_finite,
     greedy,
     greedy_if_finite,
@@ -34,6 +32,7 @@ from ferryman.model.sampling.sampler import (
 from ferryman.model.sampling.token_rules import NO_OUTPUT, LogitRules, OutputTail, apply_rules
 from ferryman.model.shapes.ranks import Group
 from ferryman.schedule.batch import NO_CHOICE, NO_TOKEN
+from ferryman_kernels.elementwise.token_penalties import EarlierTokens, PenaltyStrengths
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +169,8 @@ def _ruled(logits: Tensor, draws: DrawTensors, rules: LogitRules, history: Tenso
     return apply_rules(logits, rules, tail)
 
 
-def _penalised(logits: Tensor, draws: DrawTensors, penalties: Penalties, history: Tensor) -> Tensor:
+def _penalised(
+    logits: Tensor, draws: DrawTensors, penalties: PenaltyStrengths, history: Tensor
+) -> Tensor:
     tokens = history[draws.rows, : draws.longest]
-    return penalise(logits, Past(tokens, draws.prompt_lens, draws.positions), penalties)
+    return penalise(logits, EarlierTokens(tokens, draws.prompt_lens, draws.positions), penalties)

@@ -41,17 +41,6 @@ def uniform(seed: int, position: int) -> float:
     return uniform_bits(seed, position) / 2.0**UNIFORM_BITS
 
 
-@dataclass(frozen=True, slots=True)
-class Past(EarlierTokens):
-    """The tokens before each draw: `token_ids` [draws, longest]. Row i holds the prompt in [0,
-    prompt_lens[i]) and the output in [prompt_lens[i], lens[i])."""
-
-
-@dataclass(frozen=True, slots=True)
-class Penalties(PenaltyStrengths):
-    """The strengths of the penalties on earlier tokens, all [draws]."""
-
-
 def are_finite(logits: Tensor) -> Tensor:
     """Whether all logits of each row are finite numbers [draws].
 
@@ -71,7 +60,7 @@ def greedy_if_finite(logits: Tensor, otherwise: int) -> Tensor:
     return finite_argmax(logits, otherwise)
 
 
-def penalise(logits: Tensor, past: Past, penalties: Penalties) -> Tensor:
+def penalise(logits: Tensor, past: EarlierTokens, penalties: PenaltyStrengths) -> Tensor:
     """Logits [draws, vocab] with repetition, then frequency and presence penalties applied."""
     if logits.is_cuda:
         return penalise_triton(logits, past, penalties)
