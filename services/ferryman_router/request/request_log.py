@@ -19,6 +19,7 @@ from prometheus_client import Counter
 from ferryman.cache.manifest import ANY_ARITHMETIC
 from ferryman.errors import NotFound, RequestIdInUse, Stopping, TakenOver, Unavailable
 from ferryman.handoff.lifecycle import ROUTER, LifecycleEntry
+from ferryman.handoff.reuse_events import begins_request
 from ferryman.ids import is_request_id
 from ferryman.runtime.lifecycle import credible_event, decode_event
 from ferryman.wire.nats.bus import Bus, RecordedMessage
@@ -102,9 +103,8 @@ async def _served_state(fleet: Fleet) -> ServedState:
 
 # A request that began at another router. Pure.
 
-# Events by which a router has a request, and those that have its tenant.
+# Events by which a router has a request.
 _HAS = ("received", "taken_over", "routed")
-_BEGINS = ("received", "taken_over")
 # A router that ended, or lost the request to another one, logged nothing about the answer.
 _NO_LAST_WORDS = (Stopping.__name__, TakenOver.__name__, RequestIdInUse.__name__)
 
@@ -112,7 +112,7 @@ _NO_LAST_WORDS = (Stopping.__name__, TakenOver.__name__, RequestIdInUse.__name__
 def belongs_to(events: Sequence[LifecycleEntry], tenant: str) -> bool:
     """Whether these are the events of a request of this tenant. If the event that says so was
     lost, they belong to no tenant."""
-    begun = (event for event in events if event.role == ROUTER and event.name in _BEGINS)
+    begun = filter(begins_request, events)
     return any(event.facts.get("tenant") == tenant for event in begun)
 
 

@@ -9,10 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ferryman.handoff.lifecycle import HOSTCACHE, LifecycleEntry
+from ferryman.handoff.lifecycle import HOSTCACHE, ROUTER, LifecycleEntry
 
 BEGINS = ("received", "taken_over")
 """The events of a router that begin a request."""
+
+
+def begins_request(event: LifecycleEntry) -> bool:
+    """Whether a router says by it that it has a request from here on: others may write the name."""
+    return event.role == ROUTER and event.name in BEGINS
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +73,7 @@ def fetches(events: Iterable[LifecycleEntry]) -> list[FetchedUnits]:
 
 def partings(events: Iterable[LifecycleEntry]) -> list[PartedPrompt]:
     """The places at which the events that begin a request say that its prompt parts."""
-    begun = [event.facts for event in events if event.name in BEGINS]
+    begun = [event.facts for event in events if begins_request(event)]
     return [
         PartedPrompt(
             int(parts.get("at", 0)),
