@@ -168,7 +168,7 @@ def _of_step(model: Model) -> StepLaunches:
     slots, state = _whole(1), cleared_state(model, CARD)
     kinds = [kind for kind in model.manifest.kinds if kind is not Kind.RECURRENT]
     tables: dict[Kind, Tensor] = {kind: _whole(1, 4) for kind in kinds}
-    batch = DecodeBatch(_whole(1), _whole(1), tables, slots, slots, (1,))
+    batch = DecodeBatch(_whole(1), _whole(1), tables, slots, slots, (1,), _whole(1))
     with counted_launches() as forward:
         logits = model.decode(batch, state)
     return StepLaunches(forward, _of_draw(logits, None), _of_draw(logits, _filters()))

@@ -36,6 +36,13 @@ from ferryman_kernels.elementwise.expert_choice import (
 )
 from ferryman_kernels.elementwise.finite_argmax import finite_argmax_triton
 from ferryman_kernels.elementwise.gated_silu import gated_silu_triton
+from ferryman_kernels.elementwise.heads_into_pages import (
+    HeadNorms,
+    HeadTurn,
+    ProjectedHeads,
+    TokenPlaces,
+    heads_into_pages,
+)
 from ferryman_kernels.elementwise.rms_norm import (
     add_rms_norm_triton,
     gated_rms_norm_triton,
@@ -185,6 +192,21 @@ def launch_rotation(
     q, k = (torch.zeros(8, each, head_dim, dtype=dtype) for each in heads)
     index = torch.zeros(8, dtype=torch.int64)
     apply_rotary_triton(q, k, index, torch.zeros(rotary_dim // 2))
+
+
+def launch_heads_into_pages(
+    dtype: torch.dtype, heads: tuple[int, int], dims: tuple[int, int], rotary_dim: int,
+    has_norms: bool = True, has_value_norm: bool = False,
+) -> None:  # fmt: skip
+    """Norms, rotation and pages of heads; `dims` are those of a head's key and of its value."""
+    index, table = torch.zeros(8, dtype=torch.int64), torch.zeros(8, 32, dtype=torch.int64)
+    q, k = (torch.zeros(8, count, dims[0], dtype=dtype) for count in heads)
+    pages = torch.zeros(4, heads[1], 64, dims[0], dtype=dtype)
+    weight = torch.zeros(dims[0])
+    norms = HeadNorms(weight, weight, weight if has_value_norm else None, 1e-5)
+    turn = HeadTurn(norms if has_norms else None, torch.zeros(rotary_dim // 2), 1.0)
+    given = ProjectedHeads(q, k, torch.zeros(8, heads[1], dims[1], dtype=dtype))
+    heads_into_pages(given, turn, pages, pages, TokenPlaces(table, index, index))
 
 
 def launch_latents(dtype: torch.dtype, heads: int, latent_dim: int, rope_dim: int) -> None:
@@ -369,6 +391,8 @@ def launch_all(dtype: torch.dtype) -> None:
     launch_activation(dtype, 8192)
     launch_clamped_activation(dtype, 2880, 1.702, 7.0)
     launch_rotation(dtype, (32, 8), 128, 128)
+    launch_heads_into_pages(dtype, (32, 8), (128, 128), 128)
+    launch_heads_into_pages(dtype, (32, 8), (128, 128), 128, has_norms=False)
     launch_slots()
     launch_draws(dtype, 100_352)
     launch_conv(dtype, 4352, 4, has_bias=True)
@@ -404,3 +428,4 @@ def launch_wide(dtype: torch.dtype) -> None:
     launch_split_attention(dtype, (16, 2), 512)
     launch_attention(dtype, (8, 4), 256, has_sinks=False, cap=0.0)
     launch_attention(dtype, (16, 2), 512, has_sinks=False, cap=0.0)
+    launch_heads_into_pages(dtype, (16, 2), (512, 512), 128, has_value_norm=True)

@@ -18,6 +18,7 @@ from tools.kernel_launches import (
     launch_dense,
     launch_experts,
     launch_gated_norm,
+    launch_heads_into_pages,
     launch_index,
     launch_kimi_delta,
     launch_latents,
@@ -37,9 +38,11 @@ from ferryman.model.families.nemotron_h import ExpertsShape
 from ferryman.model.layers.hidden_streams import StreamsShape
 from ferryman.model.shapes.attention_shapes import (
     AttentionShape,
+    HeadNorm,
     IndexShape,
     LatentShape,
     NoPositions,
+    ValueSource,
 )
 from ferryman.model.shapes.delta_shapes import DeltaShape, KimiDeltaShape
 from ferryman.model.shapes.feed_forward_shapes import (
@@ -127,11 +130,23 @@ def _attending(shape: Any) -> Iterator[Launch]:
             yield launch_norms, shape.head_dim
             if not isinstance(shape.positions, NoPositions):
                 yield launch_rotation, heads, shape.head_dim, shape.positions.rotary_dim
+            yield from _heads_into_pages(shape)
         case LatentShape():
             yield launch_latents, shape.q_heads, shape.latent_dim, shape.rope_dim
             yield launch_rotation, (shape.q_heads, 1), shape.rope_dim, shape.rope_dim
         case IndexShape():
             yield launch_index, shape.heads, shape.head_dim
+
+
+def _heads_into_pages(shape: AttentionShape) -> Iterator[Launch]:
+    """The one launch of norms, rotation and pages, if the layer has it."""
+    nope, norms = isinstance(shape.positions, NoPositions), shape.head_norm is HeadNorm.EACH_HEAD
+    is_plain = norms or shape.head_norm is HeadNorm.NONE
+    if is_plain and not (nope and not norms) and not shape.clip and shape.growth is None:
+        rotary_dim = 0 if isinstance(shape.positions, NoPositions) else shape.positions.rotary_dim
+        heads, dims = (shape.q_heads, shape.kv_heads), (shape.head_dim, shape.value_head_dim)
+        has_value_norm = shape.values is not ValueSource.PROJECTED
+        yield launch_heads_into_pages, heads, dims, rotary_dim, norms, has_value_norm
 
 
 def _recurrent(shape: Any) -> Iterator[Launch]:

@@ -121,6 +121,7 @@ class PagedRun:
             read_slots=slots,
             write_slots=slots,
             waves=(len(sequences),),
+            rows=torch.arange(len(sequences)),
         )
         found = self.model.decode(batch, self.state)
         self._slide(sequences)
@@ -148,6 +149,7 @@ class PagedRun:
             read_slots=torch.tensor([slots[i][max(0, j - 1)] for i, j in tokens]),
             write_slots=torch.tensor([slots[i][j] for i, j in tokens]),
             waves=tuple(len(wave) for wave in waves),
+            rows=torch.arange(len(tokens)),
         )
         found = self.model.decode(batch, self.state)
         return [

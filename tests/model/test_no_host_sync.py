@@ -66,7 +66,7 @@ def prefill(model: Model, state: ModelState) -> Tensor:
 def decode(model: Model, state: ModelState) -> Tensor:
     """Drafts too: the second wave is shorter."""
     slots = whole(5)
-    batch = DecodeBatch(whole(5), whole(5), tables(model, 5), slots, slots, (3, 2))
+    batch = DecodeBatch(whole(5), whole(5), tables(model, 5), slots, slots, (3, 2), whole(5))
     return model.decode(batch, state)
 
 

@@ -96,6 +96,7 @@ def _batch(
         read_slots=torch.tensor([_states(lane)[max(0, wave - 1)] for lane, n, wave in tokens]),
         write_slots=torch.tensor([_states(lane)[wave] for lane, n, wave in tokens]),
         waves=(len(lanes),) * max(run_lens),
+        rows=torch.arange(len(tokens)),
     )
     return _without(batch, torch.tensor([wave >= n for _, n, wave in tokens]))
 
@@ -111,6 +112,7 @@ def _without(batch: DecodeBatch, is_padding: Tensor) -> DecodeBatch:
         read_slots=batch.read_slots.masked_fill(is_padding, -1),
         write_slots=batch.write_slots.masked_fill(is_padding, -1),
         waves=batch.waves,
+        rows=batch.rows,
     )
 
 

@@ -206,6 +206,7 @@ def one_wave(batch: DecodeBatch, token_ids: Tensor, wave: slice) -> DecodeBatch:
         read_slots=batch.read_slots[wave],
         write_slots=batch.write_slots[wave],
         waves=(wave.stop - wave.start,),
+        rows=batch.rows[: wave.stop - wave.start],
     )
 
 

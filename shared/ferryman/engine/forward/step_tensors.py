@@ -110,6 +110,7 @@ class DecodeTensors:
             read_slots=self.read_slots,
             write_slots=self.write_slots,
             waves=self.waves,
+            rows=torch.arange(len(self.positions), device=self.positions.device),
             adapters=self.adapters,
         )
 

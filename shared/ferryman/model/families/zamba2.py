@@ -28,6 +28,7 @@ from ferryman.model.layers.decoder_layers import (
     RmsNorm,
     load_norm,
 )
+from ferryman.model.layers.head_placement import placement
 from ferryman.model.layers.mamba import load_mamba
 from ferryman.model.layers.mlp import gate_and_up
 from ferryman.model.layers.rotation import load_rotary
@@ -279,7 +280,7 @@ def _layer(
             layer=place.layer,
             shape=attention.shard(weights.group.num_ranks),
             qkv=adapters.of_attention(block.qkv),
-            turn=load_rotary(weights, attention.positions),
+            placement=placement(load_rotary(weights, attention.positions)),
             sinks=None,
             out=block.out,
         ),

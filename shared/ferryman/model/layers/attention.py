@@ -14,20 +14,12 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from ferryman.model.layers.decoder_layers import LayerPlace
-from ferryman.model.layers.head_norms import load_head_norms, load_plain_head_norm
-from ferryman.model.layers.rotation import (
-    ClippedHeads,
-    GrownQueries,
-    RotaryEmbedding,
-    load_rotary,
-)
+from ferryman.model.layers.head_placement import HeadPlacement, load_placement
 from ferryman.model.shapes.attention_shapes import (
     AttentionShape,
     GateActivation,
-    HeadNorm,
     NoPositions,
     ValueSource,
 )
@@ -40,15 +32,11 @@ from ferryman.model.weights.linear import Linear
 from ferryman.model.weights.matrix import Matrix, join_linear, split_rows, summed_linear
 from ferryman.model.weights.named_weights import Weights
 from ferryman_kernels.elementwise.activations import sigmoid, softplus
+from ferryman_kernels.elementwise.heads_into_pages import ProjectedHeads, TokenPlaces
 from ferryman_kernels.ragged import Spans, on_host
 
 BY_GROUP = "query_key_value"
 """The tensor of q, k and v in which these are divided by key heads (GPT-NeoX)."""
-
-
-def unchanged(heads: Tensor) -> Tensor:
-    """Values as they are projected."""
-    return heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +44,16 @@ class AttentionLayer:
     """The attention mixer of layer `layer`. `qkv` yields all query heads, then key, then value
     heads.
 
-    `sinks` [q_heads] in the accumulation dtype, or None. `norm_values` of [tokens, kv_heads,
-    value_head_dim]. `gate` yields the factors of the heads' outputs, or is None.
+    `sinks` [q_heads] in the accumulation dtype, or None. `gate` yields the factors of the heads'
+    outputs, or is None.
     """
 
     layer: int
     shape: AttentionShape
     qkv: Linear
-    turn: RotaryEmbedding
+    placement: HeadPlacement
     sinks: Tensor | None
     out: Linear
-    norm_values: Callable[[Tensor], Tensor] = unchanged
     gate: OutputGate | None = None
 
     def forward(self, hidden: Tensor, batch: StepBatch, state: ModelState) -> Tensor:
@@ -95,13 +82,8 @@ class AttentionLayer:
         if shape.gates_output:
             # Each head of q is followed by a head of gate (Qwen3-Next).
             q, gate = q.reshape(len(q), -1, 2, shape.head_dim).unbind(2)
-            q = q.contiguous()
-        q, k = self.turn(q, k, batch.positions)
-        v = self.norm_values(v)
-        if shape.value_dim:
-            v = F.pad(v, (0, shape.head_dim - shape.value_dim))
-        pages.write(k, v, batch.page_tables[shape.kind], batch.rows, batch.positions)
-        return q, gate
+        places = TokenPlaces(batch.page_tables[shape.kind], batch.rows, batch.positions)
+        return self.placement(ProjectedHeads(q, k, v), pages, places), gate
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,10 +142,9 @@ def load_attention(weights: Weights, shape: AttentionShape, place: LayerPlace) -
         layer=place.layer,
         shape=shape.shard(group.num_ranks),
         qkv=join_linear(_projected(weights, shape, hidden_dim), bias),
-        turn=_prepared(weights, shape, place),
+        placement=load_placement(weights, shape, place),
         sinks=_sinks(weights, shape) if shape.has_sinks else None,
         out=summed_linear(share_of(out, shape.q_heads, group, axis=1), out_bias, group),
-        norm_values=_value_norm(weights, shape, place),
         gate=_load_gate(weights, shape, hidden_dim),
     )
 
@@ -179,14 +160,6 @@ def _load_gate(weights: Weights, shape: AttentionShape, hidden_dim: int) -> Outp
     product = share_of(rows, shape.q_heads, weights.group).linear(None)
     q_heads = shape.shard(weights.group.num_ranks).q_heads
     return OutputGate(product, _ACTIVATIONS[shape.gate.activation], q_heads)
-
-
-def _value_norm(
-    weights: Weights, shape: AttentionShape, place: LayerPlace
-) -> Callable[[Tensor], Tensor]:
-    if shape.values is ValueSource.PROJECTED:
-        return partial(torch.clamp, min=-shape.clip, max=shape.clip) if shape.clip else unchanged
-    return load_plain_head_norm(weights, shape.head_dim, place.norm_eps)
 
 
 def _projected(weights: Weights, shape: AttentionShape, hidden_dim: int) -> list[Matrix]:
@@ -282,13 +255,3 @@ def _sinks(weights: Weights, shape: AttentionShape) -> Tensor:
     rank_heads = partial(share_of, heads=shape.q_heads, group=weights.group)
     name = weights.first_of("sinks", "attention_sink_bias")
     return weights.precise(name, shape.q_heads, part=rank_heads)
-
-
-def _prepared(weights: Weights, shape: AttentionShape, place: LayerPlace) -> RotaryEmbedding:
-    """The norms and rotation of q and k between their projection and their pages."""
-    turn = load_rotary(weights, shape.positions)
-    if shape.clip:
-        turn = ClippedHeads(shape.clip, turn)
-    if shape.head_norm is not HeadNorm.NONE:
-        turn = load_head_norms(weights, shape, place, turn)
-    return turn if shape.growth is None else GrownQueries(turn, shape.growth)

@@ -67,7 +67,8 @@ class DecodeBatch:
     `token_ids`, `positions` [tokens]; `page_tables[kind]` [tokens, pages], equal rows for tokens of
     one request. Recurrent state is read at `read_slots` [tokens] and written at `write_slots`
     [tokens]; a wave may read a slot that the previous wave wrote. Plain decoding is one wave whose
-    two vectors are equal. `adapters` as in PrefillBatch.
+    two vectors are equal. `rows` [tokens] are 0, 1, 2, …: each token has its own row of the page
+    tables. `adapters` as in PrefillBatch.
     """
 
     token_ids: Tensor
@@ -76,12 +77,8 @@ class DecodeBatch:
     read_slots: Tensor
     write_slots: Tensor
     waves: tuple[int, ...]
+    rows: Tensor
     adapters: tuple[AdapterSegment, ...] = ()
-
-    @property
-    def rows(self) -> Tensor:
-        """The rows [tokens] of the page tables: each token has its own."""
-        return torch.arange(len(self.positions), device=self.positions.device)
 
     def wave_by_wave(self, advance: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
         """The results of `advance` for the tokens of each wave, in order, joined: [tokens, …]. It

@@ -21,6 +21,13 @@ from ferryman_kernels.attention.page_layout import PageScales
 from ferryman_kernels.attention.paged_attention import reads_codes
 from ferryman_kernels.attention.pages import write_kv
 from ferryman_kernels.attention.quantised_pages import named_pages, opened_pages, write_coded_kv
+from ferryman_kernels.elementwise.heads_into_pages import (
+    HeadTurn,
+    ProjectedHeads,
+    TokenPlaces,
+    heads_into_pages,
+    turned_heads,
+)
 
 T = TypeVar("T")
 
@@ -41,6 +48,14 @@ class AttentionState:
     ) -> None:
         """Writes keys and values [tokens, kv_heads, head_dim] as `write_kv` does."""
         write_kv(self.key_pages, self.value_pages, keys, values, table, rows, positions)
+
+    def write_turned(self, heads: ProjectedHeads, turn: HeadTurn, places: TokenPlaces) -> Tensor:
+        """Writes keys and values after their norms and their rotation; returns q after its own."""
+        if heads.q.is_cuda:
+            return heads_into_pages(heads, turn, self.key_pages, self.value_pages, places)
+        turned = turned_heads(heads, turn, places.positions)
+        self.write(turned.k, turned.v, *places)
+        return turned.q
 
     def opened(self, table: Tensor, dtype: torch.dtype) -> tuple[AttentionState, Tensor]:
         """Pages in `dtype`, and a table of them that names what `table` [rows, pages] does."""
@@ -63,6 +78,12 @@ class CodedAttentionState:
         """Writes like `AttentionState.write`. Reading gives what was stored."""
         pages = (self.key_pages, self.value_pages, self.key_scales, self.value_scales)
         write_coded_kv(*pages, keys, values, table, rows, positions)
+
+    def write_turned(self, heads: ProjectedHeads, turn: HeadTurn, places: TokenPlaces) -> Tensor:
+        """Writes like `AttentionState.write_turned`, op by op: a code follows from a whole head."""
+        turned = turned_heads(heads, turn, places.positions)
+        self.write(turned.k, turned.v, *places)
+        return turned.q
 
     def opened(self, table: Tensor, dtype: torch.dtype) -> tuple[AttentionState, Tensor]:
         """A copy of the pages that the table names, unless attention reads codes: as
