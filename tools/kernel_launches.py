@@ -36,6 +36,7 @@ from ferryman_kernels.elementwise.expert_choice import (
 )
 from ferryman_kernels.elementwise.finite_argmax import finite_argmax_triton
 from ferryman_kernels.elementwise.gated_silu import gated_silu_triton
+from ferryman_kernels.elementwise.gated_sum import add_gated_triton_
 from ferryman_kernels.elementwise.heads_into_pages import (
     HeadNorms,
     HeadTurn,
@@ -77,6 +78,7 @@ from ferryman_kernels.recurrence.causal_conv import (
 )
 from ferryman_kernels.recurrence.channel_delta_scan import delta_runs_triton
 from ferryman_kernels.recurrence.delta_decode import delta_decode_triton
+from ferryman_kernels.recurrence.delta_inputs import delta_inputs
 from ferryman_kernels.recurrence.rg_lru import rg_lru_runs_triton
 from ferryman_kernels.recurrence.selective_scan import selective_runs_triton
 from ferryman_kernels.recurrence.ssd_decode import (
@@ -113,6 +115,12 @@ def launch_gated_norm(dtype: torch.dtype, dim: int, groups: int) -> None:
 def launch_activation(dtype: torch.dtype, inner_dim: int) -> None:
     """silu(gate) · up of an MLP, or of an expert."""
     gated_silu_triton(torch.zeros(8, 2 * inner_dim, dtype=dtype))
+
+
+def launch_gated_sum(dtype: torch.dtype, dim: int) -> None:
+    """A shared expert's output, by its gate, added to the sum of the routed ones."""
+    rows = torch.zeros(8, dim, dtype=dtype)
+    add_gated_triton_(rows, rows, rows[:, :1].contiguous())
 
 
 def launch_clamped_activation(
@@ -275,6 +283,9 @@ def launch_delta_rule(dtype: torch.dtype, heads: tuple[int, int], k_dim: int, v_
     q = torch.zeros(128, heads[0], k_dim, dtype=dtype)
     v, rates = torch.zeros(128, heads[1], v_dim, dtype=dtype), torch.zeros(128, heads[1])
     states, index = torch.zeros(2, heads[1], k_dim, v_dim), torch.zeros(8, dtype=torch.int64)
+    keys, scales = q.flatten(1).repeat(1, 2), torch.zeros(heads[1])
+    steps = torch.zeros(128, heads[1], dtype=dtype)
+    delta_inputs(keys, steps, steps, torch.zeros(k_dim), scales, scales, 1.0, 1e-6)
     delta_decode_triton(states, q[:8], q[:8], v[:8], rates[:8], rates[:8], index, index)
     delta_chunk_scan_triton(
         q.float(), q.float(), v, rates, rates, states, ((0, 128),), index[:1], (), 64
@@ -389,6 +400,7 @@ def launch_all(dtype: torch.dtype) -> None:
     launch_residual(dtype, 2048, 0.22)
     launch_gated_norm(dtype, 4096, 1)
     launch_activation(dtype, 8192)
+    launch_gated_sum(dtype, 2048)
     launch_clamped_activation(dtype, 2880, 1.702, 7.0)
     launch_rotation(dtype, (32, 8), 128, 128)
     launch_heads_into_pages(dtype, (32, 8), (128, 128), 128)

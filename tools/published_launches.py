@@ -18,6 +18,7 @@ from tools.kernel_launches import (
     launch_dense,
     launch_experts,
     launch_gated_norm,
+    launch_gated_sum,
     launch_heads_into_pages,
     launch_index,
     launch_kimi_delta,
@@ -72,6 +73,7 @@ def launches_of(config: ModelConfig) -> Iterator[Launch]:
     yield launch_dense, hidden_dim, hidden_dim
     yield launch_dense, hidden_dim, config.trunk.vocab_size
     yield launch_residual, hidden_dim, getattr(config, "residual_multiplier", 1.0)
+    yield from _choices_of_groups(config)
     for shape in _values(config):
         yield from _attending(shape)
         yield from _recurrent(shape)
@@ -81,12 +83,8 @@ def launches_of(config: ModelConfig) -> Iterator[Launch]:
             yield from _products(shape, hidden_dim)
             yield launch_weighted_sum, shape.experts_per_token, hidden_dim
             yield launch_choice, shape.num_experts, shape.experts_per_token
-        if isinstance(shape, ExpertsShape):
-            yield from _choice_of_groups(shape.routed, shape.routing)
-        if isinstance(shape, MixtureShape) and isinstance(
-            shape.routing, GroupedRouting | SoftmaxRouting
-        ):
-            yield from _choice_of_groups(shape.experts, shape.routing)
+        if isinstance(shape, MixtureShape) and shape.gates_shared:
+            yield launch_gated_sum, hidden_dim
         if isinstance(shape, StreamsShape):
             yield launch_weighted_sum, shape.count, hidden_dim
         if isinstance(shape, MlpShape | MoeShape):
@@ -99,13 +97,17 @@ def _activation(config: ModelConfig, inner_dim: int) -> Launch:
     return launch_activation, inner_dim
 
 
-def _choice_of_groups(
-    experts: MoeShape, routing: GroupedRouting | SoftmaxRouting
-) -> Iterator[Launch]:
-    """That of a router whose experts are in several groups."""
-    if routing.num_groups > 1:
-        sizes = experts.num_experts, experts.experts_per_token
-        yield launch_choice_of_groups, *sizes, routing.num_groups, routing.groups_per_token
+def _choices_of_groups(config: ModelConfig) -> Iterator[Launch]:
+    """Those of routers whose experts are in several groups. A config has experts and routing side
+    by side, or as parts of one shape."""
+    shapes = list(_values(config))
+    for routing in shapes:
+        if isinstance(routing, GroupedRouting | SoftmaxRouting) and routing.num_groups > 1:
+            groups = routing.num_groups, routing.groups_per_token
+            for experts in shapes:
+                if isinstance(experts, MoeShape):
+                    sizes = experts.num_experts, experts.experts_per_token
+                    yield launch_choice_of_groups, *sizes, *groups
 
 
 def _values(value: Any) -> Iterator[Any]:

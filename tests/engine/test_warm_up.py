@@ -154,6 +154,7 @@ def test_no_decode_step_launches_what_the_warm_up_has_not(tmp_path: Path) -> Non
         "_decode_join_kernel",
         "_decode_split_kernel",
         "_delta_decode_kernel",
+        "_delta_inputs_kernel",
         "_finite_argmax_kernel",
         "_gated_silu_kernel",
         "_heads_into_pages_kernel",

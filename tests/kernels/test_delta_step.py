@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ferryman_kernels._triton import Kernel
-from ferryman_kernels.elementwise.rms_norm import _rms_norm_kernel
 from ferryman_kernels.recurrence.causal_conv import _causal_conv_decode_kernel
 from ferryman_kernels.recurrence.delta_decode import _delta_decode_kernel
+from ferryman_kernels.recurrence.delta_inputs import _delta_inputs_kernel
 from ferryman_kernels.recurrence.delta_step import (
     DeltaWeights,
     delta_step,
@@ -191,4 +191,4 @@ def test_on_a_card_its_parts_are_launched() -> None:
         patch.object(Kernel, "__getitem__", noted),
     ):
         case.run(delta_step, slots, slots)
-    assert launched == [_causal_conv_decode_kernel, _rms_norm_kernel, _delta_decode_kernel]
+    assert launched == [_causal_conv_decode_kernel, _delta_inputs_kernel, _delta_decode_kernel]

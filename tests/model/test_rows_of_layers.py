@@ -34,7 +34,7 @@ from ferryman.model.layers.expert_router import (
 from ferryman.model.layers.experts import SeparateExperts, ShareOfInput, ShareOfOutput
 from ferryman.model.layers.gating import gate_alone
 from ferryman.model.layers.hidden_streams import AlternatingUpdates, StreamsShape, as_long_as
-from ferryman.model.layers.moe import NormedRouter, SigmoidGated
+from ferryman.model.layers.moe import ExpertsBesideGated, NormedRouter
 from ferryman.model.layers.rotation import GrownQueries, without_rotary
 from ferryman.model.shapes.attention_shapes import QueryGrowth
 from ferryman.model.shapes.feed_forward_shapes import (
@@ -131,7 +131,9 @@ def _grown(x: Tensor) -> Tensor:
 LAYERS: dict[str, Rows] = {
     "separate experts": _separate(ShareOfOutput()),
     "separate experts, shares of inputs": _separate(ShareOfInput()),
-    "SigmoidGated": lambda x: SigmoidGated(lambda x: x[:, :1].contiguous(), lambda x: x * 1.5)(x),
+    "ExpertsBesideGated": lambda x: ExpertsBesideGated(
+        lambda x: x * 0.5, lambda x: x * 1.5, lambda x: x[:, :1].contiguous()
+    )(x),
     "gate_alone": lambda x: gate_alone(x, x.roll(1, dims=1)),
     "SparseGelu": SparseGelu(0.7),
     "Xielu": lambda x: Xielu(*x.new_tensor((0.8, 0.7, 0.5, -1e-6)))(x),

@@ -23,6 +23,7 @@ from ferryman_kernels.cpu._vectors import row_at
 from ferryman_kernels.elementwise.rms_norm import rms_norm
 from ferryman_kernels.recurrence.causal_conv import causal_conv_decode
 from ferryman_kernels.recurrence.delta_decode import delta_decode
+from ferryman_kernels.recurrence.delta_inputs import delta_inputs
 from ferryman_kernels.recurrence.loops._causal_conv_compiled import step_rounded
 from ferryman_kernels.recurrence.loops._delta_compiled import scan_head
 from ferryman_kernels.recurrence.loops._gates_compiled import (
@@ -72,6 +73,18 @@ class DeltaWeights(NamedTuple):
         q, k = units.unbind(1)
         return q * dim**-0.5, k, v.reshape(-1, v_heads, v_dim)
 
+    def inputs(
+        self, mixed: Tensor, a: Tensor, b: Tensor, v_heads: int, v_dim: int
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """q, k and v of `heads`, g and β of `rates`: on a card by one launch."""
+        if not mixed.is_cuda:
+            return *self.heads(mixed, v_heads, v_dim), *self.rates(a, b)
+        value_dim = v_heads * v_dim
+        keys, v = mixed.split_with_sizes((mixed.shape[1] - value_dim, value_dim), dim=1)
+        scales = self.unit, self.decay, self.dt_bias, self.max_rate
+        q, k, g, beta = delta_inputs(keys, a, b, *scales, LENGTH_EPS / len(self.unit))
+        return q, k, v.reshape(-1, v_heads, v_dim), g, beta
+
 
 def delta_step_reference(
     mixed: Tensor,
@@ -86,8 +99,8 @@ def delta_step_reference(
     """One operation after the other; on a card each is a kernel."""
     _, v_heads, _, v_dim = ssm_states.shape
     convolved = causal_conv_decode(mixed, conv_states, weights.conv_weight, None, slots, into)
-    q, k, v = weights.heads(convolved, v_heads, v_dim)
-    return delta_decode(ssm_states, q, k, v, *weights.rates(a, b), slots, into)
+    inputs = weights.inputs(convolved, a, b, v_heads, v_dim)
+    return delta_decode(ssm_states, *inputs, slots, into)
 
 
 def _step(

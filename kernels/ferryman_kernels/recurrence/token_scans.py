@@ -125,9 +125,8 @@ def delta_step_by_token(
         return delta_step(mixed, a, b, weights, conv_states, ssm_states, slots, into)
     _, v_heads, _, v_dim = ssm_states.shape
     convolved = causal_conv_decode(mixed, conv_states, weights.conv_weight, None, slots, into)
-    q, k, v = weights.heads(convolved, v_heads, v_dim)
-    y = torch.empty(v.shape, dtype=v.dtype, device=v.device)
-    given = q, k, v, *weights.rates(a, b)
+    given = weights.inputs(convolved, a, b, v_heads, v_dim)
+    y = torch.empty(len(mixed), v_heads, v_dim, dtype=mixed.dtype, device=mixed.device)
     delta_runs_triton(given, ssm_states, runs_of_tokens(slots, into), y)
     return y
 

@@ -47,10 +47,8 @@ class DeltaNet:
         conv, ssm = state.conv[self.layer], state.ssm[self.layer]
         if isinstance(batch, PrefillBatch):
             mixed = causal_conv_prefill(mixed, conv, self.step.conv_weight, None, *batch.scans)
-            q, k, v = self.step.heads(mixed, self.shape.v_heads, self.shape.v_dim)
-            g, beta = self.step.rates(a, b)
-            scanned = *batch.scans, self.scan_block
-            y = state.kernels.delta_scan(q, k, v, g, beta, ssm, *scanned)
+            inputs = self.step.inputs(mixed, a, b, self.shape.v_heads, self.shape.v_dim)
+            y = state.kernels.delta_scan(*inputs, ssm, *batch.scans, self.scan_block)
             return self._finish(y, z)
 
         def advance(mixed: Tensor, a: Tensor, b: Tensor, *slots: Tensor) -> Tensor:

@@ -45,7 +45,8 @@ from ferryman.model.shapes.ranks import Group, slice_of
 from ferryman.model.weights.linear import Linear, make_linear
 from ferryman.model.weights.matrix import Matrix
 from ferryman.model.weights.named_weights import Weights
-from ferryman_kernels.elementwise.activations import gelu_tanh, sigmoid, silu
+from ferryman_kernels.elementwise.activations import gelu_tanh, silu
+from ferryman_kernels.elementwise.gated_sum import add_gated_
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,18 @@ class ExpertsBesideShared:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertsBesideGated:
+    """Routed experts plus sigmoid(gate(x)) · shared(x); `gate` yields one number a token (Qwen)."""
+
+    routed: FeedForward
+    shared: FeedForward
+    gate: Linear
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        return add_gated_(self.routed(hidden), self.shared(hidden), self.gate(hidden))
+
+
+@dataclass(frozen=True, slots=True)
 class MeanOfBoth:
     """Half of what a mixture of two parts yields."""
 
@@ -87,17 +100,6 @@ class MeanOfBoth:
 
     def __call__(self, hidden: Tensor) -> Tensor:
         return self.both(hidden).mul_(0.5)
-
-
-@dataclass(frozen=True, slots=True)
-class SigmoidGated:
-    """sigmoid(gate(x)) · inner(x); `gate` yields one number a token (Qwen's shared expert)."""
-
-    gate: Linear
-    inner: FeedForward
-
-    def __call__(self, hidden: Tensor) -> Tensor:
-        return self.inner(hidden).mul_(sigmoid(self.gate(hidden)))
 
 
 def load_experts(weights: Weights, shape: MoeShape, hidden_dim: int) -> MixtureOfExperts:
@@ -192,7 +194,7 @@ def load_routed(weights: Weights, shape: MixtureShape, hidden_dim: int) -> FeedF
     experts = load_mixture(weights.under("experts"), shape.experts, hidden_dim, router)
     if shape.shared is None:
         return experts
-    both = ExpertsBesideShared(experts, _load_shared(weights, shape, shape.shared, hidden_dim))
+    both = _beside(experts, weights, shape, shape.shared, hidden_dim)
     return MeanOfBoth(both) if shape.is_mean else both
 
 
@@ -221,14 +223,17 @@ def load_grouped_mixture(
     return ExpertsBesideShared(experts, inner)
 
 
-def _load_shared(
-    weights: Weights, shape: MixtureShape, shared: MlpShape, hidden_dim: int
+def _beside(
+    experts: FeedForward, weights: Weights, shape: MixtureShape, shared: MlpShape, hidden_dim: int
 ) -> FeedForward:
+    """`experts` and the shared one, with or without its gate."""
     if not shape.gates_shared:
-        return load_gated_mlp(weights.under("shared_experts"), shared, hidden_dim)
-    return SigmoidGated(
-        make_linear(weights.tensor("shared_expert_gate.weight", 1, hidden_dim)),
+        inner = load_gated_mlp(weights.under("shared_experts"), shared, hidden_dim)
+        return ExpertsBesideShared(experts, inner)
+    return ExpertsBesideGated(
+        experts,
         load_gated_mlp(weights.under("shared_expert"), shared, hidden_dim),
+        make_linear(weights.tensor("shared_expert_gate.weight", 1, hidden_dim)),
     )
 
 
