@@ -1,10 +1,11 @@
-"""The choice of experts and the draw of a token: torch's operations, as they were, against kernels.
+"""Launches that took the place of several: the choice of experts, a draw, and chains of a layer.
 
     python -m tools.card.launches --device cuda
 
 Each is timed twice: as the host launches it, and on the card alone, as a replayed graph. Prints
-JSON of microseconds, "before / now". Choices and tokens must be the same. Without a card both sides
-are torch's operations: that shows that the script runs, and no more.
+JSON of microseconds, "before / now". Choices and tokens must be the same, and numbers of a layer
+within a rounding. Without a card both sides are operations of the processor: that shows that the
+script runs, and no more.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from time import perf_counter
 
 import torch
+from tools.card.layer_pairs import TwoWays, layer_pairs
 from tools.card_timer import seconds_on_card
 from torch import Tensor
 
@@ -44,15 +46,6 @@ RULES = {
         ExpertRule(8, Measure.SIGMOID, ExpertGroups(8, 4, 2), ShareSum(added=1e-20), 2.5),
     ),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class TwoWays:
-    """A choice by torch's operations and by the kernels, as integers that must agree."""
-
-    name: str
-    before: Callable[[], Tensor]
-    now: Callable[[], Tensor]
 
 
 def choices(device: torch.device, tokens: tuple[int, ...]) -> Iterator[TwoWays]:
@@ -137,11 +130,12 @@ def main() -> int:
     torch.manual_seed(7)
     figures, differing = dict[str, str](), list[str]()
     with torch.inference_mode():
-        for ways in (*choices(device, tokens), *draws(device, vocabularies)):
-            if not torch.equal(ways.before(), ways.now()):
+        parts = choices(device, tokens), draws(device, vocabularies), layer_pairs(device, tokens)
+        for ways in chain.from_iterable(parts):
+            if not ways.agree():
                 differing.append(ways.name)
             figures |= timed(ways, device)
-    figures["other choices or tokens"] = ", ".join(differing) or "none"
+    figures["other choices, tokens or numbers"] = ", ".join(differing) or "none"
     print(json.dumps(figures, ensure_ascii=False))
     return 1 if differing else 0
 
