@@ -185,3 +185,19 @@ def test_the_least_power_of_two_is_a_scale(device: torch.device) -> None:
     order, starts = sort_pairs(torch.zeros(2, 1, dtype=torch.int64, device=device), 1)
     right = torch.full((2, 16), 6.0 * 32 * 2.0**-127, dtype=torch.float64)
     assert torch.equal(triton_product(x, stack, order, starts).cpu(), right)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_each_code_of_four_bits_is_its_number(dtype: torch.dtype, device: torch.device) -> None:
+    """E2M1, by a table: a row of 32 equal codes times a one and zeros, at a scale of 2."""
+    numbers = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+    numbers += [-number for number in numbers]
+    codes = torch.arange(16, dtype=torch.uint8, device=device)[None, :, None]
+    pairs = (codes << 4 | codes).expand(1, 16, 16).contiguous()
+    powers = torch.full((1, 16, 1), 128, dtype=torch.uint8, device=device)
+    groups = torch.zeros(1, 32, dtype=torch.int32, device=device)
+    stack = CodeStack(pairs, FP4, powers.view(torch.float8_e8m0fnu), None, groups, 32, None)
+    x = torch.eye(32, dtype=dtype, device=device)
+    order, starts = sort_pairs(torch.zeros(32, 1, dtype=torch.int64, device=device), 1)
+    product = triton_product(x, stack, order, starts).cpu().double()
+    assert torch.equal(product, 2 * torch.tensor(numbers, dtype=torch.float64).expand(32, 16))

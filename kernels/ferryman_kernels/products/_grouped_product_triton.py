@@ -187,11 +187,11 @@ def _grouped_codes_kernel(
                 if MEANING == 1:
                     value = (code - 8).to(WIDE)
                 else:
-                    # E2M1 doubled is an integer: the mantissa alone, or (2 + mantissa) << power.
-                    power, mantissa = (code >> 1) & 3, code & 1
-                    shifted = (2 + mantissa) << tl.maximum(power - 1, 0)
-                    twice = tl.where(power == 0, mantissa, shifted)
-                    value = tl.where(code < 8, twice, -twice).to(WIDE) * 0.5
+                    # E2M1: power and mantissa are the head of a float32's bits, whose powers begin
+                    # 126 later. Without a power the number is 0 or a half.
+                    size = code & 7
+                    bits = tl.where(size < 2, size * (126 << 23), (size + (126 << 1)) << 22)
+                    value = (bits | ((code & 8) << 28)).to(tl.float32, bitcast=True).to(WIDE)
             if IS_EVEN:
                 group_at = (rows * num_groups + start // group_len)[:, None]
                 in_group = is_out[:, None]
