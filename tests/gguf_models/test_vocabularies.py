@@ -21,8 +21,9 @@ from transformers import GemmaTokenizer
 from ferryman.errors import ConfigError
 from ferryman.gguf.documents import has_document, read_document
 from ferryman.text.tokenizer import Tokenizer
-from ferryman.text.vocabulary.gguf_vocabulary import DIVISIONS
+from ferryman.text.vocabulary.text_divisions import DIVISIONS
 
+TYPES = "tokenizer.ggml.token_type"
 CONTROL, USER = "<|im_end|>", "<think>"
 TEXTS = st.lists(
     st.one_of(
@@ -175,13 +176,12 @@ def test_a_sentencepiece_vocabulary_tokenizes_as_its_library_does(tmp_path: Path
     theirs = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
     ids = range(theirs.get_piece_size())
     kinds = ((2, theirs.is_unknown), (3, theirs.is_control), (6, theirs.is_byte))
+    types = [next((kind for kind, has in kinds if has(i)), 1) for i in ids]
     metadata: dict[str, Setting] = {
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.tokens": [theirs.id_to_piece(i) for i in ids],
         "tokenizer.ggml.scores": [theirs.get_score(i) for i in ids],
-        "tokenizer.ggml.token_type": [
-            next((kind for kind, has in kinds if has(i)), 1) for i in ids
-        ],
+        TYPES: types,
         "tokenizer.ggml.bos_token_id": theirs.bos_id(),
         "tokenizer.ggml.eos_token_id": theirs.eos_id(),
         "general.architecture": "llama",
@@ -192,6 +192,12 @@ def test_a_sentencepiece_vocabulary_tokenizes_as_its_library_does(tmp_path: Path
     bare = {**metadata, "tokenizer.ggml.add_bos_token": False}
     ours = Tokenizer.load(saved(tmp_path / "bare.gguf", bare))
     assert ours.encode("hello").tolist() == theirs.encode("hello")
+    # llama.cpp's converter lists the unknown piece among control tokens, as published folders do.
+    listed: dict[str, Setting] = {**bare, TYPES: [3 if kind == 2 else kind for kind in types]}
+    for keys in ({}, {"tokenizer.ggml.unknown_token_id": theirs.unk_id()}):
+        ours = Tokenizer.load(saved(tmp_path / "listed.gguf", {**listed, **keys}))
+        for text in (*CORPUS, "a  b ", " 日本 ½\n", "\t'x'"):
+            assert ours.encode(text).tolist() == theirs.encode(text)
 
 
 def test_pieces_with_merges_tokenize_as_by_the_code_of_gemma(tmp_path: Path) -> None:

@@ -4,15 +4,13 @@
                             "gemma4": pieces of sentencepiece with merges
     tokenizer.ggml.pre      of "gpt2": how a text is divided before tokens are merged
 
-The divisions are those of the models' own tokenizers, under the names that llama.cpp gave them
-(ggml-org/llama.cpp, src/llama-vocab.cpp and convert_hf_to_gguf_update.py).
+The divisions are in `text_divisions.py`.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,93 +22,11 @@ from ferryman.text.vocabulary.sentencepiece_model import (
     ScoredPiece,
     merged_pieces,
 )
+from ferryman.text.vocabulary.text_divisions import DIVISIONS, TextDivision
 
 _TOKENS = "tokenizer.ggml.tokens"
 _TYPES = "tokenizer.ggml.token_type"
-_CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_ENDS = r"\s*[\r\n]+|\s+(?!\S)|\s+"
-_MARKS = rf" ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_ENDS}"
-_THREE_DIGITS = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_MARKS}"
-_ONE_DIGIT = _THREE_DIGITS.replace("{1,3}", "")
-_WITH_ACCENTS = (
-    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
-    rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_ENDS}"
-)
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_SLASHED = rf" ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_ENDS}"
-_BY_CASE = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+%s|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*%s"
-_O200K = _BY_CASE % ((f"{_CONTRACTIONS}?",) * 2) + rf"|\p{{N}}{{1,3}}|{_SLASHED}"
-_TEKKEN = _BY_CASE % ("", "") + rf"|\p{{N}}|{_SLASHED}"
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_HAN = "[一-龥\u3040-ゟ゠-ヿ]+"
-_DEEPSEEK = (
-    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
-    rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_ENDS}"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class TextDivision:
-    """Patterns that divide a text, one after another within the pieces of the one before.
-
-    With `takes_whole` a piece that is a token is not divided further. `begins` is True if a text
-    begins with a token of its own unless the file says otherwise; `composes`: the text is put into
-    Unicode's form NFC first.
-    """
-
-    patterns: tuple[str, ...]
-    takes_whole: bool = False
-    begins: bool = False
-    composes: bool = False
-
-
-_DIGITS_APART = TextDivision((r"\p{N}", _GPT2))
-_LLAMA3 = TextDivision((_THREE_DIGITS,), takes_whole=True, begins=True)
-_LLAMA3_MERGED = TextDivision((_THREE_DIGITS,))
-_QWEN = TextDivision((_ONE_DIGIT,))
-_O200K_DIVISION = TextDivision((_O200K,))
-
-DIVISIONS: Mapping[str, TextDivision] = {
-    "gpt-2": TextDivision((_GPT2,)),
-    "olmo": TextDivision((_GPT2,)),
-    "mpt": TextDivision((_GPT2,)),
-    "smollm": _DIGITS_APART,
-    "starcoder": _DIGITS_APART,
-    "refact": _DIGITS_APART,
-    "command-r": _DIGITS_APART,
-    "codeshell": _DIGITS_APART,
-    "exaone": _DIGITS_APART,
-    "llama-bpe": _LLAMA3,
-    "llama-v3": _LLAMA3,
-    "llama3": _LLAMA3,
-    "falcon3": _LLAMA3,
-    "falcon-h1": _LLAMA3,
-    "lfm2": _LLAMA3,
-    "dbrx": _LLAMA3_MERGED,
-    "smaug-bpe": _LLAMA3_MERGED,
-    "glm4": _LLAMA3_MERGED,
-    "chatglm-bpe": _LLAMA3_MERGED,
-    "qwen2": TextDivision((_ONE_DIGIT,), composes=True),
-    "qwen35": TextDivision((_WITH_ACCENTS,), composes=True),
-    "deepseek-r1-qwen": _QWEN,
-    "stablelm2": _QWEN,
-    "hunyuan": _QWEN,
-    "gpt-4o": _O200K_DIVISION,
-    "llama4": _O200K_DIVISION,
-    "minimax-m2": _O200K_DIVISION,
-    "tekken": TextDivision((_TEKKEN,), takes_whole=True, begins=True),
-    "deepseek-v3": TextDivision((r"\p{N}{1,3}", _HAN, _DEEPSEEK)),
-    "hunyuan-dense": TextDivision((r"\p{N}{1,3}", _HAN, _DEEPSEEK)),
-    "default": TextDivision(
-        (
-            r"[\p{P}\$\+<=>\^~\|]+",
-            _GPT2.removesuffix(r"|\s+"),
-            r"\p{N}+",
-            "[0-9][0-9][0-9]",
-        )
-    ),
-}
-"""The division by `tokenizer.ggml.pre`."""
+_UNKNOWN = "tokenizer.ggml.unknown_token_id"
 
 
 def read_gguf_vocabulary(file: Path) -> dict[str, Any]:
@@ -210,21 +126,35 @@ def _sentencepiece(metadata: GgufMetadata) -> dict[str, Any]:
     tokens, scores = metadata.words(_TOKENS), metadata.numbers("tokenizer.ggml.scores")
     _vocab(metadata, tokens)
     types = _types(metadata, tokens)
-    if len(scores) != len(tokens) or PieceType.UNKNOWN not in types:
-        raise metadata.refusal(_TYPES, "one for each token, one of them 2 (unknown)")
+    if len(scores) != len(tokens):
+        raise metadata.refusal(
+            "tokenizer.ggml.scores", f"a number for each of {len(tokens)} tokens"
+        )
     if metadata.has("tokenizer.ggml.precompiled_charsmap"):
         raise metadata.refusal("tokenizer.ggml.precompiled_charsmap", "absent")
     pieces = tuple(map(ScoredPiece, tokens, scores, types))
     adds_prefix = metadata.flag("tokenizer.ggml.add_space_prefix", True)
-    model = PieceModel(pieces, byte_fallback=PieceType.BYTE in types, adds_prefix=adds_prefix)
+    unknown = _unknown(metadata, tokens, types)
+    model = PieceModel(pieces, unknown, PieceType.BYTE in types, adds_prefix)
     return _with_ends(metadata, model.description(), tokens, begins=True)
 
 
+def _unknown(metadata: GgufMetadata, tokens: Sequence[str], types: Sequence[PieceType]) -> str:
+    """The piece for what has no other: by its type, or by its key, because a converter makes it a
+    control token where `tokenizer_config.json` lists it among those; else the first, as llama.cpp
+    has it."""
+    if PieceType.UNKNOWN in types:
+        return tokens[types.index(PieceType.UNKNOWN)]
+    if (token_id := metadata.whole(_UNKNOWN, 0)) >= len(tokens):
+        raise metadata.refusal(_UNKNOWN, f"less than the {len(tokens)} tokens of the vocabulary")
+    return tokens[token_id]
+
+
 def _merged_pieces(metadata: GgufMetadata) -> dict[str, Any]:
-    tokens, key = metadata.words(_TOKENS), "tokenizer.ggml.unknown_token_id"
-    unknown = tokens[metadata.whole(key)] if metadata.whole(key, 0) < len(tokens) else ""
-    if not unknown:
-        raise metadata.refusal(key, f"less than the {len(tokens)} tokens of the vocabulary")
+    tokens = metadata.words(_TOKENS)
+    if (token_id := metadata.whole(_UNKNOWN)) >= len(tokens):
+        raise metadata.refusal(_UNKNOWN, f"less than the {len(tokens)} tokens of the vocabulary")
+    unknown = tokens[token_id]
     vocab, merges = _vocab(metadata, tokens), _merges(metadata)
     description = merged_pieces(vocab, merges, _added(metadata, tokens), unknown)
     return _with_ends(metadata, description, tokens, begins=True)

@@ -55,9 +55,11 @@ class ScoredPiece:
 
 @dataclass(frozen=True, slots=True)
 class PieceModel:
-    """A sentencepiece model that leaves a text as it is but for spaces."""
+    """A sentencepiece model that leaves a text as it is but for spaces. `unknown` is the piece for
+    what has no other."""
 
     pieces: tuple[ScoredPiece, ...]
+    unknown: str
     byte_fallback: bool
     adds_prefix: bool
 
@@ -90,7 +92,7 @@ class PieceModel:
     def _bpe(self) -> dict[str, Any]:
         return {
             "type": "BPE",
-            "unk_token": self.pieces[self._unknown_id].text,
+            "unk_token": self.unknown,
             "fuse_unk": True,
             "byte_fallback": self.byte_fallback,
             "vocab": {piece.text: token_id for token_id, piece in enumerate(self.pieces)},
@@ -111,11 +113,6 @@ class PieceModel:
                 if whole[:at] in places and whole[at:] in places
             )
             yield from sorted(divisions, key=lambda pair: [places[part] for part in pair])
-
-    @property
-    def _unknown_id(self) -> int:
-        types = [piece.type for piece in self.pieces]
-        return types.index(PieceType.UNKNOWN)
 
 
 def merged_pieces(
@@ -162,8 +159,10 @@ def read_sentencepiece(content: bytes) -> PieceModel:
             trainer = dict(_fields(value))
         elif number == 3:
             normalizer = dict(_fields(value))
+    unknown = (piece.text for piece in pieces if piece.type is PieceType.UNKNOWN)
     model = PieceModel(
         tuple(pieces),
+        next(unknown, ""),
         bool(trainer.get(35, False)),
         adds_prefix=bool(normalizer.get(3, True)),
     )
