@@ -194,6 +194,15 @@ def test_shards_are_one_model(tmp_path: Path) -> None:
         load_config(first)
 
 
+def test_heads_that_turn_in_part_are_paired_whole(tmp_path: Path) -> None:
+    """So the converter lays those of Bamba, of which a half turns."""
+    folder, file = tiny_llama(tmp_path, {"llama.rope.dimension_count": 8})
+    ours, theirs = open_gguf(file), open_model(folder)
+    for name in ("q_proj.weight", "k_proj.weight", "q_proj.bias"):
+        full = f"model.layers.1.self_attn.{name}"
+        assert torch.equal(*(held.view(held.tensors[full]) for held in (ours, theirs))), name
+
+
 def test_factors_of_the_waves_are_those_of_llama_3(tmp_path: Path) -> None:
     folder, plain = tiny_llama(tmp_path)
     rope = {

@@ -99,10 +99,9 @@ def _row_order(
     metadata, rows = model.metadata, header.shape[0]
     key = "{arch}.attention.head_count" + ("" if source.startswith("attn_q") else "_kv")
     heads = metadata.wholes(key)[layer]
-    if not heads or rows % heads:
-        raise metadata.refusal(key, f"a divisor of the {rows} rows of {source}")
-    turning = metadata.whole("{arch}.rope.dimension_count", rows // heads)
-    return turned_heads(heads, rows // heads, turning)
+    if not heads or rows % (2 * heads):
+        raise metadata.refusal(key, f"a divisor of half the {rows} rows of {source}")
+    return turned_heads(heads, rows // heads)
 
 
 def _form(names: TensorNames, source: str, target: str) -> TensorForm:

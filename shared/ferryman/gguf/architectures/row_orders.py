@@ -15,11 +15,10 @@ from numpy.typing import NDArray
 Order = NDArray[np.int64]
 
 
-def turned_heads(heads: int, head_dim: int, turning: int) -> Order:
-    """In the folder a channel of a head turns with the one half of `turning` further on, in the
-    file with its neighbour."""
-    turned = np.arange(turning).reshape(-1, 2).T.flatten()
-    of_head = np.concatenate([turned, np.arange(turning, head_dim)])
+def turned_heads(heads: int, head_dim: int) -> Order:
+    """In the folder a channel of a head turns with the one half a head further on, in the file with
+    its neighbour. A converter pairs whole heads, also of a model of which only a part turns."""
+    of_head = np.arange(head_dim).reshape(-1, 2).T.flatten()
     order: Order = (np.arange(heads)[:, None] * head_dim + of_head).flatten()
     return order
 
