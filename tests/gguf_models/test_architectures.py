@@ -238,6 +238,10 @@ REFUSED: Mapping[str, tuple[Mapping[str, Setting], str]] = {
         {"general.architecture": "llama5"},
         "of the architecture llama5 are not read; the nearest is llama",
     ),
+    "another maker's": (
+        {"general.architecture": "plamo"},
+        r"of the architecture plamo are not read\. Read are llama",
+    ),
     "a family without a reader": (
         {"general.architecture": "phi3"},
         "phi3 are not read: its keys and tensors are not known; its folder of safetensors is read",

@@ -175,7 +175,7 @@ _FAMILY_IS_HERE = frozenset(
     """
     afmoe apertus arcee bailingmoe3 chatglm cohere2 cohere2moe deepseek32 ernie4_5-moe exaone-moe
     glm-dsa gpt2 gptneox granite_swa hunyuan-moe hy_v3 kimi-linear laguna llama4 mimo2 minimax-01
-    minimax-m2 mistral3 olmo olmoe phi2 phi3 phimoe qwen3vl qwen3vlmoe stablelm starcoder2
+    minimax-m2 mistral3 olmo olmoe phi2 phi3 phimoe qwen2vl qwen3vl qwen3vlmoe stablelm starcoder2
     """.split()
 )
 _WITHOUT_TEXT = frozenset(
@@ -216,7 +216,9 @@ def _refusal(model: GgufFile, name: str) -> ConfigError:
     refused = f"{model.metadata.file}: GGUF files of the architecture {name} are not read"
     if why := _reason(name):
         return ConfigError(f"{refused}: {why}")
-    near = difflib.get_close_matches(name, ARCHITECTURES, 1)
+    # Names that begin otherwise are of other makers, however alike they look.
+    akin = [other for other in ARCHITECTURES if other[:3] == name[:3]]
+    near = difflib.get_close_matches(name, akin, 1)
     nearest = f"; the nearest is {near[0]}" if near else ""
     return ConfigError(
         f"{refused}{nearest}. Read are {', '.join(ARCHITECTURES)}; a folder of safetensors may be"
