@@ -61,7 +61,7 @@ class GrantedWrites:
 
 class ArrivedBytes:
     """Digests of units that come in pieces: of one on the host over the bytes in its slot, of one
-    on a card over the bytes that its driver was given.
+    on a card over the pinned memory that its driver was given.
 
     A whole slot on the host would be hashed when it is not near the processor any more; one on a
     card would have to come back for that. The event loop would wait for either.
@@ -70,11 +70,10 @@ class ArrivedBytes:
     def __init__(self) -> None:
         self._open: dict[str, dict[UnitName, xxhash.xxh3_128]] = {}
 
-    def add(
-        self, reservation_id: str, name: UnitName, offset: int, content: bytes | memoryview
-    ) -> None:
-        """The pieces of a unit come in order, the first one at offset 0: a unit may come again.
+    def hasher(self, reservation_id: str, name: UnitName, offset: int) -> xxhash.xxh3_128:
+        """The hasher of a unit, for its bytes from `offset` on.
 
+        The pieces of a unit come in order, the first one at offset 0: a unit may come again.
         Raises InvalidRequest when two streams bring it at once.
         """
         units = self._open.setdefault(reservation_id, {})
@@ -82,7 +81,7 @@ class ArrivedBytes:
             units[name] = xxhash.xxh3_128()
         if name not in units:
             raise InvalidRequest(f"two streams bring {name[0]} unit {name[1]}", "pieces")
-        units[name].update(content)
+        return units[name]
 
     def digest(self, reservation_id: str, name: UnitName) -> bytes:
         """The digest of a unit that is complete: its last piece was the last that was added."""
@@ -226,21 +225,10 @@ class HandoffReceiver:
         unit = piece.unit
         if self.table.try_write(fence, unit, self._clock()):
             slot = self._slots[fence.reservation_id][unit.name].slot
-            landed = self._landed(unit, slot, piece.offset, piece.content)
-            self._hashed.add(fence.reservation_id, unit.name, piece.offset, landed)
-
-    def _landed(
-        self, unit: WantedUnit, slot: int, offset: int, content: bytes | memoryview
-    ) -> bytes | memoryview:
-        """Puts the bytes into the slot; returns those to hash, which a writer cannot change: lent
-        memory it can."""
-        transfer = self._engine.transfer
-        if not transfer.is_in_place:
-            content = bytes(content)
-            transfer.write(unit.kind, slot, offset, content)
-            return content
-        transfer.write(unit.kind, slot, offset, content)
-        return transfer.read(unit.kind, slot)[offset : offset + len(content)]
+            hasher = self._hashed.hasher(fence.reservation_id, unit.name, piece.offset)
+            # Not the bytes of the piece: lent memory may change between the copy and the digest.
+            write = self._engine.transfer.write
+            write(unit.kind, slot, piece.offset, piece.content, hasher.update)
 
     def finish(self, fence: WriteFence, unit: WantedUnit) -> None:
         """A unit is complete: records the digest of its bytes."""

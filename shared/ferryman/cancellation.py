@@ -9,7 +9,7 @@ and so would whoever waits for its end.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
 CANCEL_AGAIN_SECONDS = 8.0  # longer than a stalled write takes to end
@@ -41,6 +41,15 @@ async def ended(job: asyncio.Future[None]) -> None:
             cancelled = error
     if cancelled is not None:
         raise cancelled
+
+
+async def finished_in_thread(job: Callable[[], None]) -> None:
+    """Runs a job in a thread; ends when the job has, however often the caller is cancelled."""
+    running = asyncio.ensure_future(asyncio.to_thread(job))
+    try:
+        await asyncio.shield(running)
+    finally:
+        await ended(running)
 
 
 async def end_tasks(

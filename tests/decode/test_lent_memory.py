@@ -184,7 +184,7 @@ async def test_a_unit_of_several_frames_is_verified_whole(
 def test_a_unit_that_comes_again_is_hashed_anew_and_two_streams_of_it_are_refused() -> None:
     arrived, page = ArrivedBytes(), (Kind.FULL, 3)
     for offset, content in ((0, b"half"), (0, b"whole"), (5, b"ness")):
-        arrived.add("res-1", page, offset, content)
+        arrived.hasher("res-1", page, offset).update(content)
     assert arrived.digest("res-1", page) == xxhash.xxh3_128_digest(b"wholeness")
     with pytest.raises(InvalidRequest, match="two streams bring full unit 3"):
-        arrived.add("res-1", page, 4, b"of the first stream")
+        arrived.hasher("res-1", page, 4)

@@ -19,7 +19,7 @@ from ferryman.cache.slots import Holder, Role
 from ferryman.errors import FerrymanError, LeaseLost, Stale
 from ferryman.handoff.effects import fence_of
 from ferryman.wire.codec.pieces import Piece
-from ferryman.wire.handoff.grpc_plane import OutgoingUnit
+from ferryman.wire.handoff.outgoing_units import OutgoingUnit
 from ferryman.wire.plane_values import GrpcOnly
 
 # Rows 28 and 31: a writer that comes late.

@@ -106,4 +106,4 @@ class StampSlabs:
         self.bytes_of(kind, dst)[:] = self.bytes_of(kind, src)
 
     def clear(self, kind: Kind, slot: int) -> None:
-        self.bytes_of(kind, slot)[:] = bytes(self._bytes[kind].shape[1])
+        self._bytes[kind][slot] = 0

@@ -11,7 +11,7 @@ meant. The stream runs them in the order of submission, so the recorded order is
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 
@@ -19,8 +19,9 @@ from tests.doubles.sanitizer import Operation, Recorder
 from tests.doubles.step_parts import NOWHERE, StepPart, parts_of
 
 from ferryman.cache.manifest import Kind
-from ferryman.cache.slots import SlotHandle
-from ferryman.engine.memory.transfer import Transfer
+from ferryman.cache.slots import SlotHandle, SlotPart
+from ferryman.engine.memory.pinned_pieces import TakePiece
+from ferryman.engine.memory.transfer import Landed, Transfer, ignored
 from ferryman.engine.ops import OnceOnly
 from ferryman.engine.stream import ForwardStream
 from ferryman.schedule.batch import SlotOps, SlotSnapshot, StepOutcome, StepPlan
@@ -178,9 +179,21 @@ class RecordingTransfer:
         self._reads("read", kind, slot)
         return self._transfer.read(kind, slot)
 
-    def write(self, kind: Kind, slot: int, offset: int, content: bytes | memoryview) -> None:
+    def read_parts(self, parts: Sequence[SlotPart], take: TakePiece) -> None:
+        for part in parts:
+            self._reads("read", part.kind, part.slot)
+        self._transfer.read_parts(parts, take)
+
+    def write(
+        self,
+        kind: Kind,
+        slot: int,
+        offset: int,
+        content: bytes | memoryview,
+        landed: Landed = ignored,
+    ) -> None:
         self._add(Operation(self._stream, "write", writes=(self._handle_of(kind, slot),)))
-        self._transfer.write(kind, slot, offset, content)
+        self._transfer.write(kind, slot, offset, content, landed)
 
     def digest(self, kind: Kind, slot: int) -> bytes:
         self._reads("digest", kind, slot)

@@ -8,22 +8,24 @@ import numpy as np
 import pytest
 import torch
 import xxhash
+from tests.doubles.fake_card import PinnedMemory
 from tests.doubles.stamps import StampSlabs, fake_manifest
 
 from ferryman.cache.manifest import Kind
+from ferryman.cache.slots import SlotPart
+from ferryman.engine.memory import pinned_pieces
 from ferryman.engine.memory import transfer as transfer_module
 from ferryman.engine.memory.copy_stream import CopyFence, CopyRun, HostSide
+from ferryman.engine.memory.pinned_pieces import LEAVING_BYTES, PinnedPairs, pinned_or_plain
 from ferryman.engine.memory.slabs import Slabs
 from ferryman.engine.memory.transfer import (
     ONE_PIECE_BYTES,
     PIECE_BYTES,
     DeviceTransfer,
     HostTransfer,
-    ReadBuffers,
     Transfer,
     copied,
     digest_of,
-    pinned_or_plain,
     transfer_of,
 )
 from ferryman.errors import CorruptState, InvalidRequest
@@ -186,7 +188,7 @@ class _LoggedRun:
 def test_a_card_fills_one_piece_while_the_other_one_is_stored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(transfer_module, "LANDING_BYTES", 48)
+    monkeypatch.setattr(pinned_pieces, "LEAVING_BYTES", 48)
     monkeypatch.setattr(transfer_module, "PIECE_BYTES", 20)
     side, arena = LoggedSide(), bytearray(len(CONTENT) + 2)
     transfer = DeviceTransfer(Slabs.allocate(MANIFEST, SIZES, "cpu"), HostSide(), side)
@@ -196,62 +198,113 @@ def test_a_card_fills_one_piece_while_the_other_one_is_stored(
     assert side.log == ["1 begins", "2 begins", "1 ends", "3 begins", "2 ends", "3 ends"]
 
 
-def test_two_units_do_not_leave_by_the_same_pieces_at_once() -> None:
-    side, arenas = LoggedSide(), [memoryview(bytearray(len(CONTENT))) for _ in range(2)]
+def filled_slots(side: HostSide) -> DeviceTransfer:
+    """Each slot's bytes are its number."""
     transfer = DeviceTransfer(Slabs.allocate(MANIFEST, SIZES, "cpu"), HostSide(), side)
-    for slot, arena in enumerate(arenas):
-        content = bytes([slot]) * len(arena)
+    for slot in range(4):
+        content = bytes([slot]) * len(CONTENT)
         transfer.load_unit(Kind.FULL, slot, memoryview(content), digest_of(content))
+    return transfer
+
+
+def test_a_reader_waits_for_pieces_in_place_of_memory_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pinned_pieces, "NUM_PAIRS", 1)
+    memory = PinnedMemory.counted(monkeypatch)
+    side, arenas = LoggedSide(), [memoryview(bytearray(len(CONTENT))) for _ in range(2)]
+    transfer = filled_slots(side)
+    memory.sizes.clear()
     side.meanwhile = Thread(target=transfer.store_unit, args=(Kind.FULL, 1, arenas[1]))
     transfer.store_unit(Kind.FULL, 0, arenas[0])
     side.meanwhile.join()
     assert [set(arena) for arena in arenas] == [{0}, {1}]
     assert side.log == ["1 begins", "1 ends", "2 begins", "2 ends"]
+    assert memory.sizes == [LEAVING_BYTES] * 2
 
 
-def test_reads_of_a_card_take_memory_that_earlier_readers_have_left(
+def test_readers_have_pieces_of_their_own_as_long_as_there_are_some(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made: list[int] = []
+    memory = PinnedMemory.counted(monkeypatch)
+    transfer = filled_slots(HostSide())
+    memory.sizes.clear()
+    inner: list[bytes] = []
 
-    def counted(num_bytes: int, *, is_pinned: bool) -> torch.Tensor:
-        made.append(num_bytes)
-        return torch.empty(num_bytes, dtype=torch.uint8)
+    def take(_number: int, _offset: int, piece: memoryview) -> None:
+        inner.append(transfer.digest(Kind.FULL, 2))
+        assert set(piece) == {1}, "another reader has not written over it"
 
-    monkeypatch.setattr(transfer_module, "_host_memory", counted)
-    monkeypatch.setattr(transfer_module, "READ_BYTES", 3 * len(CONTENT))
-    transfer = DeviceTransfer(Slabs.allocate(MANIFEST, SIZES, "cpu"), HostSide(), HostSide())
+    transfer.read_parts([SlotPart(Kind.FULL, 1, 0, 128)], take)
+    assert inner == [digest_of(bytes([2]) * 128)]
     for slot in range(4):
-        transfer.write(Kind.FULL, slot, 0, bytes([slot]) * len(CONTENT))
-    made.clear()
-    for slot in (0, 1, 2, 3):
-        assert set(transfer.read(Kind.FULL, slot)) == {slot}
-    assert made == [len(CONTENT)], "each was left before the next read"
-    kept = [transfer.read(Kind.FULL, slot)[1:] for slot in (0, 1, 2, 3)]
-    assert made == [len(CONTENT)] * 3, "the fourth has memory of its own"
-    again = np.frombuffer(kept.pop(1), np.uint8)
-    assert set(transfer.read(Kind.FULL, 3)) == {3}
-    assert set(again) == {1}, "a view of a view still holds its buffer"
-    assert [set(content) for content in kept] == [{0}, {2}, {3}]
+        transfer.digest(Kind.FULL, slot)
+    assert memory.sizes == [LEAVING_BYTES] * 4, "two readers at most at the same time"
 
 
-def test_a_machine_that_pins_no_more_memory_reads_loads_and_writes(
+def test_small_parts_leave_a_card_in_one_run_and_keep_their_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pinned_pieces, "LEAVING_BYTES", 100)
+    side = LoggedSide()
+    transfer = filled_slots(side)
+    parts = [SlotPart(Kind.FULL, slot, 4 * slot, 4 * slot + 60) for slot in (3, 0, 2)]
+    arrived: list[tuple[int, int, bytes]] = []
+    transfer.read_parts(parts, lambda *at: arrived.append((at[0], at[1], bytes(at[2]))))
+    assert arrived == [
+        (0, 0, bytes([3]) * 60),
+        (1, 0, bytes(40)),
+        (1, 40, bytes(20)),
+        (2, 0, bytes([2]) * 60),
+    ]
+    assert side.log == ["1 begins", "2 begins", "1 ends", "2 ends"]
+
+
+def test_a_reader_that_fails_gives_its_pieces_back_when_the_card_has_left_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pinned_pieces, "NUM_PAIRS", 1)
+    monkeypatch.setattr(pinned_pieces, "LEAVING_BYTES", 48)
+    side = LoggedSide()
+    transfer = filled_slots(side)
+
+    def refuse(*_: object) -> None:
+        raise CorruptState("the frame is gone")
+
+    with pytest.raises(CorruptState, match="the frame is gone"):
+        transfer.read_parts([SlotPart(Kind.FULL, 1, 0, 128)], refuse)
+    assert side.log == ["1 begins", "2 begins", "1 ends", "2 ends"]
+    assert transfer.digest(Kind.FULL, 2) == digest_of(bytes([2]) * 128)
+
+
+def test_written_bytes_are_hashed_where_no_writer_can_change_them(transfer: Transfer) -> None:
+    """The writer of lent memory overwrites it as soon as a byte has been copied."""
+    lent, landed = bytearray(CONTENT), list[bytes]()
+
+    def changed(piece: memoryview) -> None:
+        lent[:] = bytes(len(lent))
+        landed.append(bytes(piece))
+
+    transfer.write(Kind.FULL, 1, 0, memoryview(lent), changed)
+    assert b"".join(landed) == CONTENT
+    assert bytes(transfer.read(Kind.FULL, 1)) == CONTENT
+
+
+def test_a_machine_that_pins_no_more_memory_reads_and_writes(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pinned: list[int] = []
-
     def refused(num_bytes: int, *, is_pinned: bool) -> torch.Tensor:
         if not is_pinned:
             return torch.empty(num_bytes, dtype=torch.uint8)
-        pinned.append(num_bytes)
         raise RuntimeError("CUDA error: out of memory")
 
-    monkeypatch.setattr(transfer_module, "_host_memory", refused)
-    buffers = ReadBuffers(8, is_pinned=True)
-    assert [len(buffers.lent()) for _ in range(3)] == [8, 8, 8]
-    assert pinned == [8], "it is not asked again"
+    monkeypatch.setattr(pinned_pieces, "_host_memory", refused)
+    pairs, taken = PinnedPairs(HostSide(), is_pinned=True), list[bytes]()
+    for _ in range(2):
+        pairs.read([torch.arange(8, dtype=torch.uint8)], lambda *at: taken.append(bytes(at[2])))
+    assert taken == [bytes(range(8))] * 2
+    assert caplog.text.count("no pinned memory") == 2, "once for each of two pieces"
     assert len(pinned_or_plain(48, is_pinned=True)) == 48
-    assert caplog.text.count("no pinned memory") == 2
 
 
 def test_what_is_longer_than_the_pinned_memory_is_written_in_pieces(

@@ -34,7 +34,8 @@ from ferryman.wire.codec.handoff import (
 from ferryman.wire.codec.scalars import kind_to_wire
 from ferryman.wire.grpc.rpc import channel
 from ferryman.wire.grpc.status import typed_errors
-from ferryman.wire.handoff.grpc_plane import OutgoingUnit, send_units
+from ferryman.wire.handoff.grpc_plane import send_units
+from ferryman.wire.handoff.outgoing_units import OutgoingUnit
 from ferryman.wire.public import TokenChunk
 from ferryman.wire.v1 import hostcache_pb2, types_pb2
 from ferryman.wire.v1.decode_pb2_grpc import DecodeServiceStub

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from ferryman.cache.manifest import Kind, SectionSpec, StateManifest, lay_out
 from ferryman.cache.rank_runs import RankShares
 from ferryman.handoff.values import Reservation, WantedUnit
-from ferryman.wire.handoff.grpc_plane import OutgoingUnit
 from ferryman.wire.handoff.nixl_agent import NixlAgent, nixl_agent
 from ferryman.wire.handoff.nixl_library import HOST, MemoryRegion
 from ferryman.wire.handoff.nixl_writer import FailedWrites, NixlWriter
+from ferryman.wire.handoff.outgoing_units import OutgoingUnit
 from ferryman.wire.plane_values import NixlGrant, RankSlabs
 
 NUM_BYTES = 8 << 20

@@ -23,11 +23,11 @@ from ferryman.wire.handoff import grpc_plane as data_plane
 from ferryman.wire.handoff.grpc_plane import (
     MAX_FRAME_BYTES,
     Assembly,
-    OutgoingUnit,
     Sent,
     receive_pages,
     send_units,
 )
+from ferryman.wire.handoff.outgoing_units import OutgoingUnit
 from ferryman.wire.v1 import decode_pb2, decode_pb2_grpc, types_pb2
 
 SIZES = {Kind.FULL: 3000, Kind.RECURRENT: 2 * MAX_FRAME_BYTES + 5}

@@ -31,7 +31,7 @@ from ferryman.wire.codec.pieces import WriteHeader, header_to_wire
 from ferryman.wire.grpc.rpc import Context, channel, listening
 from ferryman.wire.grpc.status import typed_errors
 from ferryman.wire.handoff.borrowed_memories import BorrowedMemories
-from ferryman.wire.handoff.grpc_plane import OutgoingUnit, Sent
+from ferryman.wire.handoff.grpc_plane import Sent
 from ferryman.wire.handoff.lent_memory import (
     FRAME_BYTES,
     LENT_BYTES,
@@ -51,6 +51,7 @@ from ferryman.wire.handoff.memory_plane import (
     receive_landed,
     send_units_by_memory,
 )
+from ferryman.wire.handoff.outgoing_units import OutgoingUnit, UnitDigests
 from ferryman.wire.plane_values import GrpcOnly, MemoryGrant, MemoryOffer
 from ferryman.wire.v1 import decode_pb2, decode_pb2_grpc, types_pb2
 
@@ -257,14 +258,14 @@ async def test_a_frame_goes_back_when_its_thread_has_ended_however_often_its_sen
     lending: Lending, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_filling, may_end = threading.Event(), threading.Event()
-    digest = _Landing._digest
+    add = UnitDigests.add
 
-    def slow(landing: _Landing, *of_cut: Any) -> None:
+    def slow(digests: UnitDigests, *of_cut: Any) -> None:
         is_filling.set()
         assert may_end.wait(FAILSAFE_SECONDS)
-        digest(landing, *of_cut)
+        add(digests, *of_cut)
 
-    monkeypatch.setattr(_Landing, "_digest", slow)
+    monkeypatch.setattr(UnitDigests, "add", slow)
     sending = asyncio.ensure_future(lending.send(at_once([filled(PAGE)])))
     assert await asyncio.to_thread(is_filling.wait, FAILSAFE_SECONDS)
     for _ in range(3):

@@ -19,10 +19,10 @@ from ferryman.cache.shards import reshard
 from ferryman.engine.memory.slabs import Slabs, places_of
 from ferryman.engine.tensor_parallel.shared_slabs import ShardedTransfer
 from ferryman.handoff.values import Reservation, UnitDigest, WantedUnit
-from ferryman.wire.handoff.grpc_plane import OutgoingUnit
 from ferryman.wire.handoff.nixl_agent import NixlAgent, nixl_agent
 from ferryman.wire.handoff.nixl_library import has_nixl
 from ferryman.wire.handoff.nixl_writer import GrantMisfit, NixlWriter
+from ferryman.wire.handoff.outgoing_units import OutgoingUnit
 from ferryman.wire.plane_values import NixlGrant, RankSlabs
 from ferryman.worker.planes import NixlSide, rank_slabs
 

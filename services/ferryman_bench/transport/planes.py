@@ -34,13 +34,14 @@ from ferryman.wire.codec.pieces import WriteHeader
 from ferryman.wire.grpc.rpc import channel
 from ferryman.wire.grpc.status import typed_errors
 from ferryman.wire.handoff.borrowed_memories import BorrowedMemories
-from ferryman.wire.handoff.grpc_plane import OutgoingUnit, Sent, send_units
+from ferryman.wire.handoff.grpc_plane import Sent, send_units
 from ferryman.wire.handoff.host_network import ucx_device
 from ferryman.wire.handoff.lent_memory import LENT_BYTES, place_of
 from ferryman.wire.handoff.memory_plane import FrameStore, send_units_by_memory
 from ferryman.wire.handoff.nixl_agent import nixl_agent
 from ferryman.wire.handoff.nixl_library import HOST, MemoryRegion, NixlOptions, WriteRun, has_nixl
 from ferryman.wire.handoff.nixl_writer import NixlWriter
+from ferryman.wire.handoff.outgoing_units import OutgoingUnit
 from ferryman.wire.hostcache.arena import SHARED_MEMORY
 from ferryman.wire.plane_values import GRPC, NIXL, GrpcOnly, MemoryGrant, NixlGrant, RankSlabs
 from ferryman.wire.v1 import decode_pb2_grpc

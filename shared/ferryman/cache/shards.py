@@ -17,7 +17,7 @@ Two workers also move a slot without joining it: from each rank of one to each o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -61,9 +61,17 @@ class ReshardPlan:
 
     def scattered_within(self, begin: int, end: int) -> Iterator[ShardRun]:
         """The runs that the bytes [begin, end) of a whole slot go to."""
-        for run in self.scattered:
-            if run.offset < end and run.end > begin:
-                yield run.clipped(begin, end)
+        return _clipped(self.scattered, begin, end)
+
+    def gathered_within(self, begin: int, end: int) -> Iterator[ShardRun]:
+        """The runs that make up the bytes [begin, end) of a whole slot."""
+        return _clipped(self.gathered, begin, end)
+
+
+def _clipped(runs: Iterable[ShardRun], begin: int, end: int) -> Iterator[ShardRun]:
+    for run in runs:
+        if run.offset < end and run.end > begin:
+            yield run.clipped(begin, end)
 
 
 def over_ranks(whole: StateManifest, of_rank: StateManifest, num_ranks: int) -> StateManifest:

@@ -53,6 +53,15 @@ class SlotHandle(NamedTuple):
     generation: int
 
 
+class SlotPart(NamedTuple):
+    """The bytes [begin, end) of a slot."""
+
+    kind: Kind
+    slot: int
+    begin: int
+    end: int
+
+
 class StaleHandle(Exception):
     """The slot of a handle was allocated again since."""
 

@@ -29,9 +29,10 @@ from ferryman.wire.codec.handoff import (
 from ferryman.wire.codec.pieces import WriteHeader
 from ferryman.wire.grpc.rpc import Channels
 from ferryman.wire.grpc.status import typed_errors
-from ferryman.wire.handoff.grpc_plane import OutgoingUnit, Sent, send_units
+from ferryman.wire.handoff.grpc_plane import Sent, send_units
 from ferryman.wire.handoff.memory_plane import FrameStore, send_units_by_memory
 from ferryman.wire.handoff.nixl_writer import FailedWrites, GrantMisfit, NotMet
+from ferryman.wire.handoff.outgoing_units import AnyUnit
 from ferryman.wire.plane_values import GrpcOnly, MemoryGrant, NixlGrant, Plane, PlaneOffer
 from ferryman.wire.v1 import decode_pb2, decode_pb2_grpc
 from ferryman.wire.values import (
@@ -119,7 +120,7 @@ class DecodeClient:
             await self._stub.Renew(request, timeout=CALL_SECONDS)
 
     async def write(
-        self, reservation: Reservation, batches: AsyncIterator[Sequence[OutgoingUnit]]
+        self, reservation: Reservation, batches: AsyncIterator[Sequence[AnyUnit]]
     ) -> Sent:
         """Writes units as they come, on the plane that decode chose; returns when all have arrived.
 

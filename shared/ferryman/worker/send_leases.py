@@ -22,8 +22,9 @@ from ferryman.handoff.offer import UnitsToSend
 from ferryman.handoff.values import WantedUnit
 from ferryman.runtime.background import next_tick
 from ferryman.schedule.scheduler import Scheduler
-from ferryman.wire.handoff.grpc_plane import OutgoingUnit, Sent
+from ferryman.wire.handoff.grpc_plane import Sent
 from ferryman.wire.handoff.nixl_writer import FailedWrites
+from ferryman.wire.handoff.outgoing_units import AnyUnit, CopiedUnit, OutgoingUnit
 from ferryman.wire.values import StopAnswer, StopOrder
 
 EXPIRY_SECONDS, IDLE_SECONDS = 0.5, 1.0
@@ -217,23 +218,17 @@ class OutgoingUnits:
             self._ready.put_nowait(ready)
         self._ready.put_nowait([])
 
-    async def batches(self) -> AsyncIterator[list[OutgoingUnit]]:
-        """Units as they become ready, until the empty batch that ends them.
-
-        Slots on a card are read in a thread: a batch takes milliseconds.
-        """
+    async def batches(self) -> AsyncIterator[list[AnyUnit]]:
+        """Units as they become ready, until the empty batch that ends them."""
         while batch := await self._ready.get():
-            if self._engine.transfer.is_in_place:
-                yield self._read(batch)
-            else:
-                yield await asyncio.to_thread(self._read, batch)
+            yield [self._outgoing(leased) for leased in batch]
 
-    def _read(self, batch: list[_LeasedUnit]) -> list[OutgoingUnit]:
-        read = self._engine.transfer.read
-        return [
-            OutgoingUnit(leased.unit, read(leased.unit.kind, leased.slot), leased.slot)
-            for leased in batch
-        ]
+    def _outgoing(self, leased: _LeasedUnit) -> AnyUnit:
+        transfer, kind = self._engine.transfer, leased.unit.kind
+        if transfer.is_in_place:
+            return OutgoingUnit(leased.unit, transfer.read(kind, leased.slot), leased.slot)
+        num_bytes = self._engine.manifest.layout(kind).slot_bytes
+        return CopiedUnit(leased.unit, leased.slot, num_bytes, transfer)
 
     def _leased(self, unit: WantedUnit) -> _LeasedUnit:
         engine, (kind, index) = self._engine, unit.name

@@ -25,7 +25,8 @@ from ferryman.runtime.metrics import Metrics
 from ferryman.schedule.request import Request
 from ferryman.wire.codec.handoff import ReserveAnswer
 from ferryman.wire.codec.pieces import Piece, WriteHeader
-from ferryman.wire.handoff.grpc_plane import OutgoingUnit, Sent
+from ferryman.wire.handoff.grpc_plane import Sent
+from ferryman.wire.handoff.outgoing_units import AnyUnit, OutgoingUnit
 from ferryman.wire.nats.subjects import Subjects
 from ferryman.wire.plane_values import GrpcOnly, PlaneOffer
 from ferryman.wire.values import (
@@ -84,7 +85,7 @@ class DirectDecode(DecodeClient):
         self.receiver.table.renew(fence_of(reservation), 0.0)
 
     async def write(
-        self, reservation: Reservation, units: AsyncIterator[Sequence[OutgoingUnit]]
+        self, reservation: Reservation, units: AsyncIterator[Sequence[AnyUnit]]
     ) -> Sent:
         """Notes each unit's bytes when it is offered; they are read when they `arrive`."""
         digest, fence = self.order.manifest_digest, fence_of(reservation)
@@ -92,6 +93,7 @@ class DirectDecode(DecodeClient):
         sent: list[UnitDigest] = []
         async for batch in units:
             for unit in batch:
+                assert isinstance(unit, OutgoingUnit), "stamps lie in host memory"
                 self.offered.append((unit, bytes(unit.content)))
                 await self.arrives.wait()
                 sent.append(write_unit(self.receiver, fence, unit))

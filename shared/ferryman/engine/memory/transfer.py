@@ -6,9 +6,8 @@ outcome; a writer must be the slot's only holder (`cache/slots.py`).
 
 from __future__ import annotations
 
-import logging
 import threading
-import weakref
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -18,11 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ferryman.cache.manifest import Kind
+from ferryman.cache.slots import SlotPart
 from ferryman.engine.memory.copy_stream import PASSED, CopyFence, CopySide
+from ferryman.engine.memory.pinned_pieces import PinnedPairs, TakePiece, pinned_or_plain
 from ferryman.engine.memory.slabs import Slabs
 from ferryman.errors import CorruptState, InvalidRequest
-
-log = logging.getLogger(__name__)
 
 Bytes = NDArray[np.uint8]
 
@@ -30,10 +29,12 @@ DIGEST_BYTES = 16
 # Hashing in one piece is faster, as long as the copied bytes are still in the processor's cache.
 ONE_PIECE_BYTES = 512 * 1024
 PIECE_BYTES = 256 * 1024
-READ_BYTES = 256 << 20
-"""Host memory that reads of one kind's slots keep, or two slots if those are larger."""
 LANDING_BYTES = 4 << 20
-"""Bytes that are written from pinned memory, or stored by it, at once."""
+"""Bytes that are written from pinned memory at once: a frame."""
+
+Landed = Callable[[memoryview], object]
+"""Gets bytes that were written, where no other process can change them; it may use them until it
+returns."""
 
 
 def digest_of(content: bytes | memoryview) -> bytes:
@@ -60,6 +61,22 @@ def _copy_hashed(target: Bytes, source: Bytes, digest: xxhash.xxh3_128) -> None:
         digest.update(piece.data)
 
 
+def ignored(_: memoryview) -> None:
+    """Drops written bytes that nobody hashes."""
+
+
+def stored(transfer: Transfer, kind: Kind, slot: int, arena: memoryview) -> bytes:
+    """Copies a slot into `arena`, of its size, piece by piece; returns the digest."""
+    target, digest = np.frombuffer(arena, np.uint8), xxhash.xxh3_128()
+
+    def take(_: int, offset: int, piece: memoryview) -> None:
+        source = np.frombuffer(piece, np.uint8)
+        _copy_hashed(target[offset : offset + len(source)], source, digest)
+
+    transfer.read_parts([SlotPart(kind, slot, 0, len(target))], take)
+    return digest.digest()
+
+
 class Transfer(Protocol):
     """Device slots as host bytes."""
 
@@ -70,11 +87,24 @@ class Transfer(Protocol):
         ...
 
     def read(self, kind: Kind, slot: int) -> memoryview:
-        """The slot's bytes: in place on the host, a copy from an accelerator."""
+        """The slot's bytes: in place on the host, else a copy in memory of its own."""
         ...
 
-    def write(self, kind: Kind, slot: int, offset: int, content: bytes | memoryview) -> None:
-        """Puts received bytes at `offset` of the slot. Raises InvalidRequest if they do not fit."""
+    def read_parts(self, parts: Sequence[SlotPart], take: TakePiece) -> None:
+        """Passes the bytes of `parts` to `take`, in their order, without memory of a slot's
+        size."""
+        ...
+
+    def write(
+        self,
+        kind: Kind,
+        slot: int,
+        offset: int,
+        content: bytes | memoryview,
+        landed: Landed = ignored,
+    ) -> None:
+        """Puts received bytes at `offset` of the slot, and passes what it wrote to `landed`: the
+        memory of `content` may change meanwhile. Raises InvalidRequest if they do not fit."""
         ...
 
     def digest(self, kind: Kind, slot: int) -> bytes: ...
@@ -105,10 +135,23 @@ class HostTransfer:
     def read(self, kind: Kind, slot: int) -> memoryview:
         return self._slots.bytes_of(kind, slot)
 
-    def write(self, kind: Kind, slot: int, offset: int, content: bytes | memoryview) -> None:
+    def read_parts(self, parts: Sequence[SlotPart], take: TakePiece) -> None:
+        for number, part in enumerate(parts):
+            take(number, 0, self.read(part.kind, part.slot)[part.begin : part.end])
+
+    def write(
+        self,
+        kind: Kind,
+        slot: int,
+        offset: int,
+        content: bytes | memoryview,
+        landed: Landed = ignored,
+    ) -> None:
         target = self._slots.bytes_of(kind, slot)
         check_fits(kind, offset, len(content), len(target))
-        target[offset : offset + len(content)] = content
+        written = target[offset : offset + len(content)]
+        written[:] = content
+        landed(written)
 
     def digest(self, kind: Kind, slot: int) -> bytes:
         return digest_of(self._slots.bytes_of(kind, slot))
@@ -161,7 +204,8 @@ def transfer_of(slabs: Slabs, side: CopySide, own_side: CopySide) -> Transfer:
 
 
 class DeviceTransfer:
-    """Each call waits for its copy, except loads: they end with the fence of their run.
+    """Each call waits for its copies, except loads: they end with the fence of their run. No call
+    takes memory of a slot's size but `read`.
 
     All others run on a stream of their own, during steps and loads: the step that wrote a slot is
     over when it is read. Load from one thread only.
@@ -173,21 +217,27 @@ class DeviceTransfer:
         self._slabs = slabs
         self._staging = Staging(slabs, side)
         self._own_side = own_side
-        self._leaving = LeavingPieces(own_side, self._staging.is_pinned)
-        self._storing, self._writing = threading.Lock(), threading.Lock()
-        self._reads = {
-            kind: ReadBuffers(tensor.shape[1], tensor.is_cuda)
-            for kind, tensor in slabs.tensors.items()
-        }
+        self._leaving = PinnedPairs(own_side, is_pinned=self._staging.is_pinned)
+        self._writing = threading.Lock()
         self._landing = torch.empty(0, dtype=torch.uint8)
 
     def read(self, kind: Kind, slot: int) -> memoryview:
-        source = self._slot(kind, slot)
-        content = self._reads[kind].lent()
-        self._copy(torch.from_numpy(content), source)
+        content = np.empty(self._slot(kind, slot).numel(), np.uint8)
+        stored(self, kind, slot, content.data)
         return content.data
 
-    def write(self, kind: Kind, slot: int, offset: int, content: bytes | memoryview) -> None:
+    def read_parts(self, parts: Sequence[SlotPart], take: TakePiece) -> None:
+        sources = [self._slot(part.kind, part.slot)[part.begin : part.end] for part in parts]
+        self._leaving.read(sources, take)
+
+    def write(
+        self,
+        kind: Kind,
+        slot: int,
+        offset: int,
+        content: bytes | memoryview,
+        landed: Landed = ignored,
+    ) -> None:
         target = self._slot(kind, slot)
         check_fits(kind, offset, len(content), target.numel())
         target = target[offset : offset + len(content)]
@@ -197,17 +247,30 @@ class DeviceTransfer:
                 self._landing = pinned_or_plain(LANDING_BYTES, is_pinned=target.is_cuda)
             for begin in range(0, len(arrived), LANDING_BYTES):
                 piece = arrived[begin : begin + LANDING_BYTES]
-                np.copyto(self._landing[: len(piece)].numpy(), piece)
-                self._copy(target[begin : begin + len(piece)], self._landing[: len(piece)])
+                self._land(target[begin : begin + len(piece)], piece, landed)
+
+    def _land(self, target: Tensor, arrived: Bytes, landed: Landed) -> None:
+        """The copy into pinned memory is the one protection against a writer that changes lent
+        memory: the card and `landed` get the same bytes, at the same time."""
+        piece = self._landing[: len(arrived)]
+        np.copyto(piece.numpy(), arrived)
+        with self._own_side.entered():
+            run = self._own_side.begin()
+            target.copy_(piece, non_blocking=True)
+            fence = run.end()
+        try:
+            landed(piece.numpy().data)
+        finally:
+            fence.finish()
 
     def digest(self, kind: Kind, slot: int) -> bytes:
-        return digest_of(self.read(kind, slot))
+        digest, source = xxhash.xxh3_128(), self._slot(kind, slot)
+        self._leaving.read([source], lambda _number, _offset, piece: digest.update(piece))
+        return digest.digest()
 
     def store_unit(self, kind: Kind, slot: int, arena: memoryview) -> bytes:
-        source = self._slot(kind, slot)
-        check_size(kind, len(arena), source.numel())
-        with self._storing:
-            return self._leaving.copied(arena, source)
+        check_size(kind, len(arena), self._slot(kind, slot).numel())
+        return stored(self, kind, slot, arena)
 
     def load_unit(self, kind: Kind, slot: int, arena: memoryview, digest: bytes) -> None:
         """Verified in pinned memory: bytes with another digest never leave the host."""
@@ -218,109 +281,11 @@ class DeviceTransfer:
         target.copy_(staged, non_blocking=True)
         self._staging.sent()
 
-    def _copy(self, target: Tensor, source: Tensor) -> None:
-        with self._own_side.entered():
-            run = self._own_side.begin()
-            target.copy_(source, non_blocking=True)
-            run.end().finish()
-
     def _slot(self, kind: Kind, slot: int) -> Tensor:
         slab = self._slabs.tensors[kind]
         if not 0 <= slot < slab.shape[0]:
             raise IndexError(f"the {kind} slab has no slot {slot} of {slab.shape[0]}")
         return slab[slot]
-
-
-class ReadBuffers:
-    """Memory of the host for the bytes of slots, which a card fills by itself.
-
-    A buffer comes back when nothing holds its bytes any more. One that nobody has is lent again;
-    beyond READ_BYTES of them a read has memory of its own, which is slower to fill.
-    """
-
-    def __init__(self, num_bytes: int, is_pinned: bool) -> None:
-        self._num_bytes, self._is_pinned = num_bytes, is_pinned
-        self._free: list[Tensor] = []
-        self._num_left = max(2, READ_BYTES // max(1, num_bytes))
-        self._counting = threading.Lock()
-
-    def lent(self) -> NDArray[np.uint8]:
-        with self._counting:
-            if self._free:
-                buffer = self._free.pop()
-            elif self._num_left and (taken := self._taken()) is not None:
-                buffer = taken
-            else:
-                return np.empty(self._num_bytes, np.uint8)
-        # Every view of the bytes holds the array, so its end is that of the last reader.
-        content: NDArray[np.uint8] = buffer.numpy().view()
-        weakref.finalize(content, self._free.append, buffer)
-        return content
-
-    def _taken(self) -> Tensor | None:
-        """One buffer more; None from when on the machine pins no more memory."""
-        try:
-            buffer = _host_memory(self._num_bytes, is_pinned=self._is_pinned)
-        except RuntimeError as error:
-            _say_unpinned(self._num_bytes, error)
-            self._num_left = 0
-            return None
-        self._num_left -= 1
-        return buffer
-
-
-def pinned_or_plain(num_bytes: int, *, is_pinned: bool) -> Tensor:
-    """Memory of the host, not pinned if the machine pins no more: copies are slower then."""
-    try:
-        return _host_memory(num_bytes, is_pinned=is_pinned)
-    except RuntimeError as error:
-        _say_unpinned(num_bytes, error)
-        return _host_memory(num_bytes, is_pinned=False)
-
-
-def _say_unpinned(num_bytes: int, error: RuntimeError) -> None:
-    log.warning("no pinned memory of %d bytes, so copies are slower: %s", num_bytes, error)
-
-
-def _host_memory(num_bytes: int, *, is_pinned: bool) -> Tensor:
-    return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=is_pinned)
-
-
-class LeavingPieces:
-    """Two pieces of pinned memory, through which a slot leaves a card for the arena: one is copied
-    on and hashed while the card fills the other.
-
-    The arena itself is not pinned. That would take 0.4 s a GB, in which a process can map no
-    memory, and all of the arena's memory before any of it is used (H200's host).
-    """
-
-    def __init__(self, side: CopySide, is_pinned: bool) -> None:
-        self._side, self._is_pinned = side, is_pinned
-        self._pieces: list[Tensor] = []
-
-    def copied(self, arena: memoryview, source: Tensor) -> bytes:
-        """Copies all of `source`, a slot's bytes; returns their digest. One caller at a time."""
-        if not self._pieces:
-            self._pieces = [
-                pinned_or_plain(LANDING_BYTES, is_pinned=self._is_pinned) for _ in range(2)
-            ]
-        target, digest = np.frombuffer(arena, np.uint8), xxhash.xxh3_128()
-        parts = source.split(LANDING_BYTES)  # type: ignore[no-untyped-call]
-        filling = self._fill(0, parts[0])
-        for number, part in enumerate(parts):
-            begin, end = number * LANDING_BYTES, number * LANDING_BYTES + len(part)
-            filled, piece = filling, self._pieces[number % 2]
-            if number + 1 < len(parts):
-                filling = self._fill(number + 1, parts[number + 1])
-            filled.finish()
-            _copy_hashed(target[begin:end], piece.numpy()[: len(part)], digest)
-        return digest.digest()
-
-    def _fill(self, number: int, part: Tensor) -> CopyFence:
-        with self._side.entered():
-            run = self._side.begin()
-            self._pieces[number % 2][: len(part)].copy_(part, non_blocking=True)
-            return run.end()
 
 
 class Staging:

@@ -14,23 +14,31 @@ import json
 import mmap
 import os
 import pickle
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler, recv_handle, send_handle
 
+import numpy as np
 import torch
 import torch.multiprocessing  # teaches ForkingPickler what a tensor on a card is
 from torch import Tensor
 
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.shards import ReshardPlan, ShardRun
+from ferryman.cache.slots import SlotPart
+from ferryman.engine.memory.pinned_pieces import LEAVING_BYTES, TakePiece
 from ferryman.engine.memory.slabs import Slab, Slabs, fill_slab
 from ferryman.engine.memory.transfer import (
+    LANDING_BYTES,
+    Landed,
     check_digest,
     check_fits,
     check_size,
     copied,
     digest_of,
+    ignored,
+    stored,
 )
 
 
@@ -96,16 +104,42 @@ class ShardedTransfer:
     ) -> None:
         self._recuts = recuts
         self._slabs = slabs
+        self._writing = threading.Lock()
+        self._landing = torch.empty(0, dtype=torch.uint8)
 
     def read(self, kind: Kind, slot: int) -> memoryview:
         """A copy of the slot's bytes; zero if the layout has none."""
         return memoryview(self._gathered(kind, slot).numpy().data)
 
-    def write(self, kind: Kind, slot: int, offset: int, content: bytes | memoryview) -> None:
+    def read_parts(self, parts: Sequence[SlotPart], take: TakePiece) -> None:
+        piece = torch.empty(LEAVING_BYTES, dtype=torch.uint8)
+        for number, part in enumerate(parts):
+            for begin in range(part.begin, part.end, LEAVING_BYTES):
+                content = piece[: min(LEAVING_BYTES, part.end - begin)].zero_()
+                self._gather(part.kind, part.slot, begin, content)
+                take(number, begin - part.begin, memoryview(content.numpy().data))
+
+    def write(
+        self,
+        kind: Kind,
+        slot: int,
+        offset: int,
+        content: bytes | memoryview,
+        landed: Landed = ignored,
+    ) -> None:
         cut, shares = self._recuts[kind], self._shares(kind, slot)
         check_fits(kind, offset, len(content), cut.slot_bytes)
-        runs = cut.scattered_within(offset, offset + len(content))
-        _scatter(shares, runs, torch.frombuffer(bytearray(content), dtype=torch.uint8), offset)
+        arrived = np.frombuffer(content, np.uint8)
+        with self._writing:
+            if not len(self._landing):
+                self._landing = torch.empty(LANDING_BYTES, dtype=torch.uint8)
+            for begin in range(0, len(arrived), LANDING_BYTES):
+                # A copy, because a writer may change lent memory between the ranks and the digest.
+                piece = self._landing[: len(arrived) - begin]
+                np.copyto(piece.numpy(), arrived[begin : begin + len(piece)])
+                at = offset + begin
+                _scatter(shares, cut.scattered_within(at, at + len(piece)), piece, at)
+                landed(memoryview(piece.numpy().data))
 
     def digest(self, kind: Kind, slot: int) -> bytes:
         """The digest of the slot's bytes. If another rank keeps other bytes than the first one
@@ -118,7 +152,7 @@ class ShardedTransfer:
 
     def store_unit(self, kind: Kind, slot: int, arena: memoryview) -> bytes:
         check_size(kind, len(arena), self._recuts[kind].slot_bytes)
-        return copied(arena, self.read(kind, slot))
+        return stored(self, kind, slot, arena)
 
     def load_unit(self, kind: Kind, slot: int, arena: memoryview, digest: bytes) -> None:
         """Verified in private memory: bytes with another digest never reach a slot."""
@@ -129,11 +163,15 @@ class ShardedTransfer:
         _scatter(shares, cut.scattered, arrived, 0)
 
     def _gathered(self, kind: Kind, slot: int) -> Tensor:
-        cut, shares = self._recuts[kind], self._shares(kind, slot)
-        whole = torch.zeros(cut.slot_bytes, dtype=torch.uint8)
-        for run in cut.gathered:
-            whole[run.offset : run.end].copy_(_part(shares, run))
+        whole = torch.zeros(self._recuts[kind].slot_bytes, dtype=torch.uint8)
+        self._gather(kind, slot, 0, whole)
         return whole
+
+    def _gather(self, kind: Kind, slot: int, begin: int, content: Tensor) -> None:
+        """Fills `content` with the slot's bytes from `begin` on; padding is left alone."""
+        shares = self._shares(kind, slot)
+        for run in self._recuts[kind].gathered_within(begin, begin + len(content)):
+            content[run.offset - begin : run.end - begin].copy_(_part(shares, run))
 
     def _shares(self, kind: Kind, slot: int) -> list[Tensor]:
         """The slot's bytes at each rank."""

@@ -14,12 +14,13 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import grpc.aio
-import xxhash
 
 from ferryman.cache.manifest import Kind
+from ferryman.cancellation import finished_in_thread
 from ferryman.errors import CorruptState, InvalidRequest, Unreachable
 from ferryman.handoff.effects import WriteFence, fence_of
 from ferryman.handoff.values import Reservation, UnitDigest, UnitName, WantedUnit
@@ -31,6 +32,14 @@ from ferryman.wire.codec.pieces import (
     piece_from_wire,
     piece_to_wire,
 )
+from ferryman.wire.handoff.outgoing_units import (
+    AnyUnit,
+    UnitCut,
+    UnitDigests,
+    frames_of,
+    must_copy,
+    read_cuts,
+)
 from ferryman.wire.v1 import decode_pb2, decode_pb2_grpc
 
 MAX_FRAME_BYTES = 1 << 20
@@ -38,18 +47,6 @@ ASK_SECONDS = 2.0
 LOST_STATUS = "Internal error from Core"
 
 WriteCall = grpc.aio.StreamUnaryCall[decode_pb2.WritePagesRequest, decode_pb2.WritePagesResponse]
-
-
-@dataclass(frozen=True, slots=True)
-class OutgoingUnit:
-    """A wanted unit and its bytes, which must not change until decode has answered.
-
-    `slot` is the writer's slot that holds them; NIXL reads them there.
-    """
-
-    unit: WantedUnit
-    content: memoryview
-    slot: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +63,7 @@ async def send_units(
     reservation: Reservation,
     request_id: str,
     manifest_digest: str,
-    batches: AsyncIterator[Sequence[OutgoingUnit]],
+    batches: AsyncIterator[Sequence[AnyUnit]],
 ) -> Sent:
     """Writes units as they come, batch by batch; returns when decode has them all.
 
@@ -89,7 +86,7 @@ async def send_units(
         raise
     if answer.bytes_received != ledger.num_bytes:
         raise CorruptState(f"{ledger.num_bytes} bytes were sent, {answer.bytes_received} arrived")
-    return Sent(tuple(ledger.digests), ledger.num_bytes)
+    return Sent(tuple(ledger.hashers.digests), ledger.num_bytes)
 
 
 async def _write(
@@ -117,30 +114,33 @@ async def ask_what_became_of(stub: decode_pb2_grpc.DecodeServiceStub, fence: Wri
 
 @dataclass(slots=True)
 class _Ledger:
-    digests: list[UnitDigest] = field(default_factory=list)
+    hashers: UnitDigests = field(default_factory=UnitDigests)
     num_bytes: int = 0
 
 
 async def _frames(
-    batches: AsyncIterator[Sequence[OutgoingUnit]], ledger: _Ledger
+    batches: AsyncIterator[Sequence[AnyUnit]], ledger: _Ledger
 ) -> AsyncGenerator[decode_pb2.WritePagesRequest, None]:
-    """Frames as full as they can be without waiting for the next batch."""
+    """Slots that are read by copying are read in a thread, one frame at a time."""
     async for batch in batches:
-        frame, room = decode_pb2.WritePagesRequest(), MAX_FRAME_BYTES
-        for unit in batch:
-            hasher, content, offset = xxhash.xxh3_128(), unit.content.cast("B"), 0
-            while offset < len(content):
-                part = content[offset : offset + room]
-                hasher.update(part)
-                frame.pieces.append(piece_to_wire(Piece(unit.unit, offset, bytes(part))))
-                offset, room = offset + len(part), room - len(part)
-                if room == 0:
-                    yield frame
-                    frame, room = decode_pb2.WritePagesRequest(), MAX_FRAME_BYTES
-            ledger.digests.append(UnitDigest(unit.unit.kind, unit.unit.index, hasher.digest()))
-            ledger.num_bytes += len(content)
-        if frame.pieces:
+        for cuts in frames_of(batch, MAX_FRAME_BYTES):
+            frame = decode_pb2.WritePagesRequest()
+            filling = partial(_fill, frame, cuts, ledger)
+            if must_copy(cuts):
+                await finished_in_thread(filling)
+            else:
+                filling()
             yield frame
+
+
+def _fill(frame: decode_pb2.WritePagesRequest, cuts: Sequence[UnitCut], ledger: _Ledger) -> None:
+    def take(cut: UnitCut, offset: int, content: memoryview) -> None:
+        ledger.hashers.add(cut, offset, content)
+        ledger.num_bytes += len(content)
+        piece = Piece(cut.unit.unit, cut.offset + offset, content)
+        frame.pieces.append(piece_to_wire(piece))
+
+    read_cuts(cuts, take)
 
 
 class PageSink(Protocol):

@@ -19,13 +19,12 @@ from functools import partial
 
 import grpc.aio
 import numpy as np
-import xxhash
 
 from ferryman.cache.manifest import Kind
-from ferryman.cancellation import ended
+from ferryman.cancellation import ended, finished_in_thread
 from ferryman.errors import CorruptState, InvalidRequest, Unreachable
 from ferryman.handoff.effects import fence_of
-from ferryman.handoff.values import Reservation, UnitDigest
+from ferryman.handoff.values import Reservation
 from ferryman.wire.codec.pieces import (
     LandedRun,
     WriteHeader,
@@ -37,12 +36,18 @@ from ferryman.wire.codec.pieces import (
 from ferryman.wire.handoff.grpc_plane import (
     LOST_STATUS,
     Assembly,
-    OutgoingUnit,
     PageSink,
     Sent,
     ask_what_became_of,
 )
 from ferryman.wire.handoff.lent_memory import FRAME_BYTES, BorrowedMemory
+from ferryman.wire.handoff.outgoing_units import (
+    AnyUnit,
+    UnitCut,
+    UnitDigests,
+    frames_of,
+    read_cuts,
+)
 from ferryman.wire.plane_values import MEMORY
 from ferryman.wire.v1 import decode_pb2, decode_pb2_grpc
 
@@ -74,7 +79,7 @@ async def send_units_by_memory(
     stub: decode_pb2_grpc.DecodeServiceStub,
     reservation: Reservation,
     header: WriteHeader,
-    batches: AsyncIterator[Sequence[OutgoingUnit]],
+    batches: AsyncIterator[Sequence[AnyUnit]],
     store: FrameStore,
 ) -> Sent:
     """Writes units as they come, batch by batch; returns when decode has copied them all.
@@ -103,21 +108,7 @@ async def send_units_by_memory(
             answers.exception()  # it was raised above, or another error was first
     if num_copied != landing.num_bytes:
         raise CorruptState(f"{landing.num_bytes} bytes were lent, {num_copied} were copied")
-    return Sent(tuple(landing.digests), landing.num_bytes, MEMORY)
-
-
-@dataclass(slots=True)
-class _Cut:
-    """A part of a unit, for the frame at whose place it lies."""
-
-    unit: OutgoingUnit
-    offset: int
-    num_bytes: int
-    place: int
-
-    @property
-    def is_whole(self) -> bool:
-        return self.num_bytes == len(self.unit.content)
+    return Sent(tuple(landing.hashers.digests), landing.num_bytes, MEMORY)
 
 
 @dataclass(slots=True)
@@ -126,27 +117,26 @@ class _Landing:
 
     call: LandCall
     store: FrameStore
-    digests: list[UnitDigest] = field(default_factory=list)
+    hashers: UnitDigests = field(default_factory=UnitDigests)
     num_bytes: int = 0
     _under_way: deque[int] = field(default_factory=deque)
-    _hashers: dict[int, xxhash.xxh3_128] = field(default_factory=dict)
     _sending: asyncio.Future[None] | None = None
 
     async def write(
         self,
         header: WriteHeader,
-        batches: AsyncIterator[Sequence[OutgoingUnit]],
+        batches: AsyncIterator[Sequence[AnyUnit]],
         answers: asyncio.Future[int],
     ) -> None:
         """Returns early once decode has ended the stream: `answers` has its reason."""
         key = self.store.memory.key
         await self._send(decode_pb2.LandPagesRequest(header=header_to_wire(header), key=key))
         async for batch in batches:
-            for cuts in _frames(batch):
+            for cuts in frames_of(batch, FRAME_BYTES):
                 place = await self._place(answers)
                 if place is None:
                     return
-                await _finished(partial(self._fill, cuts, place))
+                await finished_in_thread(partial(self._fill, cuts, place))
                 self.num_bytes += sum(cut.num_bytes for cut in cuts)
                 runs = [run_to_wire(run) for run in _runs(cuts, place)]
                 await self._send(decode_pb2.LandPagesRequest(pieces=runs))
@@ -177,27 +167,17 @@ class _Landing:
                 taking.cancel()
         return None if answers.done() else self._under_way[-1]
 
-    def _fill(self, cuts: Sequence[_Cut], place: int) -> None:
-        """Runs in a thread, which waits for memory and not for the interpreter."""
+    def _fill(self, cuts: Sequence[UnitCut], place: int) -> None:
+        """Runs in a thread, which waits for memory, or a card, and not for the interpreter."""
         frame = np.frombuffer(self.store.memory.content, np.uint8)[place:]
-        for cut in cuts:
-            content = np.frombuffer(cut.unit.content, np.uint8)
-            part = content[cut.offset : cut.offset + cut.num_bytes]
-            np.copyto(frame[cut.place : cut.place + cut.num_bytes], part)
-            # Behind the copy, which brought these bytes near the processor.
-            self._digest(cut, part.data)
 
-    def _digest(self, cut: _Cut, part: memoryview) -> None:
-        unit = cut.unit.unit
-        if cut.is_whole:
-            digest = xxhash.xxh3_128_digest(part)
-        else:
-            hasher = self._hashers.setdefault(id(cut.unit), xxhash.xxh3_128())
-            hasher.update(part)
-            if cut.offset + cut.num_bytes < len(cut.unit.content):
-                return
-            digest = self._hashers.pop(id(cut.unit)).digest()
-        self.digests.append(UnitDigest(unit.kind, unit.index, digest))
+        def take(cut: UnitCut, offset: int, piece: memoryview) -> None:
+            begin = cut.place + offset
+            np.copyto(frame[begin : begin + len(piece)], np.frombuffer(piece, np.uint8))
+            # Behind the copy, which brought these bytes near the processor.
+            self.hashers.add(cut, offset, piece)
+
+        read_cuts(cuts, take)
 
     async def hear(self) -> int:
         """Gives frames back as decode has copied them; returns the bytes that it counted."""
@@ -222,32 +202,7 @@ class _Landing:
                 self.store.give_back(self._under_way.popleft())
 
 
-async def _finished(job: Callable[[], None]) -> None:
-    """Runs a job in a thread; ends when the job has, however often the caller is cancelled."""
-    running = asyncio.ensure_future(asyncio.to_thread(job))
-    try:
-        await asyncio.shield(running)
-    finally:
-        await ended(running)
-
-
-def _frames(batch: Sequence[OutgoingUnit]) -> Iterator[list[_Cut]]:
-    """The cuts of each frame: as full as they can be without waiting for the next batch."""
-    cuts, used = list[_Cut](), 0
-    for unit in batch:
-        offset, size = 0, len(unit.content)
-        while offset < size:
-            part = min(size - offset, FRAME_BYTES - used)
-            cuts.append(_Cut(unit, offset, part, used))
-            offset, used = offset + part, used + part
-            if used == FRAME_BYTES:
-                yield cuts
-                cuts, used = [], 0
-    if cuts:
-        yield cuts
-
-
-def _runs(cuts: Sequence[_Cut], place: int) -> Iterator[LandedRun]:
+def _runs(cuts: Sequence[UnitCut], place: int) -> Iterator[LandedRun]:
     """Whole units that follow each other become one run."""
     run: LandedRun | None = None
     size = 0

@@ -18,7 +18,6 @@ from itertools import groupby
 from typing import Any
 
 import numpy as np
-import xxhash
 from google.protobuf.message import DecodeError
 
 from ferryman.cache.rank_runs import RankShares
@@ -26,9 +25,10 @@ from ferryman.errors import FerrymanError, Unavailable, Unreachable
 from ferryman.handoff.effects import WriteFence, fence_of
 from ferryman.handoff.values import PageRange, Reservation, UnitDigest, UnitName, ranges_of
 from ferryman.wire.codec.handoff import range_from_wire, range_to_wire
-from ferryman.wire.handoff.grpc_plane import OutgoingUnit, Sent
+from ferryman.wire.handoff.grpc_plane import Sent
 from ferryman.wire.handoff.nixl_agent import NixlAgent
 from ferryman.wire.handoff.nixl_library import RunTable, merged_runs
+from ferryman.wire.handoff.outgoing_units import AnyUnit
 from ferryman.wire.handoff.slot_runs import SlotRuns
 from ferryman.wire.plane_values import NIXL, NixlGrant, RankSlabs
 from ferryman.wire.v1 import decode_pb2
@@ -85,7 +85,7 @@ class NixlWriter:
         self,
         grant: NixlGrant,
         reservation: Reservation,
-        batches: AsyncIterator[Sequence[OutgoingUnit]],
+        batches: AsyncIterator[Sequence[AnyUnit]],
     ) -> Sent:
         """Writes units as they come; returns when all have landed.
 
@@ -171,18 +171,18 @@ class _Sending:
         self._digests: list[asyncio.Future[list[UnitDigest]]] = []
         self._num_bytes = 0
 
-    def write(self, batch: Sequence[OutgoingUnit]) -> None:
+    def write(self, batch: Sequence[AnyUnit]) -> None:
         for units in _parts(batch):
             writing = self._agent.write(self._target.peer, self._runs_of(units))
             landed = asyncio.wrap_future(writing)
             self._digests.append(asyncio.wrap_future(self._digester.submit(_digests_of, units)))
             landed.add_done_callback(partial(self._tell, units))
             self._writes.append(landed)
-            num_bytes = sum(len(unit.content) for unit in units)
+            num_bytes = sum(unit.num_bytes for unit in units)
             self._num_bytes += num_bytes
             self._largest_bytes = max(self._largest_bytes, num_bytes)
 
-    def _runs_of(self, units: Sequence[OutgoingUnit]) -> RunTable:
+    def _runs_of(self, units: Sequence[AnyUnit]) -> RunTable:
         tables = []
         for kind, same_kind in groupby(units, key=lambda unit: unit.unit.kind):
             pairs = [(unit.slot, self._target.slots[unit.unit.name]) for unit in same_kind]
@@ -190,7 +190,7 @@ class _Sending:
             tables.append(self._runs.between(kind, here, there))
         return merged_runs(np.concatenate(tables))
 
-    def _tell(self, units: Sequence[OutgoingUnit], landed: asyncio.Future[None]) -> None:
+    def _tell(self, units: Sequence[AnyUnit], landed: asyncio.Future[None]) -> None:
         """Reports these units to decode, which may verify them while others are being written."""
         if landed.exception() is None:
             ranges = ranges_of(unit.unit.name for unit in units)
@@ -221,13 +221,13 @@ class _Sending:
         return Sent(digests, self._num_bytes, NIXL)
 
 
-def _parts(batch: Sequence[OutgoingUnit]) -> Iterator[tuple[OutgoingUnit, ...]]:
+def _parts(batch: Sequence[AnyUnit]) -> Iterator[tuple[AnyUnit, ...]]:
     """Consecutive units of about PART_BYTES together; a unit is never divided."""
-    part: list[OutgoingUnit] = []
+    part: list[AnyUnit] = []
     num_bytes = 0
     for unit in batch:
         part.append(unit)
-        num_bytes += len(unit.content)
+        num_bytes += unit.num_bytes
         if num_bytes >= PART_BYTES:
             yield tuple(part)
             part, num_bytes = [], 0
@@ -235,11 +235,8 @@ def _parts(batch: Sequence[OutgoingUnit]) -> Iterator[tuple[OutgoingUnit, ...]]:
         yield tuple(part)
 
 
-def _digests_of(units: Sequence[OutgoingUnit]) -> list[UnitDigest]:
-    return [
-        UnitDigest(unit.unit.kind, unit.unit.index, xxhash.xxh3_128_digest(unit.content))
-        for unit in units
-    ]
+def _digests_of(units: Sequence[AnyUnit]) -> list[UnitDigest]:
+    return [UnitDigest(unit.unit.kind, unit.unit.index, unit.digest()) for unit in units]
 
 
 def landed_to_bytes(fence: WriteFence, units: Sequence[PageRange]) -> bytes:
