@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from tests.harness.pair import MANIFEST, pair_of_workers, request
 
-from ferryman.cache.manifest import Kind, StateManifest, manifest_to_json
+from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.errors import ManifestMismatch
 
 
@@ -49,7 +49,7 @@ async def test_a_prefill_worker_whose_state_differs_is_refused_with_both_values(
     other, words = OTHERS[what]
     async with pair_of_workers() as pair:
         wish = pair.wish(request("r1", [1] * 13))
-        theirs = replace(wish, manifest_digest=other.digest, manifest_json=manifest_to_json(other))
+        theirs = replace(wish, manifest_digest=other.digest, manifest_json=other.text)
         with pytest.raises(ManifestMismatch, match=words):
             await pair.reserve(theirs)
         assert not pair.decode.leased()

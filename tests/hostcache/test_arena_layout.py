@@ -11,7 +11,7 @@ from tests.hostcache.attached import load, prompt_of, read_all, worker_at
 from tests.tiers.state_shapes import chain, manifest_of
 from tests.waiting import until
 
-from ferryman.cache.manifest import Kind, StateManifest, manifest_to_json
+from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.errors import ManifestMismatch, Stale
 from ferryman.tiers.values import WorkerLife
 from ferryman.wire.grpc.status import typed_errors
@@ -35,7 +35,7 @@ async def attached(
             worker_id=worker_id,
             worker_epoch=1,
             manifest_digest=manifest.digest,
-            manifest_json=manifest_to_json(manifest),
+            manifest_json=manifest.text,
         )
         with typed_errors():
             answer: pb.AttachResponse = await HostCacheServiceStub(to_host).Attach(asked)

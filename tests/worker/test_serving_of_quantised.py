@@ -21,7 +21,6 @@ from tests.native import native_config, save_native
 from tests.quantised_folders import RECIPES, save_int8_twin, save_quantised
 from tests.tool_recipes import TOOL_RECIPES
 
-from ferryman.cache.manifest import manifest_to_json
 from ferryman.errors import ManifestMismatch
 from ferryman.llm import Completion
 from ferryman.schedule.request import SamplingParams
@@ -155,7 +154,7 @@ async def test_workers_of_which_one_quantises_refuse_each_other(
         theirs = replace(
             pair.wish(request_of(pair, "by-decode", PROMPT, GREEDY)),
             manifest_digest=prefills_own.digest,
-            manifest_json=manifest_to_json(prefills_own),
+            manifest_json=prefills_own.text,
         )
         with pytest.raises(ManifestMismatch, match=words):
             await pair.reserve(theirs)

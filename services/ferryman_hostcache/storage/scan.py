@@ -14,7 +14,7 @@ from functools import partial
 
 import xxhash
 
-from ferryman.cache.manifest import StateManifest, manifest_from_json, manifest_to_json
+from ferryman.cache.manifest import StateManifest, manifest_from_json
 from ferryman.security.cluster_key import MacKey
 from ferryman.tiers.extents import HEAD_BYTES
 from ferryman.tiers.storage import StorageStore
@@ -114,7 +114,7 @@ def _remove(blobs: BlobStore, name: str) -> None:
 
 def write_manifest(blobs: BlobStore, manifest: StateManifest) -> None:
     """Stores the manifest for the next life. Raises OSError."""
-    text = manifest_to_json(manifest).encode()
+    text = manifest.text.encode()
     part = BlobPart(0, memoryview(text), xxhash.xxh3_128_digest(text))
     blobs.put(MANIFEST_NAME, len(text), [part])
 

@@ -234,6 +234,11 @@ class StateManifest:
         canonical = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
         return hashlib.blake2b(canonical.encode(), digest_size=16).hexdigest()
 
+    @cached_property
+    def text(self) -> str:
+        """The manifest as JSON, which each hand-off carries; `manifest_from_json` reads it back."""
+        return json.dumps(asdict(self), sort_keys=True)
+
     def differences(self, other: StateManifest) -> tuple[str, ...]:
         """The reasons why state of `other` cannot be used here, one line each; empty if it can."""
         names = ("fingerprint", "page_size", "scan_chunk", "window_len", "arithmetic", "kinds")
@@ -263,13 +268,8 @@ def _differing(here: Section, there: Section) -> str:
     return ", ".join(f"{n} {mine[n]} here, {theirs[n]} there" for n in mine if mine[n] != theirs[n])
 
 
-def manifest_to_json(manifest: StateManifest) -> str:
-    """The manifest as JSON text; `manifest_from_json` reads it back."""
-    return json.dumps(asdict(manifest), sort_keys=True)
-
-
 def manifest_from_json(text: str) -> StateManifest:
-    """Inverse of `manifest_to_json`; raises ValueError or KeyError when the text is no manifest."""
+    """Inverse of `StateManifest.text`; raises ValueError or KeyError if the text is no manifest."""
     raw = json.loads(text)
     layouts = tuple(
         KindLayout(

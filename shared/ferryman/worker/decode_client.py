@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
-from ferryman.cache.manifest import StateManifest, manifest_to_json
+from ferryman.cache.manifest import StateManifest
 from ferryman.errors import (
     CorruptState,
     FerrymanError,
@@ -96,7 +96,7 @@ class DecodeClient:
             router_id=order.router_id,
             request=order.request,
             manifest_digest=self._manifest.digest,
-            manifest_json=manifest_to_json(self._manifest),
+            manifest_json=self._manifest.text,
             offer=offer,
             signature=order.signature,
             drawn_token_id=self._drawn_token_id,

@@ -16,7 +16,7 @@ from typing import Any
 import grpc.aio
 
 from ferryman.cache.keys import PageKey
-from ferryman.cache.manifest import StateManifest, manifest_to_json
+from ferryman.cache.manifest import StateManifest
 from ferryman.errors import (
     DeadlineExceeded,
     FerrymanError,
@@ -241,7 +241,7 @@ class HostAttachment:
             worker_id=self._options.worker_id,
             worker_epoch=self._options.worker_epoch,
             manifest_digest=self._manifest.digest,
-            manifest_json=manifest_to_json(self._manifest),
+            manifest_json=self._manifest.text,
         )
         with typed_errors():
             answer = await self.stub.Attach(request, timeout=ATTACH_SECONDS)
