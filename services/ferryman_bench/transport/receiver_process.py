@@ -48,6 +48,7 @@ class ReceiverSite(decode_pb2_grpc.DecodeServiceServicer):
         self.slab = np.zeros(num_units * unit_bytes, np.uint8)
         self._content = memoryview(self.slab.data)
         self._digests: dict[str, dict[int, bytes]] = {}
+        self._hashers: dict[int, xxhash.xxh3_128] = {}
         self._pending: list[asyncio.Task[None]] = []
 
     def begin(self, header: WriteHeader) -> None:
@@ -55,10 +56,15 @@ class ReceiverSite(decode_pb2_grpc.DecodeServiceServicer):
 
     def write(self, fence: WriteFence, piece: Piece) -> None:
         at = piece.unit.index * self._unit_bytes + piece.offset
-        self._content[at : at + len(piece.content)] = piece.content
+        landed = self._content[at : at + len(piece.content)]
+        landed[:] = piece.content
+        if piece.offset == 0:
+            self._hashers[piece.unit.index] = xxhash.xxh3_128()
+        # As decode does: a whole slot would be hashed when it is not near the processor any more.
+        self._hashers[piece.unit.index].update(landed)
 
     def finish(self, fence: WriteFence, unit: WantedUnit) -> None:
-        self._digest(unit.index)
+        self._hashers.pop(unit.index).digest()
 
     def _digest(self, index: int) -> bytes:
         at = index * self._unit_bytes
