@@ -23,6 +23,7 @@ from tests.oracle import Float64Mode
 from tests.tiny_models import save_drawn
 from transformers import (
     AutoModelForImageTextToText,
+    Exaone4_5_Config,
     Kimi_K25Config,
     Llama4Config,
     PretrainedConfig,
@@ -57,6 +58,8 @@ def whole_config(kind: type[PretrainedConfig], family: str) -> PretrainedConfig:
     text = random_config(family, SEEDS.get(family, 1)).to_dict()
     for name in ("model_type", "layer_types", "sliding_window", "use_sliding_window"):
         text.pop(name, None)
+    if kind is Exaone4_5_Config:
+        text["model_type"] = family
     head_dim = text.get("head_dim", text["hidden_size"] // text["num_attention_heads"])
     text["rope_parameters"] = {
         "rope_type": "default",
@@ -76,6 +79,7 @@ def whole_config(kind: type[PretrainedConfig], family: str) -> PretrainedConfig:
         pytest.param(Qwen3VLConfig, "qwen3", id="Qwen3-VL"),
         pytest.param(Qwen3VLMoeConfig, "qwen3_moe", id="Qwen3-VL with experts"),
         pytest.param(Llama4Config, "llama4", id="Llama 4"),
+        pytest.param(Exaone4_5_Config, "exaone4", id="EXAONE 4.5"),
         pytest.param(Kimi_K25Config, "deepseek_v3", id="Kimi K2.5"),
     ],
 )

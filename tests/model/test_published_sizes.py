@@ -24,6 +24,7 @@ PAGE_SIZE = 16
 TOLERANCE = 0.05
 
 CARDS: Mapping[str, float] = {
+    "CohereLabs/c4ai-command-r-v01": 35,
     "CohereLabs/c4ai-command-r7b-12-2024": 8.03,
     "CohereLabs/command-a-plus-05-2026": 218,
     "MiniMaxAI/MiniMax-M1-80k": 456,
@@ -45,6 +46,7 @@ CARDS: Mapping[str, float] = {
     "deepseek-ai/DeepSeek-V2-Lite-Chat": 15.7,
     "deepseek-ai/DeepSeek-V3": 671,
     "deepseek-ai/DeepSeek-V3.2": 671,
+    "facebook/cwm": 32,
     "google/gemma-2-2b-it": 2.61,
     "google/gemma-2-2b-jpn-it": 2.61,
     "google/gemma-2b": 2.51,
@@ -83,7 +85,8 @@ number: those of the text model, without a layer that drafts."""
 
 NOT_COMPARED = frozenset(
     """
-    allenai/Olmo-Hybrid-7B google/gemma-3n-E4B-it google/gemma-4-E2B-it google/gemma-4-E4B-it
+    RecursiveSI/flint allenai/Olmo-Hybrid-7B arcee-ai/AFM-4.5B
+    google/gemma-3n-E4B-it google/gemma-4-E2B-it google/gemma-4-E4B-it google/vaultgemma-1b
     ibm-granite/granite-swash-2b inclusionAI/Ling-3.0-Flash openai/gpt-oss-120b openai/gpt-oss-20b
     poolside/Laguna-S-2.1 tencent/Hy3-preview zai-org/GLM-5 zai-org/GLM-5-FP8 zai-org/GLM-5.1
     zai-org/GLM-5.1-FP8 zai-org/GLM-5.2 zai-org/GLM-5.2-FP8

@@ -68,6 +68,10 @@ def mtp_config(folder: Path | str) -> DraftedConfig:
 
 def _family_of(fields: ConfigFields) -> Family[Any]:
     architectures = fields.words("architectures")
+    text_type = fields.inner("text_config").raw.get("model_type")
+    for family in FAMILIES:
+        if family.text_type and family.text_type == text_type:
+            return family
     for family in FAMILIES:
         if set(architectures) & set(family.architectures):
             return family

@@ -12,7 +12,20 @@ from tests.model.families.shapes import (
     trunk,
     window_len,
 )
-from transformers import AfmoeConfig, PretrainedConfig
+from transformers import AfmoeConfig, ArceeConfig, PretrainedConfig
+
+
+def arcee(rng: random.Random) -> PretrainedConfig:
+    heads = grouped_heads(rng)
+    return ArceeConfig(
+        **trunk(rng, rng.randint(1, 4)),
+        **heads,
+        hidden_size=heads["num_attention_heads"] * rng.choice([4, 6]),
+        intermediate_size=rng.choice([32, 56]),
+        attention_bias=rng.random() < 0.5,
+        mlp_bias=rng.random() < 0.5,
+        rope_parameters=rope(rng),
+    )
 
 
 def afmoe(rng: random.Random) -> PretrainedConfig:

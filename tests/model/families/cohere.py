@@ -11,7 +11,24 @@ from tests.model.families.shapes import (
     trunk,
     window_len,
 )
-from transformers import Cohere2Config, Cohere2MoeConfig, PretrainedConfig
+from transformers import Cohere2Config, Cohere2MoeConfig, CohereConfig, PretrainedConfig
+
+
+def cohere(rng: random.Random) -> PretrainedConfig:
+    heads = grouped_heads(rng)
+    head_dim = heads.pop("head_dim")
+    fields = trunk(rng, rng.randint(1, 4))
+    fields["layer_norm_eps"] = fields.pop("rms_norm_eps")
+    return CohereConfig(
+        **fields,
+        **heads,
+        hidden_size=heads["num_attention_heads"] * head_dim,
+        intermediate_size=rng.choice([32, 56]),
+        attention_bias=rng.random() < 0.5,
+        use_qk_norm=rng.random() < 0.5,
+        logit_scale=rng.uniform(0.05, 1.0),
+        rope_parameters=rope(rng),
+    )
 
 
 def cohere2(rng: random.Random) -> PretrainedConfig:

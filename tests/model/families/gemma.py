@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 from tests.model.families.shapes import (
     LAYER_TYPES,
@@ -11,7 +12,13 @@ from tests.model.families.shapes import (
     trunk,
     window_len,
 )
-from transformers import Gemma2Config, Gemma3TextConfig, GemmaConfig, PretrainedConfig
+from transformers import (
+    Gemma2Config,
+    Gemma3TextConfig,
+    GemmaConfig,
+    PretrainedConfig,
+    VaultGemmaConfig,
+)
 
 
 def gemma(rng: random.Random) -> PretrainedConfig:
@@ -28,8 +35,16 @@ def gemma(rng: random.Random) -> PretrainedConfig:
 
 
 def gemma2(rng: random.Random) -> PretrainedConfig:
+    return Gemma2Config(**_gemma2(rng))
+
+
+def vaultgemma(rng: random.Random) -> PretrainedConfig:
+    return VaultGemmaConfig(**_gemma2(rng))
+
+
+def _gemma2(rng: random.Random) -> dict[str, Any]:
     num_layers, heads = rng.randint(1, 5), grouped_heads(rng)
-    return Gemma2Config(
+    return dict(
         **trunk(rng, num_layers),
         **heads,
         hidden_size=heads["num_attention_heads"] * rng.choice([4, 6]),

@@ -13,7 +13,7 @@ from tests.model.families.shapes import (
     trunk,
     window_len,
 )
-from transformers import Gemma4TextConfig, PretrainedConfig
+from transformers import Gemma4TextConfig, Gemma4UnifiedTextConfig, PretrainedConfig
 
 
 def gemma4(rng: random.Random) -> PretrainedConfig:
@@ -25,10 +25,10 @@ def gemma4(rng: random.Random) -> PretrainedConfig:
     # transformers shares no pages without inputs of layers: its code then fails.
     is_shared = set(types[:num_own]) == set(types) and rng.random() < 0.8
     input_dim = 6 if is_shared else rng.choice([0, 6])
-    return Gemma4TextConfig(
-        **trunk(rng, num_layers),
+    ends, mixture = trunk(rng, num_layers), rng.choice([{}, _experts(rng)])
+    fields = dict(
+        **ends,
         **heads,
-        **rng.choice([{}, _experts(rng)]),
         **sizes(rng),
         attention_bias=rng.random() < 0.3,
         attention_k_eq_v=rng.random() < 0.5,
@@ -36,13 +36,18 @@ def gemma4(rng: random.Random) -> PretrainedConfig:
         num_global_key_value_heads=rng.choice([None, 1]),
         num_kv_shared_layers=num_layers - num_own if is_shared else 0,
         use_double_wide_mlp=rng.random() < 0.5,
-        hidden_size_per_layer_input=input_dim,
-        vocab_size_per_layer_input=VOCAB_SIZE,
         final_logit_softcapping=rng.choice([None, 2.0, 30.0]),
         sliding_window=window_len(rng),
         layer_types=types,
         rope_parameters={"sliding_attention": nested_rope(rng), "full_attention": _full_rope(rng)},
     )
+    if not mixture and not input_dim and rng.random() < 0.5:
+        return Gemma4UnifiedTextConfig(**fields)
+    inputs = {
+        "hidden_size_per_layer_input": input_dim,
+        "vocab_size_per_layer_input": VOCAB_SIZE,
+    }
+    return Gemma4TextConfig(**fields, **mixture, **inputs)
 
 
 def _full_rope(rng: random.Random) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from tests.model.families.shapes import (
     window_len,
 )
 from transformers import (
+    CwmConfig,
     Llama4TextConfig,
     LlamaConfig,
     PretrainedConfig,
@@ -29,6 +30,20 @@ def llama(rng: random.Random) -> PretrainedConfig:
         intermediate_size=rng.choice([32, 56]),
         attention_bias=rng.random() < 0.5,
         mlp_bias=rng.random() < 0.5,
+        rope_parameters=rope(rng),
+    )
+
+
+def cwm(rng: random.Random) -> PretrainedConfig:
+    num_layers, heads = rng.randint(1, 6), grouped_heads(rng)
+    return CwmConfig(
+        **trunk(rng, num_layers),
+        **heads,
+        hidden_size=heads["num_attention_heads"] * rng.choice([4, 6]),
+        intermediate_size=rng.choice([32, 56]),
+        mlp_bias=rng.random() < 0.5,
+        sliding_window=window_len(rng),
+        layer_types=rng.choice([None, pattern(rng, num_layers, LAYER_TYPES)]),
         rope_parameters=rope(rng),
     )
 

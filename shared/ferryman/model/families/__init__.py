@@ -16,6 +16,7 @@ from ferryman.model.families import (
     arcee,
     cohere,
     deepseek,
+    dense_latent,
     ernie,
     exaone,
     falcon_h1,
@@ -39,14 +40,17 @@ from ferryman.model.families import (
     mimo,
     minimax,
     mistral,
+    mistral4,
     native,
     nemotron_h,
     olmo,
     phi,
     qwen,
     qwen_hybrid,
+    qwen_variants,
     recurrent_gemma,
     transformer_variants,
+    zamba,
     zamba2,
 )
 from ferryman.model.layers.decoder import Decoder
@@ -76,7 +80,8 @@ class Family(Generic[Config]):
     `read` raises ConfigError, by field name, for an unsupported config. `load` raises it for a
     tensor that is missing or has another shape than the config implies. `quantisations` are the
     values of `quant_method` that it can load. `mtp` is None if checkpoints cannot draft for
-    themselves.
+    themselves. `text_type` is the "model_type" of a "text_config" that makes a folder this
+    family's, where the architecture is that of several families ("": there is none).
     """
 
     name: str
@@ -86,6 +91,7 @@ class Family(Generic[Config]):
     kinds: tuple[Kind, ...] = PAGES_OF_ALL
     quantisations: tuple[str, ...] = LINEAR_METHODS
     mtp: MtpSource[Config] | None = None
+    text_type: str = ""
 
     @property
     def file(self) -> str:
@@ -112,6 +118,8 @@ FAMILIES: tuple[Family[Any], ...] = (
     Family(
         "smollm3", ("SmolLM3ForCausalLM",), llama.read_smollm3, load_transformer, kinds=WINDOWED
     ),
+    Family("cwm", ("CwmForCausalLM",), llama.read_cwm, load_transformer, kinds=WINDOWED),
+    Family("arcee", ("ArceeForCausalLM",), arcee.read_arcee, arcee.load_arcee),
     Family("seed_oss", ("SeedOssForCausalLM",), llama.read_seed_oss, load_transformer),
     Family("hunyuan", ("HunYuanDenseV1ForCausalLM",), hunyuan.read_hunyuan, load_transformer),
     Family(
@@ -156,6 +164,20 @@ FAMILIES: tuple[Family[Any], ...] = (
         ("Qwen3MoeForCausalLM", qwen.MOE_WITH_IMAGES),
         qwen.read_qwen3_moe,
         load_text_transformer,
+        kinds=WINDOWED,
+    ),
+    Family(
+        "mellum",
+        ("MellumForCausalLM",),
+        qwen_variants.read_mellum,
+        load_transformer,
+        kinds=WINDOWED,
+    ),
+    Family(
+        "flint",
+        ("FlintForCausalLM",),
+        qwen_variants.read_flint,
+        qwen_variants.load_flint,
         kinds=WINDOWED,
     ),
     Family(
@@ -232,7 +254,11 @@ FAMILIES: tuple[Family[Any], ...] = (
         kinds=HYBRID,
     ),
     Family(
-        "exaone4", ("Exaone4ForCausalLM",), exaone.read_exaone4, load_transformer, kinds=WINDOWED
+        "exaone4",
+        ("Exaone4ForCausalLM", "Exaone4_5_ForConditionalGeneration"),
+        exaone.read_exaone4,
+        load_text_transformer,
+        kinds=WINDOWED,
     ),
     Family(
         "exaone_moe",
@@ -241,14 +267,15 @@ FAMILIES: tuple[Family[Any], ...] = (
         exaone.load_exaone_moe,
         kinds=WINDOWED,
     ),
+    Family("cohere", ("CohereForCausalLM",), cohere.read_cohere, cohere.load_cohere),
     Family(
-        "cohere2", ("Cohere2ForCausalLM",), cohere.read_cohere2, cohere.load_cohere2, kinds=WINDOWED
+        "cohere2", ("Cohere2ForCausalLM",), cohere.read_cohere2, cohere.load_cohere, kinds=WINDOWED
     ),
     Family(
         "cohere2_moe",
         ("Cohere2MoeForCausalLM",),
         cohere.read_cohere2_moe,
-        cohere.load_cohere2,
+        cohere.load_cohere,
         kinds=WINDOWED,
     ),
     Family("afmoe", ("AfmoeForCausalLM",), arcee.read_afmoe, arcee.load_afmoe, kinds=WINDOWED),
@@ -301,6 +328,20 @@ FAMILIES: tuple[Family[Any], ...] = (
         deepseek.read_deepseek_v32,
         deepseek.load_sparse_deepseek,
     ),
+    Family(
+        "mistral4",
+        ("Mistral4ForCausalLM",),
+        mistral4.read_mistral4,
+        deepseek.load_deepseek,
+        text_type=mistral4.TEXT_TYPE,
+    ),
+    Family("youtu", ("YoutuForCausalLM",), dense_latent.read_youtu, dense_latent.load_dense_latent),
+    Family(
+        "minicpm3",
+        ("MiniCPM3ForCausalLM",),
+        dense_latent.read_minicpm3,
+        dense_latent.load_dense_latent,
+    ),
     Family("glm", ("GlmForCausalLM",), glm.read_glm, load_transformer),
     Family("glm4", ("Glm4ForCausalLM",), glm.read_glm4, glm.load_glm4),
     Family("solar_open", ("SolarOpenForCausalLM",), glm.read_solar_open, load_transformer),
@@ -318,6 +359,13 @@ FAMILIES: tuple[Family[Any], ...] = (
     Family("gemma", ("GemmaForCausalLM",), gemma.read_gemma, gemma.load_gemma1),
     Family("gemma2", ("Gemma2ForCausalLM",), gemma.read_gemma2, gemma.load_gemma, kinds=WINDOWED),
     Family(
+        "vaultgemma",
+        ("VaultGemmaForCausalLM",),
+        gemma.read_vaultgemma,
+        gemma.load_vaultgemma,
+        kinds=WINDOWED,
+    ),
+    Family(
         "gemma3",
         ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
         gemma.read_gemma3,
@@ -333,7 +381,12 @@ FAMILIES: tuple[Family[Any], ...] = (
     ),
     Family(
         "gemma4",
-        ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"),
+        (
+            "Gemma4ForCausalLM",
+            "Gemma4ForConditionalGeneration",
+            "Gemma4UnifiedForCausalLM",
+            "Gemma4UnifiedForConditionalGeneration",
+        ),
         gemma4.read_gemma4,
         gemma4.load_gemma4,
         kinds=WINDOWED,
@@ -389,6 +442,7 @@ FAMILIES: tuple[Family[Any], ...] = (
         mtp=nemotron_h.NEMOTRON_H_MTP,
         kinds=HYBRID,
     ),
+    Family("zamba", ("ZambaForCausalLM",), zamba.read_zamba, zamba.load_zamba, kinds=HYBRID),
     Family("zamba2", ("Zamba2ForCausalLM",), zamba2.read_zamba2, zamba2.load_zamba2, kinds=HYBRID),
     Family(
         "mamba", ("MambaForCausalLM",), mamba.read_mamba, mamba.load_mamba1_model, kinds=RECURRENT

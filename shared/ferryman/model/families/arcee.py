@@ -1,17 +1,22 @@
-"""Arcee's AFMoE (Trinity): gated attention between norms, experts by biased sigmoids."""
+"""Arcee's models: AFM, which is Llama with another MLP, and AFMoE (Trinity), which has experts."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from ferryman.cache.manifest import StateManifest
 from ferryman.model.layers.decoder import Decoder, EndScales
 from ferryman.model.layers.decoder_layers import FeedForward
 from ferryman.model.layers.expert_router import RouterNames
-from ferryman.model.layers.mlp import load_gated_mlp
+from ferryman.model.layers.mlp import load_gated_mlp, load_ungated_mlp, squared_relu
 from ferryman.model.layers.moe import load_grouped_mixture
-from ferryman.model.layers.transformer import TransformerConfig, load_transformer
-from ferryman.model.readers.config_readers import check_activation, read_trunk
+from ferryman.model.layers.transformer import (
+    TransformerConfig,
+    load_transformer,
+    uniform_transformer,
+)
+from ferryman.model.readers.config_readers import check_activation, read_mlp, read_trunk
 from ferryman.model.readers.transformer_readers import (
     read_experts,
     read_plain_mlp,
@@ -35,6 +40,7 @@ from ferryman.model.shapes.feed_forward_shapes import (
 from ferryman.model.shapes.model_shapes import NormPlaces
 from ferryman.model.weights.named_weights import Weights
 
+AFM_DEFAULTS = {"hidden_act": "relu2"}
 DEFAULTS = {
     "head_dim": 128,
     "num_dense_layers": 1,
@@ -49,6 +55,22 @@ NORMS = {
     "post_feedforward_layernorm": "post_mlp_layernorm",
 }
 _ROUTER = RouterNames(("router.gate.weight",), ("expert_bias",))
+
+
+def read_arcee(fields: ConfigFields) -> TransformerConfig:
+    """AFM (Arcee): Llama whose MLP is a squared relu, without a gate."""
+    fields = fields.with_defaults(**AFM_DEFAULTS)
+    check_activation(fields, known_as=("relu2",))
+    return uniform_transformer(read_trunk(fields), read_rotary_attention(fields), read_mlp(fields))
+
+
+def _load_squared(weights: Weights, shape: FeedForwardShape, hidden_dim: int) -> FeedForward:
+    if not isinstance(shape, MlpShape):
+        raise TypeError(f"AFM has no experts, but {shape}")
+    return load_ungated_mlp(weights.under("mlp"), shape, hidden_dim, squared_relu)
+
+
+load_arcee = partial(load_transformer, feed_forward=_load_squared)
 
 
 def read_afmoe(fields: ConfigFields) -> TransformerConfig:

@@ -1,4 +1,4 @@
-"""Cohere Command R7B and A, dense or with experts: attention and MLP side by side after one norm.
+"""Cohere Command R, R7B and A: attention and MLP, or experts, side by side after one norm.
 
 hidden += attention(norm(hidden)) + mlp(norm(hidden)),   the norm also subtracts the mean
 """
@@ -10,7 +10,11 @@ from functools import partial
 
 from ferryman.model.layers.centred_norm import load_centred_norm
 from ferryman.model.layers.decoder import EndScales
-from ferryman.model.layers.transformer import TransformerConfig, load_transformer
+from ferryman.model.layers.transformer import (
+    TransformerConfig,
+    load_transformer,
+    uniform_transformer,
+)
 from ferryman.model.readers.config_readers import check_activation, check_flags, read_trunk
 from ferryman.model.readers.transformer_readers import (
     read_experts,
@@ -19,7 +23,7 @@ from ferryman.model.readers.transformer_readers import (
     read_rotary_attention,
     read_windows,
 )
-from ferryman.model.shapes.attention_shapes import AttentionShape, NoPositions
+from ferryman.model.shapes.attention_shapes import AttentionShape, HeadNorm, NoPositions
 from ferryman.model.shapes.config_fields import ConfigFields
 from ferryman.model.shapes.feed_forward_shapes import (
     MixtureShape,
@@ -30,10 +34,26 @@ from ferryman.model.shapes.feed_forward_shapes import (
 )
 from ferryman.model.shapes.model_shapes import NormPlaces
 
-COHERE2_LOGIT_SCALE = 0.0625
+LOGIT_SCALE = 0.0625
 PERIOD = 4
 MOE_DEFAULTS = {"head_dim": 128, "tie_word_embeddings": True}
 """The meaning of fields that a config with experts leaves out."""
+
+
+def read_cohere(fields: ConfigFields) -> TransformerConfig:
+    """Cohere Command R: attention and MLP side by side after one norm; heads may have norms."""
+    fields = fields.with_defaults(tie_word_embeddings=True, rope_theta=500_000.0)
+    check_activation(fields)
+    turning = read_rotary_attention(fields, is_interleaved=True)
+    is_normed = fields.flag("use_qk_norm", False)
+    attention = replace(turning, head_norm=HeadNorm.OWN_CENTRED) if is_normed else turning
+    return replace(
+        uniform_transformer(
+            read_trunk(fields, norm_eps="layer_norm_eps"), attention, read_plain_mlp(fields)
+        ),
+        norms=NormPlaces.SHARED,
+        scales=EndScales(logits_scaling=1.0 / fields.positive("logit_scale", LOGIT_SCALE)),
+    )
 
 
 def read_cohere2(fields: ConfigFields) -> TransformerConfig:
@@ -45,7 +65,7 @@ def read_cohere2(fields: ConfigFields) -> TransformerConfig:
     check_flags(fields, use_qk_norm=False, use_gated_activation=True)
     tied = ConfigFields(fields.source, {"tie_word_embeddings": True, **fields.raw})
     trunk = read_trunk(tied, norm_eps="layer_norm_eps")
-    logit_scale = fields.positive("logit_scale", COHERE2_LOGIT_SCALE)
+    logit_scale = fields.positive("logit_scale", LOGIT_SCALE)
     return TransformerConfig(
         trunk,
         attention=_cohere2_attention(fields),
@@ -67,7 +87,7 @@ def _cohere2_attention(fields: ConfigFields) -> tuple[AttentionShape, ...]:
     )
 
 
-load_cohere2 = partial(load_transformer, load_norm=load_centred_norm)
+load_cohere = partial(load_transformer, load_norm=load_centred_norm)
 
 
 def read_cohere2_moe(fields: ConfigFields) -> TransformerConfig:

@@ -92,7 +92,7 @@ class DeepseekConfig:
 
 def read_deepseek_v3(whole: ConfigFields) -> DeepseekConfig:
     """DeepSeek-V3, Kimi K2.5's text: latent attention, dense MLPs first, then grouped experts."""
-    return _read_deepseek(text_fields(whole), _group_routing)
+    return read_deepseek(text_fields(whole), _group_routing)
 
 
 def _group_routing(fields: ConfigFields, experts: MoeShape) -> Routing:
@@ -107,7 +107,7 @@ def _group_routing(fields: ConfigFields, experts: MoeShape) -> Routing:
 def read_deepseek_v2(fields: ConfigFields) -> DeepseekConfig:
     """DeepSeek-V2 and V2-Lite: DeepSeek-V3 with experts chosen by a softmax, of the best groups."""
     check_flags(fields, mlp_bias=False)
-    return _read_deepseek(fields, _softmax_routing)
+    return read_deepseek(fields, _softmax_routing)
 
 
 def _softmax_routing(fields: ConfigFields, experts: MoeShape) -> SoftmaxRouting:
@@ -132,9 +132,10 @@ def _softmax_routing(fields: ConfigFields, experts: MoeShape) -> SoftmaxRouting:
     return SoftmaxRouting(False, scaling, num_groups, chosen)
 
 
-def _read_deepseek(
+def read_deepseek(
     fields: ConfigFields, read_routing: Callable[[ConfigFields, MoeShape], Routing]
 ) -> DeepseekConfig:
+    """Latent attention in every layer, experts by `read_routing` in all but the first."""
     check_activation(fields)
     if fields.raw.get("moe_layer_freq", 1) != 1:
         raise fields.refusal("moe_layer_freq", "1")
@@ -161,6 +162,17 @@ def read_turning_latent(fields: ConfigFields) -> LatentShape:
         growth=_growth(fields),
         is_interleaved=fields.flag("rope_interleave", True),
     )
+
+
+def with_whole_turns(fields: ConfigFields) -> ConfigFields:
+    """The fields without the part of a head that turns: of a latent head it is all that
+    "qk_rope_head_dim" counts, and configs that give a part mean one of the whole head."""
+    raw = {name: value for name, value in fields.raw.items() if name != "partial_rotary_factor"}
+    for name in ("rope_parameters", "rope_scaling"):
+        rope = fields.inner(name).raw
+        if rope:
+            raw[name] = {key: rope[key] for key in rope if key != "partial_rotary_factor"}
+    return ConfigFields(fields.source, raw)
 
 
 def read_latent(

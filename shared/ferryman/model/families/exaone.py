@@ -1,4 +1,4 @@
-"""EXAONE 4 and K-EXAONE: a norm on each head, and no positions in the layers without a window."""
+"""EXAONE 4, 4.5 and K-EXAONE: a norm on each head, and no positions in layers without windows."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from ferryman.model.shapes.config_fields import ConfigFields
 from ferryman.model.shapes.feed_forward_shapes import FeedForwardShape, MixtureShape, MlpShape
 from ferryman.model.shapes.model_shapes import NormPlaces
 from ferryman.model.weights.named_weights import Weights
+from ferryman.model.weights.text_model import text_fields
 
 MOE_DEFAULTS = {
     "first_k_dense_replace": 1,
@@ -39,8 +40,9 @@ MOE_DEFAULTS = {
 _ROUTER = RouterNames(("gate.weight",), ("gate.e_score_correction_bias", "e_score_correction_bias"))
 
 
-def read_exaone4(fields: ConfigFields) -> TransformerConfig:
-    """EXAONE 4: OLMo 2's places of norms, a norm on each head; beside windows no positions."""
+def read_exaone4(whole: ConfigFields) -> TransformerConfig:
+    """EXAONE 4, 4.5's text: OLMo 2's norms, a norm on each head; beside windows no positions."""
+    fields = text_fields(whole)
     check_activation(fields)
     trunk = read_trunk(fields)
     return TransformerConfig(

@@ -9,7 +9,7 @@ model's dtype. From the folder of a model that also reads images, the text model
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -18,9 +18,12 @@ from ferryman.cache.manifest import StateManifest
 from ferryman.model.layers.attention import load_attention
 from ferryman.model.layers.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
 from ferryman.model.layers.decoder_layers import (
+    DecoderLayer,
     FeedForward,
+    Layer,
     LayerPlace,
     SandwichLayer,
+    load_decoder_layer,
     load_norm,
 )
 from ferryman.model.layers.mlp import load_gated_mlp
@@ -93,6 +96,9 @@ class GemmaConfig:
         return tuple((attention,) for attention in self.attention)
 
 
+GemmaLayerLoader = Callable[[GemmaConfig, Weights, LayerPlace], Layer]
+
+
 def read_gemma(config: ConfigFields) -> TransformerConfig:
     """Gemma 1: Llama with a gelu, a scaled embedding, and norms stored as distances from one.
 
@@ -113,6 +119,11 @@ def read_gemma2(whole: ConfigFields) -> GemmaConfig:
     plain = read_attention(fields, _scale(fields), read_rotary(fields, default_factor=1.0))
     full = replace(plain, score_cap=fields.not_negative("attn_logit_softcapping", 0.0))
     return _config(fields, read_windows(fields, full, lambda layer: layer % 2 == 0))
+
+
+def read_vaultgemma(whole: ConfigFields) -> GemmaConfig:
+    """VaultGemma: Gemma 2 with a norm before attention and MLP, and none behind."""
+    return read_gemma2(whole)
 
 
 def read_gemma3(whole: ConfigFields) -> GemmaConfig:
@@ -187,13 +198,19 @@ def _gelu_mlp(weights: Weights, shape: FeedForwardShape, hidden_dim: int) -> Fee
     return load_gated_mlp(weights.under("mlp"), shape, hidden_dim, gelu_tanh)
 
 
-def load_gemma(config: GemmaConfig, manifest: StateManifest, weights: Weights) -> Decoder:
+def load_gemma(
+    config: GemmaConfig,
+    manifest: StateManifest,
+    weights: Weights,
+    layer: GemmaLayerLoader | None = None,
+) -> Decoder:
+    """The decoder whose layers `layer` loads: Gemma 2's and 3's unless it is given."""
     weights = text_weights(weights)
     scales = EndScales(rounded(config.trunk.hidden_dim**0.5, weights), logits_cap=config.logits_cap)
     ends = load_embedding_and_head(
         weights, config.trunk, "model.norm.weight", scales, load_norm=partial(load_norm, origin=1.0)
     )
-    layers, load_layer = weights.under("model.layers"), partial(_layer, config)
+    layers, load_layer = weights.under("model.layers"), partial(layer or _layer, config)
     return load_decoder(config, manifest, ends, layers, load_layer, norm_origin=1.0)
 
 
@@ -208,3 +225,15 @@ def _layer(config: GemmaConfig, weights: Weights, place: LayerPlace) -> Sandwich
         feed_forward=load_gated_mlp(weights.under("mlp"), config.mlp, dim, gelu_tanh),
         fed_norm=norm("post_feedforward_layernorm"),
     )
+
+
+def _layer_without_norms_behind(
+    config: GemmaConfig, weights: Weights, place: LayerPlace
+) -> DecoderLayer:
+    attention = load_attention(weights.under("self_attn"), config.attention[place.layer], place)
+    mlp = load_gated_mlp(weights.under("mlp"), config.mlp, place.hidden_dim, gelu_tanh)
+    norms = ("input_layernorm", "pre_feedforward_layernorm")
+    return load_decoder_layer(weights, place, attention, mlp, norms=norms)
+
+
+load_vaultgemma = partial(load_gemma, layer=_layer_without_norms_behind)

@@ -72,6 +72,9 @@ from ferryman_kernels.elementwise.activations import gelu_tanh
 
 DEFAULTS: Mapping[str, Any] = {"tie_word_embeddings": True, "hidden_activation": GELU}
 """The meaning of fields that a published config leaves out."""
+UNIFIED = frozenset({"Gemma4UnifiedForCausalLM", "Gemma4UnifiedForConditionalGeneration"})
+"""Models without towers for images and sound; their text is dense and has no inputs of layers."""
+UNIFIED_DEFAULTS = {**DEFAULTS, "hidden_size_per_layer_input": 0, "sliding_window": 1024}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +100,8 @@ class Gemma4Config:
 
 def read_gemma4(whole: ConfigFields) -> Gemma4Config:
     nested = text_fields(whole)
-    fields = ConfigFields(nested.source, {**DEFAULTS, **nested.raw})
+    defaults = UNIFIED_DEFAULTS if UNIFIED & set(whole.words("architectures")) else DEFAULTS
+    fields = ConfigFields(nested.source, {**defaults, **nested.raw})
     check_activation(fields, "hidden_activation", (GELU,))
     if fields.raw.get("use_bidirectional_attention") not in (None, "vision"):
         raise fields.refusal("use_bidirectional_attention", "null or 'vision': text is causal")

@@ -50,6 +50,13 @@ from ferryman.model.weights.linear import make_linear
 from ferryman.model.weights.named_weights import Weights
 from ferryman.model.weights.text_model import text_fields
 
+CWM_PERIOD = 4
+CWM_DEFAULTS = {
+    "head_dim": 128,
+    "num_key_value_heads": 8,
+    "sliding_window": 8192,
+    "rope_theta": 1_000_000.0,
+}
 CHUNKED = "chunked_attention"
 LLAMA4_DEFAULTS = {"head_dim": 128, "num_key_value_heads": 8, "rope_theta": 500_000.0}
 """The meaning of fields that a config of Llama 4 leaves out."""
@@ -86,6 +93,18 @@ def read_smollm3(fields: ConfigFields) -> TransformerConfig:
             shape if has_positions else replace(shape, positions=NoPositions())
             for shape, has_positions in zip(layers, turns, strict=True)
         ),
+        feed_forwards=(read_mlp(fields),) * trunk.num_layers,
+    )
+
+
+def read_cwm(fields: ConfigFields) -> TransformerConfig:
+    """CWM (Code World Model): Llama with windows in three of four layers, the first without."""
+    fields = fields.with_defaults(**CWM_DEFAULTS)
+    check_activation(fields)
+    trunk, full = read_trunk(fields), read_rotary_attention(fields)
+    return TransformerConfig(
+        trunk,
+        attention=read_windows(fields, full, lambda layer: layer % CWM_PERIOD != 0),
         feed_forwards=(read_mlp(fields),) * trunk.num_layers,
     )
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from functools import partial
 
 from torch import Tensor
-from torch.nn import functional as F
 
 from ferryman.cache.manifest import StateManifest
 from ferryman.errors import ConfigError
@@ -33,7 +32,7 @@ from ferryman.model.layers.decoder_layers import (
 from ferryman.model.layers.expert_router import load_grouped_router
 from ferryman.model.layers.experts import ExpertMatrices, ShareOfOutput, load_experts_for
 from ferryman.model.layers.mamba import load_mamba
-from ferryman.model.layers.mlp import UngatedMlp, load_ungated_mlp
+from ferryman.model.layers.mlp import UngatedMlp, load_ungated_mlp, squared_relu
 from ferryman.model.layers.moe import ExpertsBesideShared, MixtureOfExperts
 from ferryman.model.layers.mtp import (
     DEEPSEEK_NAMES,
@@ -168,10 +167,6 @@ def _mamba(fields: ConfigFields) -> MambaShape:
         has_out_bias=has_bias,
         dt_limit=read_dt_limit(fields),
     )
-
-
-def squared_relu(up: Tensor) -> Tensor:
-    return F.relu(up).square()
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,11 +81,11 @@ class Zamba2Config:
     @property
     def states(self) -> tuple[SharedLayer, ...]:
         both: SharedLayer = (self.block.attention, self.mamba)
-        return tuple(both if each else (self.mamba,) for each in self.is_hybrid)
+        return tuple(both if has_block else (self.mamba,) for has_block in self.is_hybrid)
 
     @property
     def hybrid_layers(self) -> tuple[int, ...]:
-        return tuple(layer for layer, each in enumerate(self.is_hybrid) if each)
+        return tuple(layer for layer, has_block in enumerate(self.is_hybrid) if has_block)
 
 
 def read_zamba2(fields: ConfigFields) -> Zamba2Config:
@@ -95,14 +95,19 @@ def read_zamba2(fields: ConfigFields) -> Zamba2Config:
     if not fields.flag("tie_word_embeddings", True):
         raise fields.refusal("tie_word_embeddings", "true; without it no block is shared")
     trunk = read_trunk(fields.with_defaults(tie_word_embeddings=True))
-    meanings = {"mamba": False, "linear_attention": False, "hybrid": True}
-    name = "layer_types" if "layer_types" in fields.raw else "layers_block_type"
     return Zamba2Config(
         trunk=trunk,
         mamba=_mamba(fields, trunk.hidden_dim),
         block=_block(fields, trunk.hidden_dim),
-        is_hybrid=read_layers(fields, name, meanings),
+        is_hybrid=is_layer_hybrid(fields),
     )
+
+
+def is_layer_hybrid(fields: ConfigFields) -> tuple[bool, ...]:
+    """True for each layer with a block before its mixer."""
+    meanings = {"mamba": False, "linear_attention": False, "hybrid": True}
+    name = "layer_types" if "layer_types" in fields.raw else "layers_block_type"
+    return read_layers(fields, name, meanings)
 
 
 def _mamba(fields: ConfigFields, hidden_dim: int) -> MambaShape:

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from ferryman.model.layers.decoder_layers import LayerPlace
 from ferryman.model.layers.head_placement import HeadPlacement, load_placement
+from ferryman.model.layers.rotation import halves_apart
 from ferryman.model.shapes.attention_shapes import (
     AttentionShape,
     GateActivation,
-    NoPositions,
     ValueSource,
 )
 from ferryman.model.shapes.batch import PrefillBatch, StepBatch
@@ -230,28 +230,18 @@ def _own_rows(shape: AttentionShape, group: Group) -> list[Tensor]:
     heads = (shape.q_heads, shape.kv_heads, shape.kv_heads)
     for (name, out_dim), count in zip(_out_dims(shape).items(), heads, strict=True):
         rows = torch.arange(out_dim)
-        turned = rows if name == "v_proj" else _halves_apart(rows, shape)
+        turned = rows if name == "v_proj" else _turned(rows, shape)
         parts.append(share_of(turned, count, group))
     return parts
 
 
-def _halves_apart(rows: Tensor, shape: AttentionShape) -> Tensor:
-    """The rows of q or k, the two of a rotated pair half of rotary_dim apart.
-
-    Scores are the same in any order that q and k share. So interleaved pairs are reordered in the
-    weights, once, and not at every token.
-    """
-    positions = shape.positions
-    if isinstance(positions, NoPositions) or not positions.is_interleaved:
-        return rows
-    turning = torch.arange(positions.rotary_dim, device=rows.device)
-    rest = torch.arange(positions.rotary_dim, shape.head_dim, device=rows.device)
-    order = torch.cat((turning[0::2], turning[1::2], rest))
+def _turned(rows: Tensor, shape: AttentionShape) -> Tensor:
+    """The rows of q or k, those of each head in the order in which they turn."""
     by_head = rows.reshape(-1, shape.head_dim, *rows.shape[1:])
-    return by_head[:, order].flatten(0, 1)
+    return by_head[:, halves_apart(shape.positions, shape.head_dim)].flatten(0, 1)
 
 
 def _sinks(weights: Weights, shape: AttentionShape) -> Tensor:
     rank_heads = partial(share_of, heads=shape.q_heads, group=weights.group)
-    name = weights.first_of("sinks", "attention_sink_bias")
+    name = weights.first_of("sinks", "attention_sink_bias", "softmax_offset")
     return weights.precise(name, shape.q_heads, part=rank_heads)

@@ -5,7 +5,7 @@ y = (x - mean) / √(variance + eps) · weight (+ bias)             (Ba et al. 2
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -43,6 +43,10 @@ class CentredHeads:
         normed = F.layer_norm(wide, self.weight.shape[1:], None, None, self.eps)
         return (normed * self.weight).to(heads.dtype)
 
+    def ordered(self, channels: Tensor) -> CentredHeads:
+        """The norm of heads whose `channels` were reordered like this."""
+        return replace(self, weight=self.weight[:, channels.to(self.weight.device)])
+
 
 def load_layer_norm(weights: Weights, name: str, dim: int, eps: float) -> LayerNorm:
     weight, bias = (weights.precise(f"{name}.{part}", dim) for part in ("weight", "bias"))
@@ -62,6 +66,11 @@ def load_plain_centred_norm(weights: Weights, name: str, dim: int, eps: float) -
 def load_centred_heads(
     weights: Weights, name: str, heads: int, head_dim: int, eps: float
 ) -> CentredHeads:
-    """The norms of a rank's heads, each stored under its number."""
-    stored = [weights.precise(f"{name}.norms.{head}.weight", head_dim) for head in range(heads)]
-    return CentredHeads(share_of(torch.stack(stored), heads, weights.group), eps)
+    """The norms of a rank's heads: each stored under its number (StableLM 2), or all in one tensor
+    (Command R)."""
+    if weights.has(f"{name}.weight"):
+        joint = weights.precise(f"{name}.weight", heads, head_dim)
+    else:
+        parts = [weights.precise(f"{name}.norms.{head}.weight", head_dim) for head in range(heads)]
+        joint = torch.stack(parts)
+    return CentredHeads(share_of(joint, heads, weights.group), eps)

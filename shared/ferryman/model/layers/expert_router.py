@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from ferryman.model.shapes.feed_forward_shapes import (
@@ -32,6 +33,8 @@ from ferryman_kernels.elementwise.expert_choice import (
     choose_experts,
     choose_one_by_one,
 )
+
+_TINY = 1e-20  # avoids a division by zero if all shares vanish
 
 
 class ExpertRouter(Protocol):
@@ -64,13 +67,14 @@ class RankedRouter:
         return choose_experts(self.score(hidden), self.rule, self.numbers, hidden.dtype)
 
 
-def shares_of_chosen(score: Linear, experts_per_token: int) -> RankedRouter:
+def shares_of_chosen(score: Linear, experts_per_token: int, scaling: float = 1.0) -> RankedRouter:
     """The likeliest experts share the token by a softmax over their own scores.
 
     This equals a softmax over all experts whose chosen shares are then normalised to a sum of 1
-    (`norm_topk_prob`).
+    (`norm_topk_prob`). They are multiplied by `scaling`.
     """
-    return RankedRouter(score, ExpertRule(experts_per_token, Measure.SOFTMAX_OF_CHOSEN))
+    rule = ExpertRule(experts_per_token, Measure.SOFTMAX_OF_CHOSEN, scaling=scaling)
+    return RankedRouter(score, rule)
 
 
 def scaled_shares_of_chosen(score: Linear, experts_per_token: int, scales: Tensor) -> RankedRouter:
@@ -95,15 +99,26 @@ def sigmoid_of_chosen(
 
 
 def shares_of_best_groups(
-    score: Linear, experts_per_token: int, routing: SoftmaxRouting
+    score: Linear,
+    experts_per_token: int,
+    routing: SoftmaxRouting,
+    numbers: ExpertNumbers = NO_NUMBERS,
 ) -> RankedRouter:
-    """Shares as in `shares_of_all`, but of experts in the groups whose best expert is likeliest.
+    """Shares as in `shares_of_all`, but of experts in the groups whose best experts are likeliest;
+    they may be divided by their sum.
 
-    `score` takes the accumulation dtype.
+    `score` takes the accumulation dtype. `numbers` have a bias of zeros where a group has several
+    best experts: what is added up are shares then, not scores.
     """
-    groups = ExpertGroups(routing.num_groups, routing.groups_per_token)
-    rule = ExpertRule(experts_per_token, Measure.SOFTMAX, groups, scaling=routing.scaling)
-    return RankedRouter(WideScores(score), rule)
+    groups = ExpertGroups(routing.num_groups, routing.groups_per_token, routing.best_of_group)
+    rule = ExpertRule(
+        experts_per_token,
+        Measure.SOFTMAX,
+        groups,
+        ShareSum(added=_TINY) if routing.shares_sum_to_one else None,
+        routing.scaling,
+    )
+    return RankedRouter(WideScores(score), rule, numbers)
 
 
 def shares_by_biased_rank(
@@ -127,9 +142,6 @@ class OneByOneRouter:
 
     def __call__(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         return choose_one_by_one(self.score(hidden), self.jitter, hidden.dtype)
-
-
-_TINY = 1e-20  # avoids a division by zero if all shares vanish
 
 
 def grouped_router(
@@ -189,12 +201,15 @@ def load_router(weights: Weights, shape: MixtureShape, hidden_dim: int) -> Exper
         raise TypeError("experts that are chosen one by one have names of their own")
     if isinstance(routing, SoftmaxRouting) and routing.num_groups > 1:
         score = make_linear(weights.precise("gate.weight", experts.num_experts, hidden_dim))
-        return shares_of_best_groups(score, experts.experts_per_token, routing)
+        numbers = NO_NUMBERS
+        if routing.best_of_group > 1:
+            wide = accumulation_dtype(weights.dtype)
+            zeros = torch.zeros(experts.num_experts, dtype=wide, device=weights.device)
+            numbers = ExpertNumbers(zeros)
+        return shares_of_best_groups(score, experts.experts_per_token, routing, numbers)
     score = make_linear(weights.tensor("gate.weight", experts.num_experts, hidden_dim))
     if isinstance(routing, SigmoidRouting):
         return sigmoid_of_chosen(score, experts.experts_per_token, routing)
     if not routing.shares_sum_to_one:
         return shares_of_all(score, experts.experts_per_token, routing.scaling)
-    if routing.scaling != 1.0:
-        raise ValueError("shares that sum to one are not scaled by any family")
-    return shares_of_chosen(score, experts.experts_per_token)
+    return shares_of_chosen(score, experts.experts_per_token, routing.scaling)

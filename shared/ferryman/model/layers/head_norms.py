@@ -1,7 +1,7 @@
 """Norms of q and k between their projection and their pages.
 
 EACH_HEAD      q, k = rotated(norm(head))      of every head alone      (Qwen 3, Gemma 3)
-OWN_CENTRED    the same, each head by weights of its own, around the mean   (StableLM 2)
+OWN_CENTRED    the same, each head by weights of its own, around the mean   (StableLM 2, Command R)
 ROTATED_HEAD   q, k = norm(rotated(head))      of every head alone      (Hunyuan)
 ALL_HEADS      q, k = rotated(norm(row))       the row is all heads     (OLMo 2)
 
@@ -20,7 +20,7 @@ from torch import Tensor
 from ferryman.model.layers.centred_norm import load_centred_heads
 from ferryman.model.layers.decoder_layers import LayerPlace, Norm, RmsNorm, load_norm
 from ferryman.model.layers.gating import SharedNorm
-from ferryman.model.layers.rotation import RotaryEmbedding
+from ferryman.model.layers.rotation import RotaryEmbedding, halves_apart
 from ferryman.model.shapes.attention_shapes import AttentionShape, HeadNorm
 from ferryman.model.shapes.ranks import share_of
 from ferryman.model.weights.named_weights import Weights, accumulation_dtype
@@ -120,9 +120,13 @@ def load_head_norms(
 def _load_own_norms(
     weights: Weights, shape: AttentionShape, place: LayerPlace, turn: RotaryEmbedding
 ) -> NormedHeads:
+    is_joint = weights.has("q_norm.weight")
+    names = ("q_norm", "k_norm") if is_joint else ("q_layernorm", "k_layernorm")
     q_norm, k_norm = (
-        load_centred_heads(weights, name, count, shape.head_dim, place.norm_eps)
-        for name, count in (("q_layernorm", shape.q_heads), ("k_layernorm", shape.kv_heads))
+        load_centred_heads(weights, name, count, shape.head_dim, place.norm_eps).ordered(
+            halves_apart(shape.positions, shape.head_dim)
+        )
+        for name, count in zip(names, (shape.q_heads, shape.kv_heads), strict=True)
     )
     return NormedHeads(q_norm, k_norm, turn)
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from ferryman.cache.manifest import Kind
 from ferryman.model.layers.attention import OutputGate
 from ferryman.model.layers.decoder_layers import LayerPlace, RmsNorm, load_norm
-from ferryman.model.layers.rotation import RotaryEmbedding, load_rotary
+from ferryman.model.layers.rotation import RotaryEmbedding, grown, load_rotary
 from ferryman.model.shapes.attention_shapes import LatentShape
 from ferryman.model.shapes.batch import PrefillBatch, StepBatch
 from ferryman.model.shapes.ranks import share_of
@@ -139,8 +139,8 @@ class LatentProjections:
         rows = torch.cat((self.row_norm(latents), row_ropes[:, 0]), dim=1)
         table = batch.page_tables[Kind.FULL]
         write_latents(pages, rows, table, batch.rows, batch.positions)
-        absorbed = self.keys_up(plain)
-        return torch.cat((absorbed, turned), dim=2)
+        q = torch.cat((self.keys_up(plain), turned), dim=2)
+        return q if shape.growth is None else grown(q, shape.growth, batch.positions)
 
     def finish(self, attended: Tensor, factors: Tensor | None = None) -> Tensor:
         """Hidden [tokens, hidden_dim] from attended latents [tokens, heads, latent_dim]. With

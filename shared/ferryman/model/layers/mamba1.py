@@ -79,7 +79,7 @@ class Mamba1Mixer:
             x = causal_conv_prefill(x, conv, self.conv_weight, self.conv_bias, *batch.scans)
             dt, B, C = self.selection(x)
             y = selective_scan(x, dt, self.A, B, C, self.D, ssm, *batch.scans)
-            return self.project_out(_gated(y, gate))
+            return self.project_out(gated_scan(y, gate))
 
         def convolve(x: Tensor, read: Tensor, write: Tensor) -> Tensor:
             return causal_conv_decode(x, conv, self.conv_weight, self.conv_bias, read, write)
@@ -90,10 +90,10 @@ class Mamba1Mixer:
         # The convolution's waves come first: the ranks then meet once, for any number of waves.
         x = batch.wave_by_wave(convolve, x)
         y = batch.wave_by_wave(advance, x, *self.selection(x))
-        return self.project_out(_gated(y, gate))
+        return self.project_out(gated_scan(y, gate))
 
 
-def _gated(y: Tensor, gate: Tensor) -> Tensor:
+def gated_scan(y: Tensor, gate: Tensor) -> Tensor:
     """y · silu(gate) in the dtype of the gate; `y` is in the accumulation dtype."""
     return (y * silu(gate.to(y.dtype))).to(gate.dtype)
 

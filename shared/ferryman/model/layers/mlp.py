@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ferryman.model.shapes.feed_forward_shapes import MlpShape
 from ferryman.model.shapes.ranks import Cuttable, Group, slice_of
@@ -89,6 +90,11 @@ def load_gated_mlp(
         summed_linear(slice_of(down, group, axis=1), down_bias, group),
         gated_by(act),
     )
+
+
+def squared_relu(up: Tensor) -> Tensor:
+    """The square of what is above 0 (Nemotron-H, AFM)."""
+    return F.relu(up).square()
 
 
 UP_DOWN = ("up_proj", "down_proj")

@@ -31,6 +31,16 @@ class Rotary:
         return apply_rotary(q, k, positions, self.inv_freq, self.scaling)
 
 
+def grown(q: Tensor, growth: QueryGrowth, positions: Tensor) -> Tensor:
+    """q [tokens, heads, dim], grown with its positions [tokens]; `growth` as in QueryGrowth."""
+    wide = accumulation_dtype(q.dtype)
+    # A position of -1 pads a batch: its logarithm must stay a number.
+    counted = (positions + growth.first).clamp_min_(0)
+    periods = torch.div(counted, growth.length, rounding_mode="floor").to(wide)
+    factors = 1 + growth.beta * torch.log1p(periods)
+    return q * factors.to(q.dtype)[:, None, None]
+
+
 @dataclass(frozen=True, slots=True)
 class GrownQueries:
     """Lets q grow with its position after `turn`; `growth` as in QueryGrowth."""
@@ -40,12 +50,7 @@ class GrownQueries:
 
     def __call__(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         q, k = self.turn(q, k, positions)
-        wide = accumulation_dtype(q.dtype)
-        # A position of -1 pads a batch: its logarithm must stay a number.
-        counted = (positions + self.growth.first).clamp_min_(0)
-        periods = torch.div(counted, self.growth.length, rounding_mode="floor").to(wide)
-        factors = 1 + self.growth.beta * torch.log1p(periods)
-        return q * factors.to(q.dtype)[:, None, None], k
+        return grown(q, self.growth, positions), k
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +63,19 @@ class ClippedHeads:
     def __call__(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         limit = self.limit
         return self.turn(q.clamp(-limit, limit), k.clamp(-limit, limit), positions)
+
+
+def halves_apart(positions: RotaryPositions | NoPositions, head_dim: int) -> Tensor:
+    """The order of a head's channels in which the two of a rotated pair are rotary_dim / 2 apart.
+
+    Scores are the same in any order that q and k share. So interleaved pairs are reordered in the
+    weights, once, and not at every token.
+    """
+    if isinstance(positions, NoPositions) or not positions.is_interleaved:
+        return torch.arange(head_dim)
+    turning = torch.arange(positions.rotary_dim)
+    rest = torch.arange(positions.rotary_dim, head_dim)
+    return torch.cat((turning[0::2], turning[1::2], rest))
 
 
 def without_rotary(q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:

@@ -168,7 +168,8 @@ class LatentShape:
     rotated; its value has `value_dim`. Plain keys and values are computed from the row's
     `latent_dim` channels, queries from a latent of `query_rank` channels (0: directly from hidden).
     `is_interleaved`: neighbouring channels are rotated together, not channels half of `rope_dim`
-    apart. `gates_heads`: a gate of one number multiplies each head's output (Ling 3).
+    apart. `gates_heads`: a gate of one number multiplies each head's output (Ling 3). `growth` is
+    that of queries, or None (Mistral 4).
     """
 
     q_heads: int
@@ -182,6 +183,7 @@ class LatentShape:
     positions: RotaryPositions | NoPositions
     is_interleaved: bool
     gates_heads: bool = False
+    growth: QueryGrowth | None = None
 
     @property
     def row_dim(self) -> int:

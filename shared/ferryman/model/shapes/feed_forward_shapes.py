@@ -43,15 +43,17 @@ class GroupedRouting:
 class SoftmaxRouting:
     """The routing of a token by a softmax over the scores of all experts.
 
-    `shares_sum_to_one`: the shares of the chosen experts are normalised to a sum of 1; those that
-    are not are multiplied by `scaling`. Experts are chosen from the `groups_per_token` of
-    `num_groups` groups with the best single experts (DeepSeek-V2).
+    `shares_sum_to_one`: the shares of the chosen experts are normalised to a sum of 1. Then they
+    are multiplied by `scaling`. Experts are chosen from the `groups_per_token` of `num_groups`
+    groups whose `best_of_group` best experts have the greatest sums: one in DeepSeek-V2, two in
+    Mistral 4.
     """
 
     shares_sum_to_one: bool
     scaling: float = 1.0
     num_groups: int = 1
     groups_per_token: int = 1
+    best_of_group: int = 1
 
 
 @dataclass(frozen=True, slots=True)

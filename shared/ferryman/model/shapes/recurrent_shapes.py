@@ -118,6 +118,46 @@ class Mamba1Shape:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadedMamba1Shape:
+    """Mamba-1 mixers side by side behind one convolution (Zamba): each of `heads` has `head_dim`
+    channels, and dt, B and C of its own. Every rank keeps all of them.
+
+    `has_bias` is about the projections in and out.
+    """
+
+    heads: int
+    head_dim: int
+    ssm_state: int
+    dt_rank: int
+    conv_width: int
+    has_conv_bias: bool
+    has_bias: bool
+
+    @property
+    def inner_dim(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def one_head(self) -> Mamba1Shape:
+        """The mixer of one head, without what is joint."""
+        return Mamba1Shape(
+            self.head_dim, self.ssm_state, self.dt_rank, self.conv_width, False, False
+        )
+
+    @property
+    def kind(self) -> Kind:
+        return Kind.RECURRENT
+
+    def sections(self, place: StatePlace) -> tuple[SectionSpec, ...]:
+        conv, ssm = (self.inner_dim, self.conv_width - 1), (self.inner_dim, self.ssm_state)
+        parts = (("x", self.inner_dim),)
+        return (
+            SectionSpec("conv", place.layer, conv, place.dtype, shard_axis=None, parts=parts),
+            SectionSpec("ssm", place.layer, ssm, place.accumulation_dtype, shard_axis=None),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class ShortConvShape:
     """A short convolution between two gates (LFM2), over `dim` channels: no state matrix.
 
