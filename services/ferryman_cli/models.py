@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from shutil import get_terminal_size
+from textwrap import TextWrapper
 from typing import Any
-
-from rich.console import Console
-from rich.table import Table
 
 from ferryman.errors import InvalidRequest
 from ferryman.gguf.architectures import names_of
 from ferryman.model.families import FAMILIES, Family
+
+INDENT = " " * 4
 
 
 def run_models(word: str, *, as_json: bool) -> int:
@@ -25,7 +25,9 @@ def run_models(word: str, *, as_json: bool) -> int:
     if as_json:
         print(json.dumps({"families": [_record(family) for family in families]}, indent=2))
     else:
-        Console(highlight=False).print(_table(families))
+        width = get_terminal_size().columns
+        for family in sorted(families, key=lambda family: family.name):
+            print(*_lines(family, width), sep="\n", end="\n\n")
     return 0
 
 
@@ -46,17 +48,13 @@ def _record(family: Family[Any]) -> dict[str, Any]:
     }
 
 
-def _table(families: Iterable[Family[Any]]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for head in ("architecture", "state", "formats", "GGUF", "models"):
-        # Names are copied from a terminal: they are never cut, the sentence wraps.
-        table.add_column(head, no_wrap=head == "architecture", overflow="fold")
-    for family in sorted(families, key=lambda family: family.name):
-        table.add_row(
-            "\n".join(family.architectures),
-            ", ".join(family.kinds),
-            family.formats,
-            ", ".join(names_of(family.architectures)),
-            family.summary,
-        )
-    return table
+def _lines(family: Family[Any], width: int) -> list[str]:
+    """A family's lines: the names of its architectures, then state, formats and GGUF, then the
+    sentence. Lines break between words alone: names are copied from a terminal."""
+    gguf = ", ".join(names_of(family.architectures))
+    facts = f"state: {', '.join(family.kinds)}; formats: {family.formats}"
+    details = (f"{facts}; GGUF: {gguf}" if gguf else facts, family.summary)
+    wrapper = TextWrapper(width, break_long_words=False, break_on_hyphens=False)
+    lines = wrapper.wrap("  ".join(family.architectures))
+    wrapper.initial_indent = wrapper.subsequent_indent = INDENT
+    return lines + [line for text in details for line in wrapper.wrap(text)]

@@ -22,6 +22,20 @@ def test_every_architecture_is_listed_once(capsys: pytest.CaptureFixture[str]) -
             assert words.count(name) == 1, name
 
 
+@pytest.mark.parametrize("columns", [30, 80, 200])
+def test_lines_break_between_words_alone(
+    columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert run(["models"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    words = {word for line in lines for word in line.split()}
+    for family in FAMILIES:
+        assert words >= {*family.architectures, *family.summary.split()}, family.name
+    # A line is longer than the terminal only if it is one name.
+    assert all(len(line) <= columns or len(line.split()) == 1 for line in lines)
+
+
 def test_a_record_says_state_and_formats(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["models", "gpt_oss", "--json"]) == 0
     (record,) = json.loads(capsys.readouterr().out)["families"]
