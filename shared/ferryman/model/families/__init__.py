@@ -484,7 +484,7 @@ FAMILIES: tuple[Family[Any], ...] = (
     ),
     Family(
         "bailing_hybrid",
-        ("BailingHybridForCausalLM",),
+        ("BailingHybridForCausalLM", "BailingMoeV3ForCausalLM"),
         ling3.read_bailing_hybrid,
         ling3.load_bailing_hybrid,
         kinds=HYBRID,

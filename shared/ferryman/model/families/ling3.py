@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from ferryman.cache.manifest import StateManifest
-from ferryman.model.families.deepseek import read_turning_latent
+from ferryman.model.families.deepseek import read_turning_latent, with_whole_turns
 from ferryman.model.families.kimi_linear import (
     KimiLinearConfig,
     KimiMixer,
@@ -82,7 +82,7 @@ def _latent(fields: ConfigFields) -> LatentShape:
     check_flags(fields, rope_interleave=True)
     if fields.raw.get("q_lora_rank") is not None:
         raise fields.refusal("q_lora_rank", "null: queries are computed from hidden")
-    return replace(read_turning_latent(fields), gates_heads=True)
+    return replace(read_turning_latent(with_whole_turns(fields)), gates_heads=True)
 
 
 def _delta(fields: ConfigFields) -> KimiDeltaShape:
