@@ -79,6 +79,11 @@ def test_a_word_of_no_family_is_a_mistake(capsys: pytest.CaptureFixture[str]) ->
             id="one that is refused for its state",
         ),
         pytest.param(
+            {"architectures": ["BailingMoeV2_5ForCausalLM"], "model_type": "bailing_hybrid"},
+            ["Ring 2.5", "lightning attention whose q and k"],
+            id="Ring 2.5, which has the model type of Ling 3",
+        ),
+        pytest.param(
             {"architectures": ["Zyx"]}, ["no supported one has a similar name"], id="none is near"
         ),
         pytest.param({"architectures": []}, ["architecture (none)"], id="no architecture"),

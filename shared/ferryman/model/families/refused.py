@@ -1,7 +1,8 @@
 """Architectures that transformers 5.23 has and no family reads, each with the reason.
 
 Most keep state that no resume set has a rule for, or mix tokens in a way for which there is no
-kernel with one order of sums (docs/decisions/0165-state-without-a-rule-is-refused-by-name.md).
+kernel with one order of sums (docs/decisions/0165-state-without-a-rule-is-refused-by-name.md). The
+operations that the others lack here are in docs/decisions/0197-a-refusal-names-the-operation.md.
 """
 
 from __future__ import annotations
@@ -14,16 +15,44 @@ _BLOCKS = (
 )
 _STREAMS = (
     "its residual path is several streams, which each layer mixes by numbers of its own for each "
-    "token (hyper-connections), and no layer here does that"
+    "token (hyper-connections); no layer here does that"
 )
 _CONVOLVED = (
     "convolutions within its attention keep a recurrent state beside the pages of a layer, which "
     "no attention here has"
 )
-_BLOCK_SPARSE = "it attends to blocks of keys that an indexer chooses; indexers here choose tokens"
+_ZAYA = (
+    f"{_CONVOLVED}: q and k go through two convolutions and half of each value is that of the "
+    "token before; its routers read the hidden states of the router one layer below"
+)
+_INKLING = (
+    f"{_CONVOLVED}: keys and values go through convolutions, as do the outputs of attention and "
+    "experts; scores also depend on distance by learned profiles, which no attention here adds"
+)
+_INKLING2 = (
+    f"{_CONVOLVED}, with filters that depend on the token; layers also attend to the sums of "
+    "blocks of earlier layers, and scores depend on distance by learned profiles"
+)
+_BLOCK_SPARSE = (
+    "it attends to blocks of keys that an indexer chooses by each block's best score; indexers "
+    "here choose tokens, and attention to chosen places is that of latents alone"
+)
 _NARROW_LATENTS = (
     "its latent attention has windows, sizes by layer, and a norm of the rotated key, which latent "
     "attention here does not have"
+)
+_POOLED_INDEX = (
+    f"{_STREAMS}; its indexers choose groups of pooled keys, and a group that is not full yet is "
+    "state between two pages"
+)
+_LINEAR_BAILING = (
+    "Ling 2.5 and Ring 2.5: lightning attention whose q and k have norms and turn, with a norm of "
+    "groups of heads before the gate; lightning attention here has neither, and transformers 5.23 "
+    "has no such model to compare with"
+)
+_CUT_EXPERTS = (
+    "activations of experts and of shared experts are cut at bounds that each layer has for itself "
+    "(swiglu_limits), and no gated MLP here cuts them; layers have different numbers of heads"
 )
 
 REFUSED: Mapping[str, str] = {
@@ -31,19 +60,41 @@ REFUSED: Mapping[str, str] = {
     "Qwen4ExpForCausalLM": f"{_BLOCKS}; it also looks up n-grams of the last tokens",
     "Qwen4ExpForConditionalGeneration": f"{_BLOCKS}; it also looks up n-grams of the last tokens",
     "HYV4ForCausalLM": _STREAMS,
-    "ZayaForCausalLM": _CONVOLVED,
-    "InklingForCausalLM": f"{_CONVOLVED}; scores also depend on distance by learned profiles",
-    "InklingForConditionalGeneration": _CONVOLVED,
+    "ZayaForCausalLM": _ZAYA,
+    "InklingForCausalLM": _INKLING,
+    "InklingForConditionalGeneration": _INKLING,
+    "Inkling2ForCausalLM": _INKLING2,
+    "Inkling2ForConditionalGeneration": _INKLING2,
     "MiniMaxM3SparseForConditionalGeneration": _BLOCK_SPARSE,
     "MiniMaxM3ForCausalLM": _BLOCK_SPARSE,
     "MiniMaxM3VLForCausalLM": _BLOCK_SPARSE,
     "Dots3NoteForCausalLM": _NARROW_LATENTS,
     "Dots3NoteForConditionalGeneration": _NARROW_LATENTS,
+    "Glm5NextForConditionalGeneration": _POOLED_INDEX,
+    "BailingMoeV2_5ForCausalLM": _LINEAR_BAILING,
+    "Step3p7FlashForCausalLM": _CUT_EXPERTS,
+    "Step3p7ForConditionalGeneration": _CUT_EXPERTS,
     "LongcatFlashForCausalLM": (
         "a layer has two latent attentions, and experts whose output skips the second of them; "
         "some experts are the identity"
     ),
     "xLSTMForCausalLM": (
         "its cells keep a matrix, a norm and a running maximum, and there is no kernel for them"
+    ),
+    "RwkvForCausalLM": (
+        "its time mixing (RWKV-4) keeps a numerator, a denominator and a running maximum for each "
+        "channel, and the inputs of the token before; there is no kernel for them"
+    ),
+    "JetMoeForCausalLM": (
+        "a token's queries and outputs are made by experts that a router chooses, over keys and "
+        "values of all; no attention here has experts"
+    ),
+    "MistralLarge4ForConditionalGeneration": (
+        "layers read the latents of earlier ones, queries and those of indexers grow by learned "
+        "numbers of each head, and waves have learned factors; latent attention here has none of it"
+    ),
+    "Kolibri1ForCausalLM": (
+        "its router adds a bias to the scores before their sigmoid; routers here add it behind, "
+        "and the choice may be another"
     ),
 }
