@@ -1,6 +1,8 @@
 """The tables of docs/models.md, from the families' own declarations and the published configs.
 
-python tools/model_tables.py          writes them between their markers
+python tools/model_tables.py          writes them between their markers, and published.json beside
+                                       the families, by which a model that is not read is told the
+                                       nearest that is
 
 A published config is a file in tests/model/published: a model's id, the source of the facts, and
 the fields of its config.json. `unused` names the fields that this model's layers do not use.
@@ -11,14 +13,16 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from ferryman.cache.manifest import Kind
+from ferryman.errors import ConfigError
 from ferryman.model.config import family_of, load_config
 from ferryman.model.families import FAMILIES, Family
+from ferryman.model.nearest_family import DOCUMENT as NEAREST
 from ferryman.model.shapes.model_shapes import ModelConfig
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # so that it runs as a plain script
@@ -124,6 +128,62 @@ def published_rows(read: Iterable[ReadConfig]) -> list[Row]:
     ]
 
 
+def published_document(read: Iterable[ReadConfig]) -> str:
+    """For each family one published model, the values of "model_type", and the fields of its
+    published configs: all, and those without which one is refused. A line a family."""
+    by_family: dict[str, list[ReadConfig]] = {}
+    for each in read:
+        by_family.setdefault(each.family.name, []).append(each)
+    lines = [
+        f"  {json.dumps(name)}: {json.dumps(_document_of(configs))}"
+        for name, configs in sorted(by_family.items())
+    ]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _document_of(configs: list[ReadConfig]) -> dict[str, Any]:
+    names = {name for each in configs for name in _names(each.published)}
+    types = {part.get("model_type") for each in configs for part in _parts(each.published.config)}
+    plainest = min(configs, key=lambda each: (len(each.published.model), each.published.model))
+    return {
+        "model": plainest.published.model,
+        "types": sorted(str(word) for word in types if word),
+        "fields": sorted(names),
+        "required": [
+            name
+            for name in _required(plainest.published)
+            if all(name in _names(each.published) for each in configs)
+        ],
+    }
+
+
+def _parts(config: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+    return config, config.get("text_config", {})
+
+
+def _names(published: PublishedConfig) -> set[str]:
+    """The fields of the config: `test_published.py` knows of each if a layer uses it."""
+    names = {name for part in _parts(published.config) for name in part}
+    return names - {"architectures", "text_config"}
+
+
+def _required(published: PublishedConfig) -> list[str]:
+    """The fields without which the config is refused."""
+    required = []
+    with TemporaryDirectory() as folder:
+        for name in sorted(_names(published)):
+            shorter = [
+                {key: value for key, value in part.items() if key != name}
+                for part in _parts(published.config)
+            ]
+            config = {**shorter[0], "text_config": shorter[1]} if shorter[1] else shorter[0]
+            try:
+                load_config(replace(published, config=config).write(Path(folder)))
+            except ConfigError:
+                required.append(name)
+    return required
+
+
 def written(page: str) -> str:
     """The page with its tables as declared. Raises ValueError if a marker is missing."""
     read = read_configs()
@@ -149,3 +209,4 @@ def written(page: str) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(written(PAGE.read_text()))
+    NEAREST.write_text(published_document(read_configs()))

@@ -65,7 +65,12 @@ def test_a_word_of_no_family_is_a_mistake(capsys: pytest.CaptureFixture[str]) ->
     [
         pytest.param(
             {"architectures": ["Qwen9ForCausalLM"]},
-            ["Qwen9ForCausalLM is not supported", "Qwen3ForCausalLM (Qwen 3, dense", "hidden_size"],
+            [
+                "Qwen9ForCausalLM is not supported",
+                "Qwen/Qwen2.5-0.5B, Qwen2ForCausalLM (Qwen 2 and 2.5",
+                "by its name",
+                "hidden_size",
+            ],
             id="an unknown one, and the field that is missed first",
         ),
         pytest.param(
@@ -80,8 +85,20 @@ def test_a_word_of_no_family_is_a_mistake(capsys: pytest.CaptureFixture[str]) ->
         ),
         pytest.param(
             {"architectures": ["BailingMoeV2_5ForCausalLM"], "model_type": "bailing_hybrid"},
-            ["Ring 2.5", "lightning attention whose q and k"],
+            ["Ring 2.5", "lightning attention whose q and k", "inclusionAI/Ling-3.0-Flash"],
             id="Ring 2.5, which has the model type of Ling 3",
+        ),
+        pytest.param(
+            {
+                "architectures": ["NewForConditionalGeneration"],
+                "text_config": {"model_type": "glm4_moe", "hidden_size": 64, "new_gate": 3},
+            },
+            [
+                "zai-org/GLM-4.5-Air",
+                "not understood are the fields new_gate",
+                "num_experts_per_tok",
+            ],
+            id="one whose text is told by its model type",
         ),
         pytest.param(
             {"architectures": ["Zyx"]}, ["no supported one has a similar name"], id="none is near"

@@ -18,6 +18,7 @@ from tools.model_tables import PublishedConfig, published_configs
 from ferryman.errors import ConfigError
 from ferryman.model.config import family_of, load_config, load_format
 from ferryman.model.families import FAMILIES
+from ferryman.model.nearest_family import NEVER_COUNTS
 from ferryman.model.shapes.model_shapes import ModelConfig
 from ferryman.model.weights.named_weights import WeightFormat
 from ferryman.model.weights.quantisation.awq import Awq
@@ -27,18 +28,6 @@ from ferryman.model.weights.quantisation.mxfp4 import Mxfp4
 
 NESTED = ("text_config", "rope_scaling", "rope_parameters", "full_attention", "sliding_attention")
 NONSENSE = ["nonsense"]
-
-NEVER_COUNTS = frozenset(
-    """
-    _attn_implementation_autoset _name_or_path attention_dropout aux_loss_alpha bos_token_id
-    cache_implementation dtype embd_pdrop ep_size full_attn_mod hidden_dropout initializer_range
-    interpolate_factor mla_scale_q_lora model_type output_router_logits pad_token_id
-    pretraining_tp rescale_prenorm_residual resid_pdrop return_dict router_aux_loss_coef
-    router_jitter_noise seq_aux tokenizer_class torch_dtype transformers.js_config
-    transformers_version use_bfloat16 use_cache
-    """.split()
-)
-"""Fields about training, precision on disk, code, or tokens that no layer sees."""
 
 OF_OTHER_PARTS = frozenset(
     """

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ferryman.model.families import FAMILIES
+from ferryman.model.nearest_family import DOCUMENT
 from tools import model_tables
 
 
@@ -22,6 +23,11 @@ def test_every_family_has_a_row_that_says_what_it_is() -> None:
     assert {name for row in rows for name in row[3].split(", ")} == {
         f"`{name}`" for family in FAMILIES for name in family.architectures
     }
+
+
+def test_the_published_models_are_those_that_are_read() -> None:
+    document = model_tables.published_document(model_tables.read_configs())
+    assert DOCUMENT.read_text() == document, "run `python tools/model_tables.py`"
 
 
 def test_a_stale_row_is_noticed() -> None:

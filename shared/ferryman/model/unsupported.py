@@ -2,68 +2,68 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from ferryman.errors import ConfigError
-from ferryman.model.families import FAMILIES, Family
+from ferryman.model.families import FAMILIES
 from ferryman.model.families.refused import REFUSED
+from ferryman.model.nearest_family import NearestFamily, nearest_family, stem_and_task
 from ferryman.model.shapes.config_fields import ConfigFields
 
 _TASKS = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 """The ends of the names of models that generate text."""
 
-_LEAST_LIKENESS = 0.65
+_MOST_NAMES = 12
+"""More names of fields than these are counted, not listed."""
 
 
 def unsupported(fields: ConfigFields, architectures: Iterable[str]) -> ConfigError:
-    """The error that names what was asked for, why it is not served, and the nearest family."""
+    """The error that names what was asked for, why it is not served, and the nearest family with a
+    published model of it."""
     names = tuple(architectures)
     parts = [f"{fields.source}: architecture {', '.join(names) or '(none)'} is not supported"]
     parts += [f"{name}: {REFUSED[name]}" for name in names if name in REFUSED]
-    parts += [_nearest_text(name, fields) for name in names[:1] if name not in REFUSED]
+    parts += [_nearest_text(name, fields) for name in names[:1]]
     parts.append(f"`ferryman models` lists the {len(FAMILIES)} families that are")
     return ConfigError("; ".join(filter(None, parts)))
 
 
 def _nearest_text(name: str, fields: ConfigFields) -> str:
-    """The nearest supported architecture, and what its family would refuse in these fields."""
-    stem, task = _stem_and_task(name)
-    nearest = _nearest(stem)
+    """The nearest supported model, and what is not understood beside it."""
+    nearest = nearest_family(fields, name)
     if nearest is None:
-        return "no supported one has a similar name"
-    architecture, family = nearest
-    if task not in _TASKS and _stem_and_task(architecture)[0] == stem:
+        return "no supported one has a similar name or similar fields"
+    stem, task = stem_and_task(name)
+    architecture, published = nearest.architecture, nearest.published
+    if task not in _TASKS and stem_and_task(architecture)[0] == stem:
         return f"only models that generate text are, as {architecture}; {task} is another task"
-    return (
-        f"the nearest one is {architecture} ({family.summary}), and {_difference(family, fields)}"
+    text = (
+        f"the nearest one is {published.model}, {architecture} ({published.family.summary}), "
+        f"{_unknown_text(nearest)}"
     )
+    return text if name in REFUSED else f"{text}; {_difference(nearest)}"
 
 
-def _nearest(stem: str) -> tuple[str, Family[Any]] | None:
-    stems = {
-        _stem_and_task(architecture)[0].lower(): (architecture, family)
-        for family in reversed(FAMILIES)
-        for architecture in reversed(family.architectures)
-    }
-    near = difflib.get_close_matches(stem.lower(), stems, n=1, cutoff=_LEAST_LIKENESS)
-    return stems[near[0]] if near else None
+def _unknown_text(nearest: NearestFamily) -> str:
+    """The fields that its family does not know, and those that it misses."""
+    if len(nearest.text.raw) == 1:
+        return "by its name: config.json has no other field"
+    missing = f"; missing are {_listed(nearest.missing)}" if nearest.missing else ""
+    if not nearest.unknown:
+        return f"whose family knows all fields{missing}"
+    return f"and not understood are the fields {_listed(nearest.unknown)}{missing}"
 
 
-def _difference(family: Family[Any], fields: ConfigFields) -> str:
+def _listed(names: Sequence[str]) -> str:
+    rest = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _difference(nearest: NearestFamily) -> str:
     """A mistake of the config if it were that family's: the part that is not understood."""
     try:
-        family.read(fields)
+        nearest.published.family.read(nearest.text)
     except ConfigError as error:
-        return f"read as such it would be refused: {str(error).removeprefix(f'{fields.source}: ')}"
+        reason = str(error).removeprefix(f"{nearest.text.source}: ")
+        return f"read as such it would be refused: {reason}"
     return "the fields read as such, but nobody has compared what its layers compute"
-
-
-def _stem_and_task(architecture: str) -> tuple[str, str]:
-    """`LlamaForCausalLM` is `Llama` and `ForCausalLM`."""
-    for task in ("LMHeadModel", "Model"):
-        if architecture.endswith(task) and "For" not in architecture:
-            return architecture.removesuffix(task), task
-    stem, preposition, task = architecture.partition("For")
-    return stem, preposition + task
