@@ -132,9 +132,18 @@ def _selection(weights: Weights, shape: Mamba1Shape, rank_channels: Part) -> Sel
         shape=shape,
         select=summed_linear(share_of(select, dim, group, axis=1), None, group),
         norms=_norms(weights, shape),
-        project_dt=make_linear(weights.tensor("dt_proj.weight", dim, rank, part=rank_channels)),
+        project_dt=_time_steps(weights, (dim, rank), rank_channels),
         dt_bias=weights.precise("dt_proj.bias", dim, part=rank_channels),
     )
+
+
+def _time_steps(weights: Weights, size: tuple[int, int], rank_channels: Part) -> Linear:
+    """The product that makes dt. It keeps codes that the file has; neither `--quantize` nor an
+    adapter changes it, for a state is as sensitive to dt as to nothing else."""
+    coded = weights.coded("dt_proj.weight", *size)
+    if coded is not None:
+        return share_of(coded, size[0], weights.group).linear(None)
+    return make_linear(weights.tensor("dt_proj.weight", *size, part=rank_channels))
 
 
 def _norms(weights: Weights, shape: Mamba1Shape) -> tuple[RmsNorm, ...]:

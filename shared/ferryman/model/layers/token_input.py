@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from ferryman.model.layers.decoder import EmbeddingAndHead
 from ferryman.model.layers.decoder_layers import Layer, LayerPlace, Norm, load_norm
@@ -23,6 +21,7 @@ from ferryman.model.shapes.batch import StepBatch
 from ferryman.model.shapes.state import ModelState
 from ferryman.model.weights.linear import Linear
 from ferryman.model.weights.named_weights import Weights
+from ferryman.model.weights.token_table import Embedding, load_columns
 from ferryman_kernels.elementwise.activations import gelu_tanh
 
 
@@ -42,14 +41,14 @@ class TokenInput:
     """`own` of tokens. `table` [num_ids, dim] is already scaled; `ends` has the embedding."""
 
     ends: EmbeddingAndHead
-    table: Tensor
+    table: Embedding
+    num_ids: int
     project: Linear
     norm: Norm
 
     def __call__(self, token_ids: Tensor) -> Tensor:
         """[tokens, dim] for `token_ids` [tokens]."""
-        in_table = torch.where(token_ids < len(self.table), token_ids, 0)
-        by_id = F.embedding(in_table, self.table)
+        by_id = self.table(torch.where(token_ids < self.num_ids, token_ids, 0))
         return (self.norm(self.project(self.ends.embed(token_ids))) + by_id) * math.sqrt(0.5)
 
 
@@ -99,14 +98,13 @@ def load_token_gate(
             "per_layer_model_projection.weight": hidden_dim**-0.5,
         }
     )
-    columns = partial(torch.narrow, dim=1, start=place.layer * dim, length=dim)
-    table = scaled.tensor(
-        "embed_tokens_per_layer.weight", shape.num_ids, num_layers * dim, part=columns
-    )
+    size = shape.num_ids, num_layers * dim
+    columns = range(place.layer * dim, (place.layer + 1) * dim)
     rows = scaled.matrix("per_layer_model_projection.weight", num_layers * dim, hidden_dim)
     token_input = TokenInput(
         ends=ends,
-        table=table,
+        table=load_columns(scaled, "embed_tokens_per_layer.weight", size, columns),
+        num_ids=shape.num_ids,
         project=rows.narrow(0, place.layer * dim, dim).linear(None),
         norm=load_norm(model, "per_layer_projection_norm", dim, eps),
     )

@@ -71,10 +71,21 @@ class BlockEmbedding:
 
 def load_embedding(weights: Weights, name: str, trunk: TrunkShape) -> Embedding:
     """The table `name`, in codes if the file has it in blocks and there is one rank."""
-    coded = _in_blocks(weights, name, trunk)
+    coded = _in_blocks(weights, name, (trunk.vocab_size, trunk.hidden_dim))
     if coded is not None:
         return BlockEmbedding(coded.panels())
     return PlainEmbedding(weights.tensor(name, trunk.vocab_size, trunk.hidden_dim))
+
+
+def load_columns(weights: Weights, name: str, size: tuple[int, int], columns: range) -> Embedding:
+    """Some neighbouring columns of the table `name` of `size`, in codes if they are whole blocks
+    of the file and there is one rank."""
+    start, length = columns.start, len(columns)
+    coded = _in_blocks(weights, name, size)
+    if coded is not None and not any(edge % coded.type.block_len for edge in (start, length)):
+        return BlockEmbedding(coded.narrow(1, start, length).panels())
+    part = partial(torch.narrow, dim=1, start=start, length=length)
+    return PlainEmbedding(weights.tensor(name, *size, part=part))
 
 
 def load_head(weights: Weights, embedding: Embedding, trunk: TrunkShape) -> Linear:
@@ -83,7 +94,7 @@ def load_head(weights: Weights, embedding: Embedding, trunk: TrunkShape) -> Line
     bias = weights.tensor("lm_head.bias", trunk.vocab_size) if trunk.has_head_bias else None
     rank_rows = partial(padded_rows, group=weights.group)
     if not trunk.ties_embeddings:
-        coded = _in_blocks(weights, name, trunk)
+        coded = _in_blocks(weights, name, size)
         if coded is not None:
             return coded.linear(bias)
         rows = weights.tensor(name, *size, part=rank_rows)
@@ -97,9 +108,9 @@ def load_head(weights: Weights, embedding: Embedding, trunk: TrunkShape) -> Line
     raise TypeError(f"{type(embedding).__name__} is no table that a head can be tied to")
 
 
-def _in_blocks(weights: Weights, name: str, trunk: TrunkShape) -> GgufMatrix | None:
+def _in_blocks(weights: Weights, name: str, size: tuple[int, int]) -> GgufMatrix | None:
     # Ranks share a head by rows that fill no panels, so they read it in floats.
     if weights.group.num_ranks > 1:
         return None
-    coded = weights.coded(name, trunk.vocab_size, trunk.hidden_dim)
+    coded = weights.coded(name, *size)
     return coded if isinstance(coded, GgufMatrix) else None

@@ -1,9 +1,10 @@
 """The format of a GGUF file whose weights in blocks stay in their codes.
 
 A linear layer's or an expert's weight is kept if it has one type of `FORMS`, and if a converter
-changed at most the order of its rows, and of its columns by whole blocks. Every other tensor is
-read in floats: types without a form (Q2_K, Q3_K), rows of several types, and on several ranks
-weights whose columns are no whole blocks on each of them.
+changed at most the order of its rows and columns. Columns are moved back by whole blocks; where
+they cut blocks, the product's inputs are moved instead (`ReorderedMatrix`). Every other tensor is
+read in floats: types without a form (Q2_K, Q3_K), rows of several types, transposed matrices, and
+on several ranks weights whose columns are no whole blocks on each of them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from ferryman.gguf.model_file import is_gguf
 from ferryman.model.weights.gguf_checkpoint import GgufStoredTensor
 from ferryman.model.weights.matrix import Matrix
 from ferryman.model.weights.named_weights import STORED_FLOATS, WeightFormat, Weights
-from ferryman.model.weights.quantisation.gguf_matrix import FORMS, GgufMatrix, gguf_matrix
+from ferryman.model.weights.quantisation.gguf_matrix import FORMS, gguf_matrix
+from ferryman.model.weights.reordered_matrix import ReorderedMatrix
 from ferryman.model.weights.safetensors_header import StoredTensor
 from ferryman_kernels.products.packed_product import reads_panels
 
@@ -64,14 +66,14 @@ def _kept(weights: Weights, name: str, columns: int) -> GgufStoredTensor | None:
     is_kept = is_even and kind.name in FORMS and source.form is TensorForm.PLAIN
     if not is_kept or columns % (kind.block_len * weights.group.num_ranks):
         return None
-    if source.columns is not None and whole_blocks(source.columns, kind.block_len) is None:
-        return None
+    if source.columns is not None and weights.group.num_ranks > 1:
+        return stored if whole_blocks(source.columns, kind.block_len) is not None else None
     return stored
 
 
 def _matrix(
     weights: Weights, source: NamedTensor, parts: tuple[TensorPart, ...], rows: int, columns: int
-) -> GgufMatrix:
+) -> Matrix:
     """A matrix of parts in blocks of one type, in the folder's order."""
     kind = parts[0].header.kind
     matrix = gguf_matrix(
@@ -86,7 +88,8 @@ def _matrix(
         matrix = matrix.with_rows(torch.from_numpy(source.rows))
     if source.columns is not None:
         order = whole_blocks(source.columns, kind.block_len)
-        assert order is not None, "a tensor whose columns cut blocks is read in floats"
+        if order is None:
+            return ReorderedMatrix(matrix, torch.from_numpy(source.columns))
         matrix = matrix.with_blocks(torch.from_numpy(order))
     return matrix
 
