@@ -116,7 +116,9 @@ def _quantisation(fields: ConfigFields) -> ConfigFields | None:
 
 
 def _method(stored: ConfigFields) -> object:
-    """`quant_method`, which the first checkpoints of bitsandbytes leave out."""
+    """`quant_method`, which the first checkpoints of bitsandbytes and of modelopt leave out."""
+    named, producer = stored.raw.get("quant_method"), stored.raw.get("producer")
     if any(stored.raw.get(name) is True for name in ("load_in_4bit", "load_in_8bit")):
-        return stored.raw.get("quant_method") or BITSANDBYTES
-    return stored.raw.get("quant_method")
+        return named or BITSANDBYTES
+    is_of_modelopt = isinstance(producer, Mapping) and producer.get("name") == MODELOPT
+    return named or (MODELOPT if is_of_modelopt else None)

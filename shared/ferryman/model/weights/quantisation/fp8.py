@@ -101,7 +101,10 @@ def read_scales(weights: Weights, name: str, shape: tuple[int, int], block: Scal
 
 
 def read_fp8(fields: ConfigFields) -> Fp8:
-    """`quant_method` fp8. Raises ConfigError, by field name, for other kinds of floats."""
+    """`quant_method` fp8. Raises ConfigError, by field name, for other kinds of floats, also where
+    modelopt made some of the layers anew."""
+    if fields.raw.get("quant_algo") is not None:
+        raise fields.refusal("quant_algo", "absent for quant_method fp8")
     if fields.raw.get("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
         raise fields.refusal("fmt", "e4m3")
     size = fields.raw.get("weight_block_size")
