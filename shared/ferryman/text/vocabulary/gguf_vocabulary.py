@@ -40,7 +40,10 @@ def read_gguf_vocabulary(file: Path) -> dict[str, Any]:
         return _sentencepiece(metadata)
     if kind == "gemma4":
         return _merged_pieces(metadata)
-    raise metadata.refusal("tokenizer.ggml.model", "gpt2, llama or gemma4; no other is read")
+    raise metadata.refusal(
+        "tokenizer.ggml.model",
+        "gpt2, llama or gemma4; no other is read (bert, WordPiece, is of models without text)",
+    )
 
 
 def _byte_level(metadata: GgufMetadata) -> dict[str, Any]:
