@@ -8,8 +8,12 @@ from pathlib import Path
 import pytest
 from tools.bench.server_contest import (
     ContestServer,
+    ServerContestOptions,
     contest_cases,
+    contest_servers,
+    ignoring_ends,
     running_server,
+    server_sessions,
     table_lines,
 )
 
@@ -55,9 +59,21 @@ def test_both_servers_have_the_same_prompts_and_no_two_cases_share_one() -> None
     assert len(cases[3].sessions[0].turns) == 10
 
 
+def test_neither_server_may_draw_an_end_of_text_before_the_last_token() -> None:
+    """An end has no text, so two tokens would come as one piece, and one gap be as long as two."""
+    ours, theirs = contest_servers(ServerContestOptions(Path(), Path(), Path()), Path())
+    for case in contest_cases(1):
+        for made in server_sessions(ours, case.sessions):
+            lengths = {turn.max_tokens for turn in made.turns}
+            assert dict(made.fields) == {"min_tokens": max(lengths)}
+            assert len(lengths) == 1
+        fields = [made.fields for made in server_sessions(theirs, case.sessions)]
+        assert fields == [{"ignore_eos": True}] * len(case.sessions)
+
+
 def test_a_server_that_ends_at_once_is_named_with_its_last_words(tmp_path: Path) -> None:
     command = (sys.executable, "-c", "print('no such model'); raise SystemExit(3)")
-    server = ContestServer("broken", command, "http://127.0.0.1:1")
+    server = ContestServer("broken", command, "http://127.0.0.1:1", ignoring_ends)
     with (
         pytest.raises(ConfigError, match="broken did not start: no such model"),
         running_server(server, tmp_path),
