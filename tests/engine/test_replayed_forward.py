@@ -124,24 +124,39 @@ def test_replayed_steps_have_the_bits_of_launched_ones(family: str, tmp_path: Pa
 def test_replayed_steps_have_the_bits_of_launched_ones_in(dtype: str, tmp_path: Path) -> None:
     pair = pair_of(save_native(tmp_path, native_config()), dtype)
     anna, bert, _ = prefilled(pair)
-    for index in range(5):
+    for index in range(8):
         pair.run(decode(2 + index, [(bert, 5 + index), (anna, 18 + index)]))
     assert pair.recordings.count == 1
+
+
+def test_a_size_that_comes_seldom_is_launched_and_not_recorded(tmp_path: Path) -> None:
+    """Where requests end one after the other each size comes once or twice, and a recording would
+    take longer than its replays save."""
+    pair = pair_of(save_native(tmp_path, native_config()))
+    anna, bert, _ = prefilled(pair)
+    counts = []
+    for index in range(6):
+        pair.run(decode(2 + index, [(anna, 18 + index)]))
+        counts.append(pair.recordings.count)
+    pair.run(decode(8, [(anna, 24), (bert, 5)]))
+    assert counts == [0, 0, 0, 0, 1, 1]
+    assert pair.recordings.count == 1, "two requests are another size"
 
 
 def test_steps_with_drafts_are_launched_between_replayed_ones(tmp_path: Path) -> None:
     pair = pair_of(save_native(tmp_path, native_config()))
     anna, _, _ = prefilled(pair)
-    for index in range(4):
+    for index in range(7):
         pair.run(decode(2 + index, [(anna, 18 + index)]))
-    pair.run(verify(6, anna, 22, [5, 6], [anna.working_slot + 1, anna.working_slot + 2]))
-    pair.run(decode(7, [(anna, 25)]))
+    pair.run(verify(9, anna, 25, [5, 6], [anna.working_slot + 1, anna.working_slot + 2]))
+    pair.run(decode(10, [(anna, 28)]))
     assert pair.recordings.count == 1
 
 
 def test_recordings_beyond_their_budget_make_room_for_newer_ones_but_not_in_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(replayed_forward, "FIRST_AFTER", 1)
     monkeypatch.setattr(replayed_forward, "AGAIN_AFTER", 4)
     folder = save_native(tmp_path, native_config())
     whole = pair_of(folder)
@@ -163,7 +178,7 @@ def test_recordings_beyond_their_budget_make_room_for_newer_ones_but_not_in_turn
 def test_a_recording_that_is_larger_than_the_budget_is_not_kept(tmp_path: Path) -> None:
     pair = pair_of(save_native(tmp_path, native_config()), max_bytes=1)
     anna, _, _ = prefilled(pair)
-    for index in range(4):
+    for index in range(7):
         pair.run(decode(2 + index, [(anna, 18 + index)]))
     assert pair.recordings.count == 0
 

@@ -3,8 +3,8 @@
 A recording belongs to a number of requests and a width of page tables. It reads its integers in
 tables of its own, into which each step's are copied:
 
-    first step of a size     run as ever: what it makes once, such as a table, exists afterwards
-    second                   recorded while it runs
+    first steps of a size    run as ever: what they make once, such as a table, exists afterwards
+    the next one             recorded while it runs
     all others               replayed
 
 Recordings hold the tensors between the operations, so they have a budget; the least recently used
@@ -32,6 +32,11 @@ log = logging.getLogger(__name__)
 
 MAX_REQUESTS = 64
 """The largest step that is recorded: Python takes less than a hundredth of a larger one."""
+
+FIRST_AFTER = 4
+"""Launched steps of a new size before it is recorded. A step that is recorded takes about as much
+longer as four replays save, and where requests end one after the other most sizes come once or
+twice."""
 
 AGAIN_AFTER = 32
 """Launched steps of a dropped size before it is recorded again: a recording costs as much as that
@@ -80,7 +85,7 @@ class ReplayedForward:
             return self._eager.run(tensors)
         if shape in self._recorded:
             return self._replay(shape, tensors)
-        if left := self._to_launch.setdefault(shape, 1):
+        if left := self._to_launch.setdefault(shape, FIRST_AFTER):
             self._to_launch[shape] = left - 1
             return self._eager.run(tensors)
         return self._record(shape, tensors)
