@@ -18,6 +18,7 @@ from ferryman.model.families.zamba2 import HybridLayer, SharedBlock, is_layer_hy
 from ferryman.model.layers.attention import AttentionLayer
 from ferryman.model.layers.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
 from ferryman.model.layers.decoder_layers import Layer, LayerPlace, MixerLayer, load_norm
+from ferryman.model.layers.head_placement import placement
 from ferryman.model.layers.headed_mamba1 import load_headed_mamba1
 from ferryman.model.layers.rotation import load_rotary
 from ferryman.model.readers.config_readers import check_activation, read_trunk
@@ -169,7 +170,7 @@ def _layer(
             layer=place.layer,
             shape=shape.shard(weights.group.num_ranks),
             qkv=block.qkv,
-            turn=load_rotary(weights, shape.positions),
+            placement=placement(load_rotary(weights, shape.positions)),
             sinks=None,
             out=block.out,
         ),
