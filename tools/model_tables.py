@@ -32,6 +32,7 @@ from tools.markdown_table import short_table
 REPOSITORY = Path(__file__).parent.parent
 PAGE = REPOSITORY / "docs" / "models.md"
 PUBLISHED = REPOSITORY / "tests" / "model" / "published"
+DIFFERENCES = REPOSITORY / "tests" / "model" / "differences.json"
 
 Row = tuple[str, ...]
 
@@ -128,6 +129,23 @@ def published_rows(read: Iterable[ReadConfig]) -> list[Row]:
     ]
 
 
+def difference_rows() -> list[Row]:
+    """A row for each family that transformers has too: configs, largest differences by dtype, and
+    the share of positions that float32 was compared at."""
+    figures = json.loads(DIFFERENCES.read_text())
+    return [
+        (
+            f"`{name}`",
+            ", ".join(next(family.kinds for family in FAMILIES if family.name == name)),
+            str(row["configs"]),
+            f"{row['float32']:.1e}",
+            f"{row['float64']:.1e}",
+            f"{row['compared']:.0%}",
+        )
+        for name, row in sorted(figures.items())
+    ]
+
+
 def published_document(read: Iterable[ReadConfig]) -> str:
     """For each family one published model, the values of "model_type", and the fields of its
     published configs: all, and those without which one is refused. A line a family."""
@@ -193,6 +211,11 @@ def written(page: str) -> str:
             ("family", "file", "models", "architectures", "state", "formats", "configs read"),
             family_rows(read),
             3,
+        ),
+        "differences": (
+            ("family", "state", "configs", "float32", "float64", "compared in float32"),
+            difference_rows(),
+            1,
         ),
         "published": (("model", "format", "family", "source"), published_rows(read), 3),
     }

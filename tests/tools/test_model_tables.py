@@ -25,6 +25,18 @@ def test_every_family_has_a_row_that_says_what_it_is() -> None:
     }
 
 
+def test_every_family_that_transformers_has_is_in_the_table_of_differences() -> None:
+    rows = model_tables.difference_rows()
+    names = {family.name for family in FAMILIES} - {"native"}
+    assert {row[0] for row in rows} == {f"`{name}`" for name in names}
+
+
+def test_a_difference_above_what_is_allowed_is_in_no_row() -> None:
+    for row in model_tables.difference_rows():
+        assert float(row[3]) < 2e-4, row
+        assert float(row[4]) < 1e-12, row
+
+
 def test_the_published_models_are_those_that_are_read() -> None:
     document = model_tables.published_document(model_tables.read_configs())
     assert DOCUMENT.read_text() == document, "run `python tools/model_tables.py`"
