@@ -6,6 +6,7 @@ The tables go from a folder to a file, word for word; nothing is shared with wha
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,6 +38,8 @@ _NAMES = {
     "mlp.shared_expert.up_proj": "ffn_up_shexp",
     "mlp.shared_expert.down_proj": "ffn_down_shexp",
     "block_sparse_moe.gate": "ffn_gate_inp",
+    "block_sparse_moe.e_score_correction_bias": "exp_probs_b.bias",
+    "model.norm.bias": "output_norm.bias",
 }
 _GEMMA = {
     "post_attention_layernorm": "post_attention_norm",
@@ -54,7 +57,44 @@ _BEHIND = {
     "post_feedforward_layernorm": "post_ffw_norm",
 }
 _HUNYUAN = {"self_attn.query_layernorm": "attn_q_norm", "self_attn.key_layernorm": "attn_k_norm"}
+_PHI2 = {
+    "model.final_layernorm.weight": "output_norm.weight",
+    "model.final_layernorm.bias": "output_norm.bias",
+    "lm_head.bias": "output.bias",
+    "self_attn.dense": "attn_output",
+    "mlp.fc1": "ffn_up",
+    "mlp.fc2": "ffn_down",
+}
+_GPT_NEOX = {
+    "gpt_neox.embed_in.weight": "token_embd.weight",
+    "gpt_neox.final_layer_norm.weight": "output_norm.weight",
+    "gpt_neox.final_layer_norm.bias": "output_norm.bias",
+    "embed_out.weight": "output.weight",
+    "attention.query_key_value": "attn_qkv",
+    "attention.dense": "attn_output",
+    "mlp.dense_h_to_4h": "ffn_up",
+    "mlp.dense_4h_to_h": "ffn_down",
+}
+_HUNYUAN_MOE = {
+    **_HUNYUAN,
+    "mlp.gate.wg": "ffn_gate_inp",
+    "mlp.shared_mlp.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_mlp.up_proj": "ffn_up_shexp",
+    "mlp.shared_mlp.down_proj": "ffn_down_shexp",
+}
+_ERNIE_MOE = {
+    "mlp.moe_statics.e_score_correction_bias": "exp_probs_b.bias",
+    "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_experts.up_proj": "ffn_up_shexp",
+    "mlp.shared_experts.down_proj": "ffn_down_shexp",
+}
 _OF_ARCHITECTURE = {
+    "phi2": _PHI2,
+    "phi3": {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"},
+    "starcoder2": {"mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"},
+    "gptneox": _GPT_NEOX,
+    "hunyuan-moe": _HUNYUAN_MOE,
+    "ernie4_5-moe": _ERNIE_MOE,
     "gemma2": _GEMMA,
     "gemma3": _GEMMA,
     "glm4": _GLM4,
@@ -63,10 +103,12 @@ _OF_ARCHITECTURE = {
     "seed_oss": {"post_attention_layernorm": "post_attention_norm"},
     "hunyuan-dense": _HUNYUAN,
 }
+_PAIRED = ("llama", "smollm3", "granite", "olmo")
 _WITH_PATTERN = ("olmo2", "exaone4")
 _EXPERT = re.compile(
     r"(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(gate_proj|up_proj|down_proj|w1|w2|w3)"
 )
+_HEAD_NORM = re.compile(r"self_attn\.([qk])_layernorm\.norms\.(\d+)")
 _EXPERT_NAMES = {"w1": "gate", "w3": "up", "w2": "down"}
 _SIZES = {
     "context_length": "max_position_embeddings",
@@ -83,6 +125,15 @@ _SIZES = {
     "expert_feed_forward_length": "moe_intermediate_size",
     "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
     "attention.sliding_window": "sliding_window",
+    "attention.clamp_kqv": "clip_qkv",
+    "attention.layer_norm_epsilon": "layer_norm_eps",
+    "rope.scaling.original_context_length": "trained",
+    "rope.scaling.attn_factor": "growth",
+    "logit_scale": "logit_scale",
+    "use_parallel_residual": "use_parallel_residual",
+    "interleave_moe_layer_step": "moe_layer_interval",
+    "leading_dense_block_count": "moe_layer_start_index",
+    "expert_shared_count": "moe_num_shared_experts",
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
 }
@@ -95,6 +146,7 @@ def write_converted(
     config = json.loads((folder / "config.json").read_text())
     # transformers 5 writes another name.
     config.setdefault("num_experts", config.get("num_local_experts"))
+    config |= _renamed(architecture, config)
     keys = {
         f"{architecture}.{key}": config[field]
         for key, field in _SIZES.items()
@@ -104,7 +156,7 @@ def write_converted(
     rope = rope.get("full_attention", rope)
     theta = rope.get("rope_theta", config.get("rope_theta", 10_000.0))
     if factor := rope.get("partial_rotary_factor"):
-        keys[f"{architecture}.rope.dimension_count"] = int(factor * config["head_dim"])
+        keys[f"{architecture}.rope.dimension_count"] = int(factor * _head_dim(config))
     if architecture in _WITH_PATTERN and config.get("sliding_window"):
         pattern = [kind == "sliding_attention" for kind in config["layer_types"]]
         keys[f"{architecture}.attention.sliding_window_pattern"] = pattern
@@ -119,10 +171,40 @@ def write_converted(
     written = dict(
         _written(architecture, config, name, tensor.float().numpy())
         for name, tensor in tensors.items()
-        if not _EXPERT.search(name)
+        if not (_EXPERT.search(name) or _HEAD_NORM.search(name))
     )
+    written |= {
+        f"rope_factors_{length}.weight": np.array(rope[f"{length}_factor"], "<f4")
+        for length in ("long", "short")
+        if f"{length}_factor" in rope
+    }
     written |= _experts({name: tensor.float().numpy() for name, tensor in tensors.items()})
     return write(file, metadata, [floats(name, values) for name, values in written.items()])
+
+
+def _head_dim(config: Mapping[str, Any]) -> int:
+    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+
+
+def _renamed(architecture: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of an architecture under the names that others have."""
+    if architecture in ("minimax-m2", "hunyuan-moe"):
+        more = {"moe_intermediate_size": config["intermediate_size"]}
+        topk = config.get("moe_topk")
+        return more if topk is None else {**more, "num_experts_per_tok": topk}
+    if architecture == "ernie4_5-moe":
+        names = {"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"}
+        return {name: config[field] for name, field in names.items()}
+    if architecture in ("olmo", "starcoder2"):
+        # A config of OLMo 1 has none: it is a constant.
+        return {"layer_norm_eps": config.get("norm_epsilon", 1e-5)}
+    if architecture == "phi3":
+        trained = config["original_max_position_embeddings"]
+        times = config["max_position_embeddings"] / trained
+        growth = math.sqrt(1 + math.log(times) / math.log(trained))
+        window = config["sliding_window"] or 0
+        return {"trained": trained, "sliding_window": window, "growth": growth}
+    return {}
 
 
 def _written(
@@ -131,28 +213,37 @@ def _written(
     target = _target(architecture, name)
     if architecture.startswith("gemma") and target.endswith("norm.weight"):
         values = values + np.float32(1)
-    if architecture in ("llama", "smollm3", "granite") and re.search(r"attn_[qk]\.", target):
+    if architecture in _PAIRED and re.search(r"attn_[qk]\.", target):
         heads = "num_attention_heads" if "attn_q" in target else "num_key_value_heads"
         # As llama.cpp's converter does: the halves of each head become neighbours.
         by_half = values.reshape(config[heads], 2, -1, *values.shape[1:])
         values = by_half.swapaxes(1, 2).reshape(values.shape)
-    if target.endswith("ffn_gate_inp_shexp.weight"):
+    if architecture == "gptneox" and "attn_qkv" in target:
+        by_head = values.reshape(config["num_attention_heads"], 3, -1, *values.shape[1:])
+        values = by_head.swapaxes(0, 1).reshape(values.shape)
+    if target.endswith(("ffn_gate_inp_shexp.weight", "exp_probs_b.bias")) and values.ndim == 2:
         values = values[0]
     return target, values
 
 
 def _target(architecture: str, name: str) -> str:
     names = {**_NAMES, **_OF_ARCHITECTURE.get(architecture, {})}
-    match = re.fullmatch(r"model\.layers\.(\d+)\.(.*)\.(weight|bias)", name)
+    match = re.fullmatch(r"(?:model|gpt_neox)\.layers\.(\d+)\.(.*)", name)
     if match is None:
         return names[name]
-    return f"blk.{match[1]}.{names[match[2]]}.{match[3]}"
+    if match[2] in names:
+        return f"blk.{match[1]}.{names[match[2]]}"
+    part, _, kind = match[2].rpartition(".")
+    return f"blk.{match[1]}.{names[part]}.{kind}"
 
 
 def _experts(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The experts of each layer on an axis of their own."""
+    """The experts of each layer, or the norms of its heads, on an axis of their own."""
     stacks: dict[str, dict[int, np.ndarray]] = {}
     for name, values in tensors.items():
+        if match := _HEAD_NORM.search(name):
+            target = f"blk.{name.split('.')[2]}.attn_{match[1]}_norm.weight"
+            stacks.setdefault(target, {})[int(match[2])] = values
         if match := _EXPERT.search(name):
             layer, part = name.split(".")[2], match[2].removesuffix("_proj")
             target = f"blk.{layer}.ffn_{_EXPERT_NAMES.get(part, part)}_exps.weight"

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from tests.gguf_models.conversion import split_experts, write_converted
 from tests.gguf_models.files import floats, q8_0, write
 from tests.gguf_models.hybrid_models import HYBRIDS
+from tests.gguf_models.transformer_models import TRANSFORMERS
 from tests.tiny_models import save_random
 from tests.tools.bench.gguf_reader import GgufReader
 from tests.tools.bench.tiny_shapes import save_tiny
@@ -92,6 +93,7 @@ MODELS: Mapping[str, PretrainedConfig] = {
         **FOUR_LAYERS, sliding_window=None, layer_types=["full_attention"] * 4
     ),
     "exaone4 with windows": Exaone4Config(**FOUR_LAYERS, sliding_window=32),
+    **TRANSFORMERS,
 }
 """By the architecture in files, which some words may follow."""
 BENCH = ("granite", "granite-experts", "granite-hybrid", "granite-hybrid-experts")
@@ -243,8 +245,8 @@ REFUSED: Mapping[str, tuple[Mapping[str, Setting], str]] = {
         r"of the architecture plamo are not read\. Read are llama",
     ),
     "a family without a reader": (
-        {"general.architecture": "phi3"},
-        "phi3 are not read: its keys and tensors are not known; its folder of safetensors is read",
+        {"general.architecture": "afmoe"},
+        "afmoe are not read: its keys and tensors are not known; its folder of safetensors is read",
     ),
     "an encoder": ({"general.architecture": "bert"}, "bert are not read: it does not write text"),
     "scaling": ({"llama.rope.scaling.type": "longrope"}, "must be one of none, linear, yarn"),

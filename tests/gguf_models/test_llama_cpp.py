@@ -38,9 +38,16 @@ PROMPT = [(7 * place * place + 3) % 131 for place in range(40)]
 # it makes room for this dots1.
 UNLIKE = {"gpt-oss", "dots1"}
 # It takes GELU from a table in float16; this Gemma 3n has 22 layers.
-ROUNDED_MORE = {"gemma4": 5e-4, "gemma3n": 2e-3}
-DENSE = ("seed_oss", "ernie4_5", "hunyuan-dense", "olmo2", "olmo2 of OLMo 3", "exaone4")
-"""Models of `test_architectures.py`. llama.cpp has windows in EXAONE 4 if there are 64 layers."""
+GELU = 5e-4
+ROUNDED_MORE = {"gemma4": GELU, "gemma3n": 2e-3, "starcoder2": GELU, "gptneox": GELU, "phi2": GELU}
+PLAIN = (
+    *("seed_oss", "ernie4_5", "hunyuan-dense", "olmo2", "olmo2 of OLMo 3", "exaone4"),
+    *("olmo", "stablelm", "stablelm side by side", "starcoder2", "gptneox", "cohere2", "phi2"),
+    *("olmoe", "hunyuan-moe"),
+)
+"""Models of `test_architectures.py`. llama.cpp has windows in EXAONE 4 if there are 64 layers, and
+none in Phi 3, whose factors it takes by the context that it is opened with. It wants keys in files
+of ERNIE with experts, MiniMax-M2 and Qwen3-VL that `conversion.py` does not write."""
 
 
 @pytest.mark.parametrize("name", sorted(HYBRIDS.keys() - UNLIKE))
@@ -106,9 +113,9 @@ def assert_same_logits(file: Path, tolerance: float) -> None:
     assert difference <= tolerance * ours.abs().max(), difference
 
 
-@pytest.mark.parametrize("name", DENSE)
-def test_logits_of_dense_models_are_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", PLAIN)
+def test_logits_of_transformers_are_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
     folder, architecture = save_random(tmp_path / "folder", MODELS[name], seed=1), name.split()[0]
     keys: dict[str, Setting] = {f"{architecture}.vocab_size": 131, "tokenizer.ggml.model": "none"}
     file = write_converted(folder, tmp_path / "tiny.gguf", architecture, keys)
-    assert_same_logits(file, 1e-4)
+    assert_same_logits(file, ROUNDED_MORE.get(architecture, 1e-4))

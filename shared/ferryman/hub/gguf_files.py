@@ -16,7 +16,7 @@ from typing import IO
 from uuid import uuid4
 
 from ferryman.errors import ConfigError
-from ferryman.gguf.architectures.tensor_names import ROPE_FREQS
+from ferryman.gguf.architectures.tensor_names import WAVE_FACTORS
 from ferryman.gguf.container import GgufHead, HeadCut, read_head
 from ferryman.gguf.hub_names import chosen_file, shards_of
 from ferryman.gguf.model_file import HEAD_ENDING
@@ -130,7 +130,7 @@ def _write_head(ranges: _Ranges, file: IO[bytes]) -> None:
     file.write(ranges.content)
     # Factors of waves are a small tensor, and a part of the config.
     for tensor in head.tensors:
-        if tensor.name == ROPE_FREQS and tensor.end - tensor.start <= FIRST_BYTES:
+        if tensor.name in WAVE_FACTORS and tensor.end - tensor.start <= FIRST_BYTES:
             file.seek(tensor.start)
             file.write(ranges.read(tensor.start, tensor.end))
     os.truncate(file.fileno(), ranges.num_bytes)

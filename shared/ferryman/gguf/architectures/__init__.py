@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from ferryman.errors import ConfigError
 from ferryman.gguf.architectures import (
+    centred_norms,
     delta_nets,
     gemmas,
     granite,
@@ -19,6 +20,7 @@ from ferryman.gguf.architectures import (
     nemotron,
     norms_behind,
     short_convolutions,
+    softmax_mixtures,
     state_spaces,
     transformer,
 )
@@ -168,14 +170,69 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
         gemmas.gemma3n_fields, gemmas.gemma3n_names, ("Gemma3nForCausalLM",)
     ),
     "gemma4": GgufArchitecture(gemmas.gemma4_fields, gemmas.gemma4_names, ("Gemma4ForCausalLM",)),
+    "qwen3vl": GgufArchitecture(
+        transformer.qwen3_fields,
+        transformer.plain_names,
+        (
+            "Qwen3ForCausalLM",
+            "Qwen3VLForConditionalGeneration",
+        ),
+    ),
+    "qwen3vlmoe": GgufArchitecture(
+        transformer.qwen3_moe_fields,
+        transformer.qwen3_moe_names,
+        (
+            "Qwen3MoeForCausalLM",
+            "Qwen3VLMoeForConditionalGeneration",
+        ),
+    ),
+    "phi2": GgufArchitecture(
+        centred_norms.phi2_fields, centred_norms.phi2_names, ("PhiForCausalLM",)
+    ),
+    "phi3": GgufArchitecture(
+        centred_norms.phi3_fields, centred_norms.phi3_names, ("Phi3ForCausalLM",)
+    ),
+    "olmo": GgufArchitecture(
+        centred_norms.olmo_fields, centred_norms.olmo_names, ("OlmoForCausalLM",)
+    ),
+    "stablelm": GgufArchitecture(
+        centred_norms.stablelm_fields, centred_norms.stablelm_names, ("StableLmForCausalLM",)
+    ),
+    "starcoder2": GgufArchitecture(
+        centred_norms.starcoder2_fields, centred_norms.starcoder2_names, ("Starcoder2ForCausalLM",)
+    ),
+    "gptneox": GgufArchitecture(
+        centred_norms.gpt_neox_fields, centred_norms.gpt_neox_names, ("GPTNeoXForCausalLM",)
+    ),
+    "cohere2": GgufArchitecture(
+        centred_norms.cohere2_fields, centred_norms.cohere2_names, ("Cohere2ForCausalLM",)
+    ),
+    "olmoe": GgufArchitecture(
+        softmax_mixtures.olmoe_fields, softmax_mixtures.olmoe_names, ("OlmoeForCausalLM",)
+    ),
+    "minimax-m2": GgufArchitecture(
+        softmax_mixtures.minimax_m2_fields,
+        softmax_mixtures.minimax_m2_names,
+        ("MiniMaxM2ForCausalLM",),
+    ),
+    "hunyuan-moe": GgufArchitecture(
+        softmax_mixtures.hunyuan_moe_fields,
+        softmax_mixtures.hunyuan_moe_names,
+        ("HunYuanMoEV1ForCausalLM",),
+    ),
+    "ernie4_5-moe": GgufArchitecture(
+        softmax_mixtures.ernie_moe_fields,
+        softmax_mixtures.ernie_moe_names,
+        ("Ernie4_5_MoeForCausalLM",),
+    ),
 }
 
 # Names of llama.cpp (src/llama-arch.cpp of the tree in llama-cpp-python 0.3.36) without a reader.
 _FAMILY_IS_HERE = frozenset(
     """
-    afmoe apertus arcee bailingmoe3 chatglm cohere2 cohere2moe deepseek32 ernie4_5-moe exaone-moe
-    glm-dsa gpt2 gptneox granite_swa hunyuan-moe hy_v3 kimi-linear laguna llama4 mimo2 minimax-01
-    minimax-m2 mistral3 olmo olmoe phi2 phi3 phimoe qwen2vl qwen3vl qwen3vlmoe stablelm starcoder2
+    afmoe apertus arcee bailingmoe3 chatglm cohere2moe deepseek32 exaone-moe glm-dsa gpt2
+    granite_swa hy_v3 kimi-linear laguna llama4 mimo2 minimax-01 mistral3 phimoe
+    qwen2vl
     """.split()
 )
 _WITHOUT_TEXT = frozenset(

@@ -9,7 +9,7 @@ from ferryman.errors import ConfigError
 from ferryman.gguf.architectures.row_orders import Order, turned_heads
 from ferryman.gguf.architectures.tensor_names import (
     LAYER,
-    ROPE_FREQS,
+    WAVE_FACTORS,
     NamedTensor,
     TensorForm,
     TensorNames,
@@ -25,7 +25,7 @@ def named_tensors(model: GgufFile, names: TensorNames) -> dict[str, NamedTensor]
     unread = {
         name: header
         for name, header in model.tensors.items()
-        if name != ROPE_FREQS and not _drafts(name, num_layers)
+        if name not in WAVE_FACTORS and not _drafts(name, num_layers)
     }
     tensors: list[NamedTensor] = []
     for layer in range(num_layers):

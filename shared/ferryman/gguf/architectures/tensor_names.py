@@ -20,6 +20,9 @@ from ferryman.gguf.container import TensorHeader
 
 LAYER = "blk."
 ROPE_FREQS = "rope_freqs.weight"
+ROPE_LONG, ROPE_SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
+WAVE_FACTORS = (ROPE_FREQS, ROPE_LONG, ROPE_SHORT)
+"""Tensors that are a part of the config: a factor for each wave of the rotations."""
 
 
 class TensorForm(Enum):
