@@ -38,20 +38,21 @@ TIMES: Mapping[str, int] = {
         """
         hidden_size intermediate_size moe_intermediate_size shared_expert_intermediate_size
         moe_shared_expert_intermediate_size head_dim global_head_dim mamba_d_ssm mamba_d_head
-        mamba_head_dim linear_key_head_dim linear_value_head_dim vocab_size
-        vocab_size_per_layer_input block_multiple_of qk_nope_head_dim qk_rope_head_dim
+        mamba_head_dim vocab_size vocab_size_per_layer_input block_multiple_of qk_nope_head_dim
+        qk_rope_head_dim
         """.split(),
         4,
     ),
     **dict.fromkeys(
         """
         kv_lora_rank q_lora_rank v_head_dim laurel_rank time_step_rank mamba_dt_rank
-        hidden_size_per_layer_input
+        hidden_size_per_layer_input linear_key_head_dim linear_value_head_dim
         """.split(),
         8,
     ),
 }
-"""The factor of each size."""
+"""The factor of each size. A value head of a delta net gets the published 128 channels, half of a
+block of `ssm_out`."""
 IN_FLOATS: Mapping[str, tuple[str, ...]] = {
     "deepseek2": ("attn_k_b.weight", "attn_v_b.weight"),
 }
