@@ -56,10 +56,12 @@ class GivenTime:
         return True
 
 
-def ask_kernels(device: str, deadline: GivenTime) -> bool:
+def ask_kernels(device: str, deadline: GivenTime, names: Sequence[str]) -> bool:
     """Whether no row differs. A question that a kernel refuses is told, and counts as a failure."""
     is_exact = True
     for name, question in ROW_QUESTIONS.items():
+        if not any(name.startswith(chosen) for chosen in names):
+            continue
         if deadline.reached(name):
             continue
         try:
@@ -89,11 +91,17 @@ def ask_models(
                 device=device,
             ):
                 cells.append(cell)
-                print(cell.model, cell.way, cell.text, file=sys.stderr, flush=True)
+                print(f"{cell.model} {cell.way}: {cell_text(cell)}", flush=True)
                 if deadline.reached(f"ways of {name} behind {cell.way}"):
                     break
             forget_memory()
     return cells
+
+
+def cell_text(cell: BitsCell) -> str:
+    if not cell.tried:
+        return "not tried"
+    return "equal" if cell.is_exact else f"tokens and bits equal, of tried: {cell.text}"
 
 
 def show_prices(device: str, deadline: GivenTime) -> None:
@@ -141,13 +149,14 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--models", default=MODELS, help="names as of tools.bits, with commas")
     parser.add_argument("--ways", default=SOME_WAYS)
+    parser.add_argument("--kernels", default="", help="how their questions begin, with commas")
     parser.add_argument("--seconds", type=float, default=480)
     parser.add_argument("--no-price", action="store_true")
     chosen = parser.parse_args(arguments)
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     deadline = GivenTime(chosen.seconds)
-    is_exact = ask_kernels(chosen.device, deadline)
+    is_exact = ask_kernels(chosen.device, deadline, chosen.kernels.split(","))
     cells = ask_models(chosen.device, chosen.models.split(","), chosen.ways.split(","), deadline)
     print(as_text(cells), flush=True)
     if not chosen.no_price:

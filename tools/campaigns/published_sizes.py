@@ -31,19 +31,33 @@ _GRANITE: Mapping[str, Any] = {
     "eos_token_id": None,
     "pad_token_id": 0,
 }
+_MICRO: Mapping[str, Any] = {
+    **_GRANITE,
+    "hidden_size": 2048,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "num_local_experts": 0,
+    "num_experts_per_tok": 0,
+    "intermediate_size": 8192,
+    "shared_intermediate_size": 8192,
+    "mamba_n_heads": 64,
+    "attention_multiplier": 0.015625,
+    "logits_scaling": 8.0,
+}
+NARROW = "granite-4.0-h-narrow"
+"""Micro's first layers, an eighth as wide, with few words: for runs that show that they run."""
 SIZES: Mapping[str, Mapping[str, Any]] = {
-    "granite-4.0-h-micro": {
-        **_GRANITE,
-        "hidden_size": 2048,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "num_local_experts": 0,
-        "num_experts_per_tok": 0,
-        "intermediate_size": 8192,
-        "shared_intermediate_size": 8192,
-        "mamba_n_heads": 64,
-        "attention_multiplier": 0.015625,
-        "logits_scaling": 8.0,
+    "granite-4.0-h-micro": _MICRO,
+    NARROW: {
+        **_MICRO,
+        "vocab_size": 4096,
+        "hidden_size": 256,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "intermediate_size": 1024,
+        "shared_intermediate_size": 1024,
+        "mamba_n_heads": 8,
     },
     "granite-4.0-h-tiny": {
         **_GRANITE,
@@ -79,7 +93,7 @@ SIZES: Mapping[str, Mapping[str, Any]] = {
         "eos_token_id": None,
     },
 }
-"""Fields of the published `config.json`."""
+"""Fields of `config.json`, as published but for NARROW."""
 
 Prompt = list[int]
 

@@ -1,14 +1,20 @@
 #!/usr/bin/env bash
 # Everything that is asked of a card, in one go of six minutes:
 #   bash tools/card/check.sh [--wheels FOLDER] [arguments of python -m tools.card.check]
-# The machine has torch, Triton, transformers and pytest; FOLDER has the rest (tools/card/wheels.txt). --device cpu
-# asks the same of a processor, with a tiny model.
+# The machine has torch, Triton and numpy; FOLDER has the rest (tools/card/wheels.sh fills it). The machine's own packages
+# stay as they are. --device cpu asks the same of a processor, with a tiny model.
 set -euo pipefail
-cd "$(dirname "$0")/../.."
 if [ "${1:-}" = --wheels ]; then
-  python3 -m pip install --quiet --no-deps --no-index --find-links "$2" "$2"/*.whl
+  wheels=$(cd "$2" && pwd)
   shift 2
+  site=$(mktemp -d)
+  trap 'rm -rf "$site"' EXIT
+  python3 -m pip install --quiet --no-deps --no-index --target "$site" "$wheels"/*.whl
+  export PATH="$site/bin:$PATH" # nats-server is a program
 fi
-export PYTHONPATH="$PWD/services:$PWD/shared:$PWD/kernels:$PWD${PYTHONPATH:+:$PYTHONPATH}"
-[ -d shared/ferryman/wire/v1 ] || python3 proto/build.py
-exec python3 -m tools.card.check "$@"
+root=$(cd "$(dirname "$0")/../.." && pwd)
+export PYTHONPATH="${site:+$site:}$root/services:$root/shared:$root/kernels:$root${PYTHONPATH:+:$PYTHONPATH}"
+# Generated modules are not committed, so a copy of the committed files has none.
+[ -d "$root/shared/ferryman/wire/v1" ] || python3 "$root/proto/build.py"
+cd "$root"
+python3 -m tools.card.check "$@"

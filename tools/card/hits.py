@@ -4,7 +4,8 @@ And of a hit on the device by an engine alone, with graphs of short chunks and w
 
     python -m tools.card.hits MODEL --device cuda --prompt-len 8192
 
-Usage must name the tier, and each answer must be the cold one's. Prints JSON.
+Usage must name the tier, and each answer must be the cold one's. Prints a line of JSON after each
+measurement.
 """
 
 from __future__ import annotations
@@ -110,27 +111,31 @@ def offline_hit(
     return round(min(times) * 1e3, 1)
 
 
-async def measured(model: Path, device: str, prompt_len: int, memory: int) -> dict[str, object]:
-    """Milliseconds by tier, and whether all answers were the cold one's."""
-    vocab_size = load_config(model).trunk.vocab_size
-    warm, prompt = random_prompts(2, prompt_len, seed=8, vocab_size=vocab_size)
+async def through_cluster(
+    model: Path, device: str, prompts: Sequence[Sequence[int]], memory: int
+) -> bool:
+    """Prints the milliseconds by tier of the second prompt; the first one warms up. Returns whether
+    all answers were the cold one's, and the device had the prompt."""
+    warm, prompt = prompts
     async with flushable_cluster(model, device, memory) as cluster:
         await cluster.answer(warm)
         cold = await cluster.answer(prompt)
+        _print({"cold_ms": cold.first_ms})
         device_hit = await cluster.answer(prompt)
+        _print(_by_tier("device", device_hit))
         host_hit = await cluster.host_hit(prompt)
-    hits = {"device": device_hit, "host": host_hit}
-    alone = {
-        f"offline_{name}_ms": offline_hit(model, device, prompt, memory, replays=replays)
-        for name, replays in (("graphs", True), ("launched", False))
-    }
-    return {
-        **alone,
-        "cold_ms": cold.first_ms,
-        **{f"{tier}_ms": hit.first_ms for tier, hit in hits.items()},
-        **{f"{tier}_tokens": hit.cached.get(tier, 0) for tier, hit in hits.items()},
-        "same_answers": all(hit.token_ids == cold.token_ids for hit in hits.values()),
-    }
+        _print(_by_tier("host", host_hit))
+    is_same = all(hit.token_ids == cold.token_ids for hit in (device_hit, host_hit))
+    _print({"same_answers": is_same})
+    return is_same and bool(device_hit.cached.get("device"))
+
+
+def _by_tier(tier: str, hit: LongAnswer) -> Mapping[str, object]:
+    return {f"{tier}_ms": hit.first_ms, f"{tier}_tokens": hit.cached.get(tier, 0)}
+
+
+def _print(figures: Mapping[str, object]) -> None:
+    print(json.dumps(figures), flush=True)
 
 
 def main() -> int:
@@ -141,9 +146,13 @@ def main() -> int:
     parser.add_argument("--memory-bytes", default="16G")
     given = parser.parse_args()
     memory = size_of("--memory-bytes", given.memory_bytes)
-    figures = asyncio.run(measured(given.model, given.device, given.prompt_len, memory))
-    print(json.dumps(figures))
-    return 0 if figures["same_answers"] and figures["device_tokens"] else 1
+    vocab_size = load_config(given.model).trunk.vocab_size
+    prompts = random_prompts(2, given.prompt_len, seed=8, vocab_size=vocab_size)
+    is_right = asyncio.run(through_cluster(given.model, given.device, prompts, memory))
+    for name, replays in (("graphs", True), ("launched", False)):
+        least = offline_hit(given.model, given.device, prompts[1], memory, replays=replays)
+        _print({f"offline_{name}_ms": least})
+    return 0 if is_right else 1
 
 
 if __name__ == "__main__":
