@@ -5,7 +5,7 @@
 A chunk is two inputs of a panel: 8 vectors of 16 numbers, in the order in which a panel has them.
 Vector k of a chunk has its codes' lower four bits in bits 4·k of 16 words; a fifth bit of 32
 vectors, and a fifth and a sixth of 16, have 16 words of their own behind all others of the group.
-Codes of 8 bits are four vectors in 16 words.
+Codes of 8 bits are 16 bytes a vector.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if numba is not None:
 CHUNK_INPUTS = 2
 FACTORS_BYTES = 8 * LANES
 """The room for the scales, and for the shifts behind them, of a group's outputs."""
-_LINE_BYTES, _WIDTH, _VECTORS = 64, 16, 8
+_LINE_BYTES, _WORD_BYTES, _WIDTH, _VECTORS = 64, 4, 16, 8
 _SIGN_AND_E4M3 = 0x87F0_0000  # bits 31 and 26 to 20
 _CHUNKS_OF_PLANE = {4: 1, 5: 4, 6: 2, 8: 1}
 
@@ -114,14 +114,15 @@ def less_scaled(typing: Any, vector: Any, scale: Any, offset: Any) -> Any:
 def store_factors(typing: Any, stored: Any, address: Any, vector: Any) -> Any:
     """store_factors(stored, address, vector): writes a factor for each lane of a step of `stored`:
     64 float32, or if steps are pairs of bfloat16, each factor twice."""
-    is_paired = stored == numba.types.uint16
+    copies = 2 if stored == numba.types.uint16 else 1
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        factors = args[2]
-        if is_paired:
-            twice = [lane // 2 for lane in range(2 * LANES)]
-            factors = shuffled(builder, factors, factors, twice)
-        builder.store(factors, _pointer(builder, args[1], factors.type), align=_LINE_BYTES)
+        # Line by line, as they are read again: LLVM takes the numbers of a longer store apart.
+        for line in range(0, LANES * copies, _WIDTH):
+            lanes = [lane // copies for lane in range(line, line + _WIDTH)]
+            factors = shuffled(builder, args[2], args[2], lanes)
+            place = builder.add(args[1], args[1].type(line * _WORD_BYTES))
+            builder.store(factors, _pointer(builder, place, factors.type), align=_LINE_BYTES)
         return context.get_dummy_value()
 
     return numba.types.void(stored, numba.types.intp, vector), generate
@@ -173,7 +174,7 @@ def _decoder(bits: int, stored: Any) -> Any:
              for line in range(count)]
             for at in (0, FACTORS_BYTES)
         )  # fmt: skip
-        per, lines = _CHUNKS_OF_PLANE[bits], 2 if bits == 8 else 1
+        per = _CHUNKS_OF_PLANE[bits]
         plane = builder.add(codes, builder.mul(chunks, chunks.type(_LINE_BYTES)))
         with for_range_slice(builder, chunks.type(0), chunks, chunks.type(per)) as (first, turn):
             upper = None
@@ -182,11 +183,7 @@ def _decoder(bits: int, stored: Any) -> Any:
                 upper = _line(builder, place)
             for chunk in range(per):
                 index = builder.add(first, first.type(chunk))
-                place = builder.add(codes, builder.mul(index, index.type(lines * _LINE_BYTES)))
-                words = [
-                    _line(builder, builder.add(place, place.type(line * _LINE_BYTES)))
-                    for line in range(lines)
-                ]
+                words = _codes_of_chunk(builder, bits, codes, index)
                 vectors = [
                     fused_values(
                         builder, _number(builder, bits, words, upper, chunk, k, numbers),
@@ -200,10 +197,28 @@ def _decoder(bits: int, stored: Any) -> Any:
     return numba.types.void(stored, size, size, size, size, size), generate
 
 
+def _codes_of_chunk(builder: Any, bits: int, codes: Any, index: Any) -> list[Any]:
+    """The 16 words that all vectors of a chunk share, or of 8 bits the words of each vector."""
+    lines = 2 if bits == 8 else 1
+    place = builder.add(codes, builder.mul(index, index.type(lines * _LINE_BYTES)))
+    if bits < 8:
+        return [_line(builder, place)]
+    for line in range(lines):
+        _ask_later(builder, builder.add(place, place.type(line * _LINE_BYTES)))
+    return [
+        builder.sext(_loaded(builder, place, k * _WIDTH, _bytes(), _WIDTH), _words(_WIDTH))
+        for k in range(_VECTORS)
+    ]
+
+
 def _line(builder: Any, address: Any) -> Any:
     """The 16 words at an address; asks for those that follow later."""
-    prefetch_at(builder, builder.add(address, address.type(AHEAD_BYTES)))
+    _ask_later(builder, address)
     return _loaded(builder, address, 0, _words(_WIDTH))
+
+
+def _ask_later(builder: Any, address: Any) -> None:
+    prefetch_at(builder, builder.add(address, address.type(AHEAD_BYTES)))
 
 
 def _number(
@@ -211,8 +226,7 @@ def _number(
 ) -> Any:
     """The numbers of the codes of vector k of a chunk, before scale and shift, in float32."""
     if bits == 8:
-        left = builder.shl(words[k // 4], _same(24 - 8 * (k % 4)))
-        return builder.sitofp(builder.ashr(left, _same(24)), _floats(_WIDTH))
+        return builder.sitofp(words[k], _floats(_WIDTH))
     code = _moved(builder, words[0], 4 * k)
     if bits == 4:
         kind = ir.FunctionType(_floats(_WIDTH), (_floats(_WIDTH), _words(_WIDTH)))
@@ -253,9 +267,9 @@ def _lanes_of(bits: int, widened: Callable[[Any, Any], Any], address: Any) -> An
     return Vector(numba.types.float32, LANES)(address), generate
 
 
-def _loaded(builder: Any, address: Any, at: int, kind: Any) -> Any:
+def _loaded(builder: Any, address: Any, at: int, kind: Any, align: int = _LINE_BYTES) -> Any:
     place = builder.add(address, address.type(at))
-    return builder.load(_pointer(builder, place, kind), align=_LINE_BYTES)
+    return builder.load(_pointer(builder, place, kind), align=align)
 
 
 def _pointer(builder: Any, address: Any, kind: Any) -> Any:
@@ -264,6 +278,10 @@ def _pointer(builder: Any, address: Any, kind: Any) -> Any:
 
 def _same(number: int) -> Any:
     return ir.Constant(_words(_WIDTH), [number] * _WIDTH)
+
+
+def _bytes() -> Any:
+    return ir.VectorType(ir.IntType(8), _WIDTH)
 
 
 def _words(lanes: int) -> Any:

@@ -289,6 +289,8 @@ if numba is not None:
 _product_loop, _decoding_loop = Loop(_product, STRICT), Loop(_decoding, STRICT)
 _FACTOR = np.empty(0, np.float32)
 _TOKENS_AS_LONG_AS_DECODING = 32
+_CODES_PER_ELEMENT = 2
+"""As WEIGHTS_PER_ELEMENT, of weights whose codes become numbers first."""
 
 
 @cache
@@ -308,7 +310,7 @@ def block_product_compiled(
     y = torch.empty(tokens, out_dim, dtype=x.dtype)
     if not tokens:  # tiles of no rows are not configured, and end the process
         return y
-    elements = out_dim * in_dim // WEIGHTS_PER_ELEMENT
+    elements = out_dim * in_dim // _CODES_PER_ELEMENT
     _product_loop(
         elements + elements * tokens // _TOKENS_AS_LONG_AS_DECODING,
         *_kinds(x.dtype, HAS_DOTS, has_tiles()), form, table.data_ptr(), panels.data_ptr(),

@@ -177,7 +177,7 @@ def _planes(codes: Tensor, bits: int, dtype: torch.dtype) -> Tensor:
         in_order = codes.view(panels, 4, 16, groups, inputs // 2, 2).permute(0, 3, 4, 5, 1, 2)
     vectors = in_order.reshape(panels, groups, -1, 16)
     if bits == 8:
-        return _words(vectors, 1, 8)
+        return vectors.flatten(2)
     planes = [_words(vectors & 0xF, 2, 4)]
     if bits > 4:
         planes.append(_words(vectors >> 4, 8 // (bits - 4), bits - 4))
