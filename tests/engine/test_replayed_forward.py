@@ -39,6 +39,9 @@ MASKED = frozenset(
         "glm4_moe_lite",
         "glm_moe_dsa",
         "kimi_linear",
+        "minicpm3",
+        "mistral4",
+        "youtu",
     }
 )
 """Families whose steps Python launches: a mask leaves out padding where latents are written."""
