@@ -190,7 +190,7 @@ def test_the_generation_config_says_where_to_stop(edited: Callable[[str, Edit], 
     [
         pytest.param(
             lambda raw: raw.update(architectures=["BloomForCausalLM"]),
-            ["BloomForCausalLM", "no supported one has a similar name", "`ferryman models`"],
+            ["BloomForCausalLM", "nobody has compared", "`ferryman models`"],
             id="unknown architecture",
         ),
         pytest.param(lambda raw: raw.pop("architectures"), ["architectures"], id="no architecture"),
