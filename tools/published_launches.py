@@ -55,6 +55,7 @@ from ferryman.model.shapes.feed_forward_shapes import (
 )
 from ferryman.model.shapes.model_shapes import ModelConfig
 from ferryman.model.shapes.recurrent_shapes import (
+    HeadedMamba1Shape,
     LightningShape,
     Mamba1Shape,
     MambaShape,
@@ -161,6 +162,9 @@ def _recurrent(shape: Any) -> Iterator[Launch]:
             yield launch_conv, shape.conv_dim, shape.conv_width, shape.has_conv_bias
         case Mamba1Shape():
             yield launch_mamba1, shape.inner_dim, shape.ssm_state
+            yield launch_conv, shape.inner_dim, shape.conv_width, shape.has_conv_bias
+        case HeadedMamba1Shape():
+            yield launch_mamba1, shape.head_dim, shape.ssm_state
             yield launch_conv, shape.inner_dim, shape.conv_width, shape.has_conv_bias
         case RgLruShape():
             yield launch_rg_lru, shape.dim
