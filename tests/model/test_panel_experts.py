@@ -1,4 +1,4 @@
-"""Experts in panels on a CPU against float64, and their bits in any batch."""
+"""Experts in panels and in codes on a CPU against float64, and their bits in any batch."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ import torch
 from torch import Tensor
 
 from ferryman.model.layers.experts import (
+    BlockProduct,
     ExpertMatrices,
-    PanelExperts,
+    PanelProduct,
     RoutedExperts,
     SeparateExperts,
     ShareOfInput,
     ShareOfOutput,
+    StackedExperts,
     Weighing,
     load_experts_for,
 )
 from ferryman.model.layers.mlp import GatedActivation
 from ferryman.model.weights.matrix import PlainMatrix
+from ferryman.model.weights.quantisation.gguf_matrix import GgufMatrix, gguf_matrix
 
 EXPERTS, INNER, HIDDEN = 4, 224, 300
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
@@ -107,7 +110,7 @@ def test_a_token_has_the_same_bits_with_any_others(dtype: torch.dtype, weighing:
     chosen = torch.tensor([[1, 3]]).repeat(150, 1)
     chosen[::7] = torch.tensor([2, 0])
     experts = made(drawn_parts(True), dtype, weighing)
-    if not isinstance(experts, PanelExperts):
+    if not isinstance(experts, StackedExperts):
         pytest.skip("this processor has no AVX-512")
     whole = experts(hidden, shares, chosen)
     for first, count in ((0, 1), (7, 1), (149, 1), (3, 5), (20, 33), (1, 64), (10, 140)):
@@ -115,9 +118,50 @@ def test_a_token_has_the_same_bits_with_any_others(dtype: torch.dtype, weighing:
         assert torch.equal(experts(hidden[part], shares[part], chosen[part]), whole[part])
 
 
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+@pytest.mark.parametrize("tokens", [1, 40])
+def test_experts_in_codes_are_multiplied_together(dtype: torch.dtype, tokens: int) -> None:
+    """Weights in Q8_0: 32 codes behind a factor in float16."""
+    generator = torch.Generator().manual_seed(tokens)
+
+    def matrix(rows: int, columns: int) -> GgufMatrix:
+        factors = (torch.rand(rows, columns // 32, 1, generator=generator) / 2000).half()
+        codes = torch.randint(0, 256, (rows, columns // 32, 32), generator=generator).byte()
+        blocks = torch.cat([factors.view(torch.uint8), codes], dim=2)
+        return gguf_matrix("Q8_0", blocks, rows, columns, dtype=dtype, device=CPU)
+
+    gate_up = [matrix(2 * INNER, 320) for _ in range(EXPERTS)]
+    down = [matrix(320, INNER) for _ in range(EXPERTS)]
+    parts = [ExpertMatrices([a], b) for a, b in zip(gate_up, down, strict=True)]
+    experts = load_experts_for(CPU, parts, GatedActivation(), ShareOfOutput())
+    if not isinstance(experts, StackedExperts):
+        pytest.skip("this processor has no AVX-512")
+    assert isinstance(experts.first, BlockProduct)
+    assert isinstance(experts.down, BlockProduct)
+    hidden = torch.randn(tokens, 320, generator=generator).to(dtype)
+    shares = torch.rand(tokens, 2, generator=generator).to(dtype)
+    chosen = torch.stack([torch.randperm(EXPERTS, generator=generator)[:2] for _ in hidden])
+    plain = [
+        ExpertMatrices(
+            [PlainMatrix(a.dequantised().double(), torch.float64, CPU)],
+            PlainMatrix(b.dequantised().double(), torch.float64, CPU),
+        )
+        for a, b in zip(gate_up, down, strict=True)
+    ]
+    exact = load_experts_for(CPU, plain, GatedActivation(), ShareOfOutput())
+    expected = exact(hidden.double(), shares.double(), chosen)
+    mixed = experts(hidden, shares, chosen)
+    assert (mixed.double() - expected).abs().max() <= BOUNDS[dtype] * expected.abs().max()
+    ones = [slice(token, token + 1) for token in range(tokens)]
+    alone = torch.cat([experts(hidden[one], shares[one], chosen[one]) for one in ones])
+    assert torch.equal(mixed, alone)
+
+
 def test_a_bias_is_held_once() -> None:
     experts = made(drawn_parts(True), torch.bfloat16, ShareOfOutput())
-    if not isinstance(experts, PanelExperts):
+    if not isinstance(experts, StackedExperts):
         pytest.skip("this processor has no AVX-512")
-    assert experts.first.biases.shape == (EXPERTS, 2 * INNER)
-    assert experts.down.biases.shape == (EXPERTS, HIDDEN)
+    assert isinstance(experts.first, PanelProduct)
+    assert isinstance(experts.down, PanelProduct)
+    assert experts.first.stack.biases.shape == (EXPERTS, 2 * INNER)
+    assert experts.down.stack.biases.shape == (EXPERTS, HIDDEN)

@@ -203,6 +203,39 @@ def _few_by_vectors(
     inputs[0] = 0  # numba ends an array's life after its last use
 
 
+@part
+def decoded_steps(steps: Any, tokens: Any) -> Any:
+    """The steps of a panel that are decoded at once for so many tokens."""
+    return steps if tokens > FEW else 2 * _RUN_BLOCKS * _BLOCK_STEPS
+
+
+@part
+def multiply_codes(
+    stored: Any, multiplied: Any, weight: Any, panel: Any, factors: Any, steps: Any, x: Any,
+    stride: Any, rows: Any, added: Any, output: Any, y: Any, out_dim: Any, length: Any,
+    opened: Any, near: Any,
+) -> None:  # fmt: skip
+    """Multiplies as `multiply_panel` does, by the panel of codes at an address, whose outputs begin
+    at `output`; `weight` and `factors` as in `_few_sums`. `near` is the address of room for
+    `decoded_steps`."""
+    form, table, room = weight
+    tokens = len(rows)
+    if tokens <= FEW:
+        _few_sums(
+            stored, multiplied, weight, panel, factors, steps, x, stride, tokens, opened[2],
+            opened[0], near,
+        )  # fmt: skip
+        write_panel(opened, rows, added, output, y, out_dim)
+    else:
+        groups = steps // (form[1] // CHUNK_INPUTS * _steps_of_chunk(stored))
+        _decode(stored, form, table, panel, factors, 0, groups, room, near)
+        for first in range(0, tokens, length):
+            multiply_panel(
+                stored, multiplied, opened, near, steps, x + first * stride, stride,
+                rows[first : first + length], added, output, y, out_dim,
+            )  # fmt: skip
+
+
 def _product(
     stored: Any, multiplied: Any, like: Any, form: Any, table: int, panels: int, panel_bytes: int,
     factors: int, factor: Any, bias: int, bias_dim: int, x: int, stride: int, steps: int,
@@ -216,27 +249,15 @@ def _product(
     for worker in prange(workers):
         opened = opened_for(multiplied, min(tokens, length))
         room = aligned_words(2 * FACTORS_BYTES // WORD_BYTES)
-        decoded = steps if tokens > FEW else 2 * _RUN_BLOCKS * _BLOCK_STEPS
-        near = aligned_words(decoded * STEP_BYTES // WORD_BYTES)
+        near = aligned_words(decoded_steps(steps, tokens) * STEP_BYTES // WORD_BYTES)
         to, weight = near.ctypes.data, (form, table, room.ctypes.data)
         for panel in range(jobs * worker // workers, jobs * (worker + 1) // workers):
             at, output = panels + panel * panel_bytes, panel * LANES
             of_panel = lanes_at(of_rows, output)
-            if tokens <= FEW:
-                _few_sums(
-                    stored, multiplied, weight, at, of_panel, steps, x, stride, tokens, opened[2],
-                    opened[0], to,
-                )  # fmt: skip
-                write_panel(opened, numbers, added, output, out, out_dim)
-                continue
-            groups = steps // (form[1] // CHUNK_INPUTS * _steps_of_chunk(stored))
-            _decode(stored, form, table, at, of_panel, 0, groups, room.ctypes.data, to)
-            for first in range(0, tokens, length):
-                rows = numbers[first : first + length]
-                multiply_panel(
-                    stored, multiplied, opened, to, steps, x + first * stride, stride, rows, added,
-                    output, out, out_dim,
-                )  # fmt: skip
+            multiply_codes(
+                stored, multiplied, weight, at, of_panel, steps, x, stride, numbers, added, output,
+                out, out_dim, length, opened, to,
+            )  # fmt: skip
         close(multiplied, opened)
         near[0], room[0] = 0, 0  # numba ends an array's life after its last use
 
@@ -287,15 +308,19 @@ if numba is not None:
         overload(stub, jit_options={"error_model": "numpy"}, strict=False)(chosen)
 
 _product_loop, _decoding_loop = Loop(_product, STRICT), Loop(_decoding, STRICT)
-_FACTOR = np.empty(0, np.float32)
-_TOKENS_AS_LONG_AS_DECODING = 32
-_CODES_PER_ELEMENT = 2
-"""As WEIGHTS_PER_ELEMENT, of weights whose codes become numbers first."""
+FACTOR = np.empty(0, np.float32)
+TOKENS_AS_LONG_AS_DECODING = 32
+CODES_PER_ELEMENT = 2
+"""The same as WEIGHTS_PER_ELEMENT, for weights whose codes become numbers first."""
+
+
+def kinds_of(dtype: torch.dtype) -> tuple[Any, Any, Any]:
+    """`likes`, but None for a product by tiles."""
+    return _kinds(dtype, HAS_DOTS, has_tiles())
 
 
 @cache
 def _kinds(dtype: torch.dtype, has_dots: bool, is_tiled: bool) -> tuple[Any, Any, Any]:
-    """`likes`, but None for a product by tiles."""
     stored, multiplied, like = likes(dtype, has_dots)
     return stored, None if is_tiled and dtype is torch.bfloat16 else multiplied, like
 
@@ -310,11 +335,11 @@ def block_product_compiled(
     y = torch.empty(tokens, out_dim, dtype=x.dtype)
     if not tokens:  # tiles of no rows are not configured, and end the process
         return y
-    elements = out_dim * in_dim // _CODES_PER_ELEMENT
+    elements = out_dim * in_dim // CODES_PER_ELEMENT
     _product_loop(
-        elements + elements * tokens // _TOKENS_AS_LONG_AS_DECODING,
-        *_kinds(x.dtype, HAS_DOTS, has_tiles()), form, table.data_ptr(), panels.data_ptr(),
-        panels.stride(0), factors.data_ptr(), _FACTOR, bias.data_ptr(), bias.numel(), x.data_ptr(),
+        elements + elements * tokens // TOKENS_AS_LONG_AS_DECODING,
+        *kinds_of(x.dtype), form, table.data_ptr(), panels.data_ptr(),
+        panels.stride(0), factors.data_ptr(), FACTOR, bias.data_ptr(), bias.numel(), x.data_ptr(),
         x.stride(0) * size, in_dim * size // WORD_BYTES, tokens, y.data_ptr(), out_dim,
         torch.get_num_threads(),
     )  # fmt: skip
@@ -331,5 +356,5 @@ def decode_panels_compiled(
     _decoding_loop(
         decoded.numel() // WEIGHTS_PER_ELEMENT,
         stored, form, table.data_ptr(), panels.data_ptr(), panels.stride(0), factors.data_ptr(),
-        _FACTOR, steps, first, count, decoded.data_ptr(),
+        FACTOR, steps, first, count, decoded.data_ptr(),
     )  # fmt: skip

@@ -1,5 +1,5 @@
 """The experts that a router chooses: on a CPU all in two compiled products, or one at a time where
-their weights are not in panels; on a card all in grouped products.
+their weights lie in neither panels nor blocks; on a card all in grouped products.
 
 A CPU skips the experts that nothing was routed to, so it asks for the counts of a batch. On a card
 that question is a wait for the device in every layer: there all experts' matrices lie in one stack,
@@ -19,6 +19,8 @@ from ferryman.model.layers.decoder_layers import FeedForward
 from ferryman.model.layers.expert_stacks import ExpertStacks
 from ferryman.model.weights.linear import Linear, PanelLinear, is_card
 from ferryman.model.weights.matrix import Matrix, join_linear, joined_runs
+from ferryman.model.weights.quantisation.gguf_matrix import BlockLinear
+from ferryman_kernels.products.blocks.grouped_blocks import BlockStack, grouped_blocks, stack_blocks
 from ferryman_kernels.products.grouped_product import (
     CodeStack,
     FloatStack,
@@ -130,23 +132,50 @@ class SeparateExperts:
         return mixed
 
 
+class ExpertProduct(Protocol):
+    """The products [rows · per_row, out_dim] of x [rows, in_dim] with the experts `chosen` for each
+    of its rows, int64 [rows, per_row]."""
+
+    def __call__(self, x: Tensor, chosen: Tensor) -> Tensor: ...
+
+
 @dataclass(frozen=True, slots=True)
-class PanelExperts:
+class PanelProduct:
+    """The product with weights in panels of floats."""
+
+    stack: PanelStack
+
+    def __call__(self, x: Tensor, chosen: Tensor) -> Tensor:
+        return packed_grouped_product(x, self.stack, chosen)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockProduct:
+    """The product with weights in codes."""
+
+    stack: BlockStack
+
+    def __call__(self, x: Tensor, chosen: Tensor) -> Tensor:
+        return grouped_blocks(x, self.stack, chosen)
+
+
+@dataclass(frozen=True, slots=True)
+class StackedExperts:
     """All pairs of a token and an expert go through two compiled products.
 
     One at a time, each expert takes some ten small operations besides its products.
     """
 
-    first: PanelStack
+    first: ExpertProduct
     act: Activation
-    down: PanelStack
+    down: ExpertProduct
     weighing: Weighing
 
     def __call__(self, hidden: Tensor, shares: Tensor, chosen: Tensor) -> Tensor:
         rows = self.weighing.entering(hidden, shares)
         experts = chosen if len(rows) == len(chosen) else chosen.view(-1, 1)
-        inner = self.act(packed_grouped_product(rows, self.first, experts))
-        outputs = packed_grouped_product(inner, self.down, chosen.view(-1, 1))
+        inner = self.act(self.first(rows, experts))
+        outputs = self.down(inner, chosen.view(-1, 1))
         return self.weighing.leaving(outputs.view(*chosen.shape, -1), shares)
 
 
@@ -187,17 +216,29 @@ def load_experts_for(
 def _experts_on_cpu(
     experts: Sequence[Expert], act: Activation, weighing: Weighing
 ) -> RoutedExperts:
-    firsts = [expert.first for expert in experts if isinstance(expert.first, PanelLinear)]
-    downs = [expert.down for expert in experts if isinstance(expert.down, PanelLinear)]
-    if not len(firsts) == len(downs) == len(experts):
+    first = _stacked([expert.first for expert in experts])
+    down = _stacked([expert.down for expert in experts])
+    if first is None or down is None:
         return SeparateExperts(tuple(experts), weighing)
-    return PanelExperts(_stack_of(firsts), act, _stack_of(downs), weighing)
+    return StackedExperts(first, act, down, weighing)
 
 
-def _stack_of(linears: Sequence[PanelLinear]) -> PanelStack:
-    biases = [linear.bias for linear in linears]
-    stacked = torch.stack(biases) if len(biases[0]) else biases[0][None]
-    return stack_panels([linear.panels for linear in linears], stacked)
+def _stacked(linears: Sequence[Linear]) -> ExpertProduct | None:
+    """One product of all experts, or None if there is none for their weights."""
+    in_panels = [linear for linear in linears if isinstance(linear, PanelLinear)]
+    if len(in_panels) == len(linears):
+        biases = _biases([linear.bias for linear in in_panels])
+        return PanelProduct(stack_panels([linear.panels for linear in in_panels], biases))
+    in_blocks = [linear for linear in linears if isinstance(linear, BlockLinear)]
+    if len(in_blocks) == len(linears) and len({linear.panels.form for linear in in_blocks}) == 1:
+        biases = _biases([linear.bias for linear in in_blocks])
+        return BlockProduct(stack_blocks([linear.panels for linear in in_blocks], biases))
+    return None
+
+
+def _biases(biases: Sequence[Tensor]) -> Tensor:
+    """[experts, out_dim], or [1, 0] where each is [0]."""
+    return torch.stack(list(biases)) if len(biases[0]) else biases[0][None]
 
 
 def grouped_experts(
