@@ -25,9 +25,6 @@ from ferryman.settings.engine import EngineOptions
 gc.disable()
 
 TOGETHER = {"tests/clients"}
-"""Folders whose tests share a cluster."""
-APART = {"tests/bench/verify/test_examination.py", "tests/tools/bits/test_equal_bits.py"}
-"""Files of long tests that share nothing: whole, one of them would be the last to end, alone."""
 
 # Properties are about what is true, not how fast: a busy machine fails no test.
 settings.register_profile("no_clock", deadline=None)
@@ -85,18 +82,15 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Gives each file to one process, a folder whose tests share a cluster too, and tests that
-    share nothing one by one."""
+    """Gives each file to one process, and a folder whose tests share a cluster too."""
     if config.getvalue("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
-    class ShareScheduling(LoadFileScheduling):  # type: ignore[misc]
+    class FileOrFolderScheduling(LoadFileScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
             file = super()._split_scope(nodeid)
-            if file in APART:
-                return nodeid
             folder = str(PurePath(file).parent)
             return folder if folder in TOGETHER else file
 
-    return ShareScheduling(config, log)
+    return FileOrFolderScheduling(config, log)
