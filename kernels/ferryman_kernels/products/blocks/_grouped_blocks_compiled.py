@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -44,8 +45,9 @@ def _grouped(
     sorted_inputs = row_at(gathered, like)[: pairs * in_dim].reshape(pairs, in_dim)
     for pair in prange(pairs):
         sorted_inputs[pair] = inputs[order[pair] // per_row]
-    # numba drops a loop whose array nobody reads after it.
-    rows = sorted_inputs.ctypes.data
+    # numba drops a loop whose array nobody reads after it. An address without a sign would make
+    # floats of those that are counted from it.
+    rows = np.intp(sorted_inputs.ctypes.data)
     most = 0
     for expert in present:
         most = max(most, starts[expert + 1] - starts[expert])
