@@ -11,14 +11,14 @@ import torch
 from tests.kernels.one_kernel import noted_kernels
 from torch import Tensor
 
-from ferryman_kernels.attention.pages import write_kv, write_kv_triton
+from ferryman.model.shapes.state import AttentionState, written_by_parts
+from ferryman_kernels.attention.pages import write_kv_triton
 from ferryman_kernels.elementwise.heads_into_pages import (
     HeadNorms,
     HeadTurn,
     ProjectedHeads,
     TokenPlaces,
     heads_into_pages,
-    turned_heads,
 )
 from ferryman_kernels.elementwise.rms_norm import rms_norm_triton
 from ferryman_kernels.elementwise.rotary import apply_rotary_triton
@@ -130,9 +130,7 @@ def on_processor(
     places: TokenPlaces,
 ) -> Tensor:
     """The ops that a processor takes, one after the other."""
-    turned = turned_heads(heads, turn, places.positions)
-    write_kv(key_pages, value_pages, turned.k, turned.v, *places)
-    return turned.q
+    return written_by_parts(AttentionState(key_pages, value_pages), heads, turn, places)
 
 
 def normed(heads: Tensor, weight: Tensor) -> Tensor:

@@ -13,15 +13,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ferryman_kernels.attention.pages import write_kv
+from ferryman.model.shapes.state import AttentionState, written_by_parts
 from ferryman_kernels.elementwise.gated_sum import add_gated_, add_gated_reference_
 from ferryman_kernels.elementwise.heads_into_pages import (
     HeadNorms,
     HeadTurn,
     ProjectedHeads,
     TokenPlaces,
-    heads_into_pages,
-    turned_heads,
 )
 from ferryman_kernels.recurrence.delta_step import DeltaWeights
 
@@ -70,22 +68,11 @@ def _heads(name: str, tokens: int, device: torch.device) -> TwoWays:
     slab = torch.zeros(2, num_pages, kv_heads, PAGE_SIZE, dim, device=device).bfloat16()
     table = torch.arange(num_pages, device=device)[None]
     rows = torch.zeros(tokens, dtype=torch.int64, device=device)
-    pages, places = (slab[0], slab[1]), TokenPlaces(table, rows, torch.arange(tokens).to(device))
-    before = partial(_by_parts, heads, turn, *pages, places)
-    now = partial(heads_into_pages, heads, turn, *pages, places) if slab.is_cuda else before
+    pages = AttentionState(slab[0], slab[1])
+    places = TokenPlaces(table, rows, torch.arange(tokens).to(device))
+    before = partial(written_by_parts, pages, heads, turn, places)
+    now = partial(pages.write_turned, heads, turn, places)
     return TwoWays(f"heads of {name}, {tokens} tokens", before, now, 2.0**-6)
-
-
-def _by_parts(
-    heads: ProjectedHeads,
-    turn: HeadTurn,
-    key_pages: Tensor,
-    value_pages: Tensor,
-    places: TokenPlaces,
-) -> Tensor:
-    turned = turned_heads(heads, turn, places.positions)
-    write_kv(key_pages, value_pages, turned.k, turned.v, *places)
-    return turned.q
 
 
 def _delta_inputs(tokens: int, device: torch.device) -> TwoWays:

@@ -53,9 +53,7 @@ class AttentionState:
         """Writes keys and values after their norms and their rotation; returns q after its own."""
         if heads.q.is_cuda:
             return heads_into_pages(heads, turn, self.key_pages, self.value_pages, places)
-        turned = turned_heads(heads, turn, places.positions)
-        self.write(turned.k, turned.v, *places)
-        return turned.q
+        return written_by_parts(self, heads, turn, places)
 
     def opened(self, table: Tensor, dtype: torch.dtype) -> tuple[AttentionState, Tensor]:
         """Pages in `dtype`, and a table of them that names what `table` [rows, pages] does."""
@@ -81,9 +79,7 @@ class CodedAttentionState:
 
     def write_turned(self, heads: ProjectedHeads, turn: HeadTurn, places: TokenPlaces) -> Tensor:
         """Writes like `AttentionState.write_turned`, op by op: a code follows from a whole head."""
-        turned = turned_heads(heads, turn, places.positions)
-        self.write(turned.k, turned.v, *places)
-        return turned.q
+        return written_by_parts(self, heads, turn, places)
 
     def opened(self, table: Tensor, dtype: torch.dtype) -> tuple[AttentionState, Tensor]:
         """A copy of the pages that the table names, unless attention reads codes: as
@@ -98,6 +94,15 @@ class CodedAttentionState:
 
 
 PagedState = AttentionState | CodedAttentionState
+
+
+def written_by_parts(
+    pages: PagedState, heads: ProjectedHeads, turn: HeadTurn, places: TokenPlaces
+) -> Tensor:
+    """`write_turned`, by an op for each part."""
+    turned = turned_heads(heads, turn, places.positions)
+    pages.write(turned.k, turned.v, *places)
+    return turned.q
 
 
 @dataclass(slots=True)
