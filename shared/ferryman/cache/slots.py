@@ -11,7 +11,7 @@ A slot is what vLLM calls a KV cache block; a lease is its ref count, SGLang's l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -60,6 +60,32 @@ class SlotPart(NamedTuple):
     slot: int
     begin: int
     end: int
+
+
+class PieceCut(NamedTuple):
+    """`num_bytes` of part `number` from `offset` on, for `place` of a piece."""
+
+    number: int
+    offset: int
+    num_bytes: int
+    place: int
+
+
+def filled_pieces(sizes: Sequence[int], piece_bytes: int) -> Iterator[list[PieceCut]]:
+    """The cuts of each piece, from parts of so many bytes in their order: all pieces but the last
+    are full."""
+    cuts, used = list[PieceCut](), 0
+    for number, size in enumerate(sizes):
+        offset = 0
+        while offset < size:
+            num_bytes = min(size - offset, piece_bytes - used)
+            cuts.append(PieceCut(number, offset, num_bytes, used))
+            offset, used = offset + num_bytes, used + num_bytes
+            if used == piece_bytes:
+                yield cuts
+                cuts, used = [], 0
+    if cuts:
+        yield cuts
 
 
 class StaleHandle(Exception):

@@ -11,13 +11,14 @@ pair comes back soon.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import LifoQueue
 
 import torch
 from torch import Tensor
 
+from ferryman.cache.slots import PieceCut, filled_pieces
 from ferryman.engine.memory.copy_stream import CopyFence, CopySide
 
 log = logging.getLogger(__name__)
@@ -55,16 +56,6 @@ class PinnedPairs:
             self._free.put(pair)
 
 
-@dataclass(frozen=True, slots=True)
-class _Slice:
-    """Bytes of part `number` from `offset` on, for `place` of a piece."""
-
-    number: int
-    offset: int
-    place: int
-    source: Tensor
-
-
 class _PinnedPair:
     """Two pieces, one of which is taken while the card fills the other one."""
 
@@ -79,8 +70,9 @@ class _PinnedPair:
             ]
         filling: _Filling | None = None
         try:
-            for turn, slices in enumerate(_fills(parts)):
-                before, filling = filling, self._fill(self._pieces[turn % 2], slices)
+            pieces = filled_pieces([len(part) for part in parts], LEAVING_BYTES)
+            for turn, cuts in enumerate(pieces):
+                before, filling = filling, self._fill(self._pieces[turn % 2], parts, cuts)
                 if before is not None:
                     before.take(take)
             if filling is not None:
@@ -90,13 +82,14 @@ class _PinnedPair:
             if filling is not None:
                 filling.finish()
 
-    def _fill(self, piece: Tensor, slices: Sequence[_Slice]) -> _Filling:
+    def _fill(self, piece: Tensor, parts: Sequence[Tensor], cuts: Sequence[PieceCut]) -> _Filling:
         """Begins to fill a piece: many small parts have one fence."""
         with self._side.entered():
             run = self._side.begin()
-            for cut in slices:
-                piece[cut.place : cut.place + len(cut.source)].copy_(cut.source, non_blocking=True)
-            return _Filling(piece, slices, run.end())
+            for number, offset, num_bytes, place in cuts:
+                source = parts[number][offset : offset + num_bytes]
+                piece[place : place + num_bytes].copy_(source, non_blocking=True)
+            return _Filling(piece, cuts, run.end())
 
 
 @dataclass(slots=True)
@@ -104,7 +97,7 @@ class _Filling:
     """A piece that the card fills, or has filled."""
 
     piece: Tensor
-    slices: Sequence[_Slice]
+    cuts: Sequence[PieceCut]
     fence: CopyFence
     is_over: bool = False
 
@@ -116,24 +109,8 @@ class _Filling:
     def take(self, take: TakePiece) -> None:
         self.finish()
         content = memoryview(self.piece.numpy().data)
-        for cut in self.slices:
-            take(cut.number, cut.offset, content[cut.place : cut.place + len(cut.source)])
-
-
-def _fills(parts: Sequence[Tensor]) -> Iterator[list[_Slice]]:
-    """The slices of each piece: all but the last are full."""
-    slices, used = list[_Slice](), 0
-    for number, part in enumerate(parts):
-        offset = 0
-        while offset < len(part):
-            source = part[offset : offset + LEAVING_BYTES - used]
-            slices.append(_Slice(number, offset, used, source))
-            offset, used = offset + len(source), used + len(source)
-            if used == LEAVING_BYTES:
-                yield slices
-                slices, used = [], 0
-    if slices:
-        yield slices
+        for number, offset, num_bytes, place in self.cuts:
+            take(number, offset, content[place : place + num_bytes])
 
 
 def pinned_or_plain(num_bytes: int, *, is_pinned: bool) -> Tensor:

@@ -16,7 +16,7 @@ from typing import Protocol
 import xxhash
 
 from ferryman.cache.manifest import Kind
-from ferryman.cache.slots import SlotPart
+from ferryman.cache.slots import SlotPart, filled_pieces
 from ferryman.handoff.values import UnitDigest, WantedUnit
 
 
@@ -91,18 +91,11 @@ TakeCut = Callable[[UnitCut, int, memoryview], None]
 
 def frames_of(batch: Sequence[AnyUnit], frame_bytes: int) -> Iterator[list[UnitCut]]:
     """The cuts of each frame: as full as they can be without waiting for the next batch."""
-    cuts, used = list[UnitCut](), 0
-    for unit in batch:
-        offset, size = 0, unit.num_bytes
-        while offset < size:
-            part = min(size - offset, frame_bytes - used)
-            cuts.append(UnitCut(unit, offset, part, used))
-            offset, used = offset + part, used + part
-            if used == frame_bytes:
-                yield cuts
-                cuts, used = [], 0
-    if cuts:
-        yield cuts
+    for cuts in filled_pieces([unit.num_bytes for unit in batch], frame_bytes):
+        yield [
+            UnitCut(batch[number], offset, num_bytes, place)
+            for number, offset, num_bytes, place in cuts
+        ]
 
 
 def must_copy(cuts: Sequence[UnitCut]) -> bool:
