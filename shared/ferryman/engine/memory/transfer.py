@@ -222,8 +222,13 @@ class DeviceTransfer:
         self._landing = torch.empty(0, dtype=torch.uint8)
 
     def read(self, kind: Kind, slot: int) -> memoryview:
-        content = np.empty(self._slot(kind, slot).numel(), np.uint8)
-        stored(self, kind, slot, content.data)
+        source = self._slot(kind, slot)
+        content = np.empty(source.numel(), np.uint8)
+
+        def take(_: int, offset: int, piece: memoryview) -> None:
+            content[offset : offset + len(piece)] = np.frombuffer(piece, np.uint8)
+
+        self._leaving.read([source], take)
         return content.data
 
     def read_parts(self, parts: Sequence[SlotPart], take: TakePiece) -> None:
