@@ -35,13 +35,21 @@ class CountingSide(HostSide):
         self.log.append(f"{self._runs} begins")
         return _CountedRun(self, self._runs)
 
+    def waited_for(self, number: int) -> None:
+        self.log.append(f"{number} ends")
+
     @property
     def num_runs(self) -> int:
         return self._runs
 
     @property
+    def waits(self) -> list[int]:
+        """The runs that were waited for."""
+        return [int(line.removesuffix(" ends")) for line in self.log if line.endswith(" ends")]
+
+    @property
     def num_waits(self) -> int:
-        return sum(line.endswith("ends") for line in self.log)
+        return len(self.waits)
 
 
 class _CountedRun:
@@ -55,7 +63,7 @@ class _CountedRun:
         """The queue's business."""
 
     def finish(self) -> None:
-        self._side.log.append(f"{self._number} ends")
+        self._side.waited_for(self._number)
 
     def seconds(self) -> float:
         return 0.0

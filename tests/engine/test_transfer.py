@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 import xxhash
-from tests.doubles.fake_card import PinnedMemory
+from tests.doubles.fake_card import CountingSide, PinnedMemory
 from tests.doubles.stamps import StampSlabs, fake_manifest
 
 from ferryman.cache.manifest import Kind
 from ferryman.cache.slots import SlotPart
 from ferryman.engine.memory import pinned_pieces
 from ferryman.engine.memory import transfer as transfer_module
-from ferryman.engine.memory.copy_stream import CopyFence, CopyRun, HostSide
+from ferryman.engine.memory.copy_stream import HostSide
 from ferryman.engine.memory.pinned_pieces import LEAVING_BYTES, PinnedPairs, pinned_or_plain
 from ferryman.engine.memory.slabs import Slabs
 from ferryman.engine.memory.transfer import (
@@ -113,37 +113,8 @@ def test_a_copy_in_pieces_has_the_digest_of_the_whole(num_bytes: int) -> None:
     assert target == source.tobytes()
 
 
-class SlowSide(HostSide):
-    """Copies that have ended only after a wait for them."""
-
-    def __init__(self) -> None:
-        self.waits: list[int] = []
-        self._runs = 0
-
-    def begin(self) -> CopyRun:
-        self._runs += 1
-        return _SlowRun(self, self._runs)
-
-
-class _SlowRun:
-    def __init__(self, side: SlowSide, number: int) -> None:
-        self._side, self._number = side, number
-
-    def end(self) -> CopyFence:
-        return self
-
-    def wait(self) -> None:
-        """The queue's business."""
-
-    def finish(self) -> None:
-        self._side.waits.append(self._number)
-
-    def seconds(self) -> float:
-        return 0.0
-
-
 def test_a_pinned_buffer_is_filled_again_only_when_its_last_copy_has_ended() -> None:
-    side = SlowSide()
+    side = CountingSide()
     transfer = DeviceTransfer(Slabs.allocate(MANIFEST, SIZES, "cpu"), side, HostSide())
     for slot, waited in enumerate([[], [], [1], [1, 2]]):
         transfer.load_unit(Kind.FULL, slot, memoryview(CONTENT), digest_of(CONTENT))
@@ -151,38 +122,18 @@ def test_a_pinned_buffer_is_filled_again_only_when_its_last_copy_has_ended() -> 
     assert all(bytes(transfer.read(Kind.FULL, slot)) == CONTENT for slot in range(4))
 
 
-class LoggedSide(HostSide):
-    """Says when each run of copies begins and ends; `meanwhile` runs once, before the first end."""
+class InterruptedSide(CountingSide):
+    """`meanwhile` runs once, before the first wait is over."""
 
     def __init__(self) -> None:
-        self.log: list[str] = []
+        super().__init__()
         self.meanwhile = Thread()
-        self._runs = 0
 
-    def begin(self) -> CopyRun:
-        self._runs += 1
-        self.log.append(f"{self._runs} begins")
-        return _LoggedRun(self, self._runs)
-
-
-class _LoggedRun:
-    def __init__(self, side: LoggedSide, number: int) -> None:
-        self._side, self._number = side, number
-
-    def end(self) -> CopyFence:
-        return self
-
-    def wait(self) -> None:
-        """The queue's business."""
-
-    def finish(self) -> None:
-        if not self._side.meanwhile.ident:
-            self._side.meanwhile.start()
-            self._side.meanwhile.join(0.2)  # ends at once where it waits for nothing
-        self._side.log.append(f"{self._number} ends")
-
-    def seconds(self) -> float:
-        return 0.0
+    def waited_for(self, number: int) -> None:
+        if not self.meanwhile.ident:
+            self.meanwhile.start()
+            self.meanwhile.join(0.2)  # ends at once where it waits for nothing
+        super().waited_for(number)
 
 
 def test_a_card_fills_one_piece_while_the_other_one_is_stored(
@@ -190,7 +141,7 @@ def test_a_card_fills_one_piece_while_the_other_one_is_stored(
 ) -> None:
     monkeypatch.setattr(pinned_pieces, "LEAVING_BYTES", 48)
     monkeypatch.setattr(transfer_module, "PIECE_BYTES", 20)
-    side, arena = LoggedSide(), bytearray(len(CONTENT) + 2)
+    side, arena = CountingSide(), bytearray(len(CONTENT) + 2)
     transfer = DeviceTransfer(Slabs.allocate(MANIFEST, SIZES, "cpu"), HostSide(), side)
     transfer.load_unit(Kind.FULL, 1, memoryview(CONTENT), digest_of(CONTENT))
     digest = transfer.store_unit(Kind.FULL, 1, memoryview(arena)[1:-1])
@@ -212,7 +163,7 @@ def test_a_reader_waits_for_pieces_in_place_of_memory_of_its_own(
 ) -> None:
     monkeypatch.setattr(pinned_pieces, "NUM_PAIRS", 1)
     memory = PinnedMemory.counted(monkeypatch)
-    side, arenas = LoggedSide(), [memoryview(bytearray(len(CONTENT))) for _ in range(2)]
+    side, arenas = InterruptedSide(), [memoryview(bytearray(len(CONTENT))) for _ in range(2)]
     transfer = filled_slots(side)
     memory.sizes.clear()
     side.meanwhile = Thread(target=transfer.store_unit, args=(Kind.FULL, 1, arenas[1]))
@@ -246,7 +197,7 @@ def test_small_parts_leave_a_card_in_one_run_and_keep_their_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pinned_pieces, "LEAVING_BYTES", 100)
-    side = LoggedSide()
+    side = CountingSide()
     transfer = filled_slots(side)
     parts = [SlotPart(Kind.FULL, slot, 4 * slot, 4 * slot + 60) for slot in (3, 0, 2)]
     arrived: list[tuple[int, int, bytes]] = []
@@ -265,7 +216,7 @@ def test_a_reader_that_fails_gives_its_pieces_back_when_the_card_has_left_them(
 ) -> None:
     monkeypatch.setattr(pinned_pieces, "NUM_PAIRS", 1)
     monkeypatch.setattr(pinned_pieces, "LEAVING_BYTES", 48)
-    side = LoggedSide()
+    side = CountingSide()
     transfer = filled_slots(side)
 
     def refuse(*_: object) -> None:
