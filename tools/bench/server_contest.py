@@ -30,6 +30,7 @@ from ferryman_bench.endpoint.client import open_endpoint
 from ferryman_bench.hardware import machine_json, machine_now
 from ferryman_bench.report import figure
 from ferryman_bench.serve.load_run import ArrivalLoop, FullLoop, LoadRun, TraceLoop
+from ferryman_bench.serve.run import IGNORE_EOS
 from ferryman_bench.serve.turn_record import TurnRecord, percentiles_of, samples
 from ferryman_bench.serve.workload import LoadSession, LoadShape, LoadTurn, made_sessions
 
@@ -57,7 +58,7 @@ def without_ends(num_tokens: int) -> Mapping[str, Any]:
 
 def ignoring_ends(_num_tokens: int) -> Mapping[str, Any]:
     """llama.cpp's way: there `ignore_eos` means that no end is drawn."""
-    return {"ignore_eos": True}
+    return IGNORE_EOS
 
 
 @dataclass(frozen=True, slots=True)
