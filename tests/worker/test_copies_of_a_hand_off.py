@@ -94,8 +94,10 @@ async def hand_off(pair: WorkerPair, name: str, token_id: int) -> int:
 
 @pytest.mark.parametrize("planes", PLANES)
 async def test_no_memory_of_a_slot_s_size_is_taken(
-    planes: PlaneChoice, pinned: PinnedMemory
+    planes: PlaneChoice, pinned: PinnedMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Units are read in threads: with more pairs their number would be that of the readers at once.
+    monkeypatch.setattr(pinned_pieces, "NUM_PAIRS", 1)
     async with pair_on_cards(planes) as pair:
         await hand_off(pair, "first", 3)
         assert set(pinned.sizes) <= {PIECE, FRAME}
