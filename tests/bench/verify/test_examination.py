@@ -90,8 +90,9 @@ def test_sound_engines_are_not_accused(engine: type[DrawnEngine]) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3_600)
 @pytest.mark.parametrize("engine", SOUND, ids=lambda engine: engine.__name__)
-def test_no_sound_engine_is_accused_in_100_runs_of_each_noise(engine: type[DrawnEngine]) -> None:
-    accused = [seed for seed in range(100) if examined(engine(seed), seed=1_000 + seed).accused]
+def test_no_sound_engine_is_accused_in_20_runs_of_each_noise(engine: type[DrawnEngine]) -> None:
+    """In 100 runs of each, 1,000 to 1,099, none was either; they take a core for three minutes."""
+    accused = [seed for seed in range(20) if examined(engine(seed), seed=1_000 + seed).accused]
     assert not accused
 
 
