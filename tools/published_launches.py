@@ -48,6 +48,7 @@ from ferryman.model.shapes.attention_shapes import (
 from ferryman.model.shapes.delta_shapes import DeltaShape, KimiDeltaShape
 from ferryman.model.shapes.feed_forward_shapes import (
     GroupedRouting,
+    IdentityRouting,
     MixtureShape,
     MlpShape,
     MoeShape,
@@ -75,6 +76,7 @@ def launches_of(config: ModelConfig) -> Iterator[Launch]:
     yield launch_dense, hidden_dim, config.trunk.vocab_size
     yield launch_residual, hidden_dim, getattr(config, "residual_multiplier", 1.0)
     yield from _choices_of_groups(config)
+    yield from _choices_with_identities(config)
     for shape in _values(config):
         yield from _attending(shape)
         yield from _recurrent(shape)
@@ -109,6 +111,17 @@ def _choices_of_groups(config: ModelConfig) -> Iterator[Launch]:
                 if isinstance(experts, MoeShape):
                     sizes = experts.num_experts, experts.experts_per_token
                     yield launch_choice_of_groups, *sizes, *groups
+
+
+def _choices_with_identities(config: ModelConfig) -> Iterator[Launch]:
+    """Those of routers that choose among experts and identities."""
+    shapes = list(_values(config))
+    for routing in shapes:
+        if isinstance(routing, IdentityRouting):
+            for experts in shapes:
+                if isinstance(experts, MoeShape):
+                    outputs = experts.num_experts + routing.num_identities
+                    yield launch_choice, outputs, experts.experts_per_token
 
 
 def _values(value: Any) -> Iterator[Any]:

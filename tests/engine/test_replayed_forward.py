@@ -39,6 +39,7 @@ MASKED = frozenset(
         "glm4_moe_lite",
         "glm_moe_dsa",
         "kimi_linear",
+        "longcat_flash",
         "minicpm3",
         "mistral4",
         "youtu",

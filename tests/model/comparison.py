@@ -40,6 +40,7 @@ OF_EACH_KIND = frozenset(
         "kimi_linear",
         "lfm2",
         "llama",
+        "longcat_flash",
     }
     | {"minimax", "nemotron_h", "qwen3_next", "recurrent_gemma", "zamba", "zamba2", NATIVE}
 )

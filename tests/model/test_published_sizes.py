@@ -57,6 +57,7 @@ CARDS: Mapping[str, float] = {
     "meta-llama/Llama-3.2-3B-Instruct": 3.21,
     "meta-llama/Llama-4-Maverick-17B-128E-Instruct": 400,
     "meta-llama/Llama-4-Scout-17B-16E-Instruct": 109,
+    "meituan-longcat/LongCat-Flash-Chat": 560,
     "microsoft/Phi-3.5-MoE-instruct": 41.9,
     "microsoft/Phi-3.5-mini-instruct": 3.82,
     "microsoft/Phi-4-mini-instruct": 3.84,
@@ -122,7 +123,8 @@ def has_many_tensors(config: Mapping[str, Any]) -> bool:
     text = {**config, **config.get("text_config", {})}
     counts = [text.get(name) for name in ("num_experts", "n_routed_experts", "num_local_experts")]
     experts = max((count for count in counts if isinstance(count, int)), default=0)
-    return bool(experts * text.get("num_hidden_layers", 0) > 2000)
+    num_layers = text.get("num_hidden_layers") or text.get("num_layers", 0)
+    return bool(experts * num_layers > 2000)
 
 
 COMPARED = [
@@ -167,6 +169,8 @@ STATE: Mapping[str, Mapping[str, int]] = {
     "openai/gpt-oss-20b": {"full": 12 * 2 * 8 * 64 * 2, "window": 12 * 2 * 8 * 64 * 2},
     # One latent and one rotary key a token.
     "deepseek-ai/DeepSeek-V3": {"full": 61 * (512 + 64) * 2},
+    # Two attentions a layer.
+    "meituan-longcat/LongCat-Flash-Chat": {"full": 2 * 28 * (512 + 64) * 2},
     # Recurrent layers: channels · (conv width - 1) in bfloat16, and the scan's state in float32.
     "state-spaces/mamba-2.8b-hf": {"recurrent": 64 * 5120 * (3 * 2 + 16 * 4)},
     "ai21labs/Jamba-v0.1": {

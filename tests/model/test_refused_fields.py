@@ -35,6 +35,14 @@ SWITCHED = [
     ("granite", {"position_embedding_type": "alibi"}),
     ("bailing_hybrid", {"kda_lower_bound": 5.0}),
     ("bailing_hybrid", {"q_lora_rank": 6}),
+    ("longcat_flash", {"zero_expert_type": "copy"}),
+    ("longcat_flash", {"attention_method": "MHA"}),
+    ("longcat_flash", {"router_bias": True}),
+    ("longcat_flash", {"norm_topk_prob": True}),
+    ("longcat_flash", {"mla_scale_kv_lora": False}),
+    ("longcat_flash", {"num_hidden_layers": 9}),
+    ("longcat_flash", {"q_lora_rank": None}),
+    ("longcat_flash", {"moe_topk": 99}),
 ]
 
 

@@ -74,10 +74,6 @@ REFUSED: Mapping[str, str] = {
     "BailingMoeV2_5ForCausalLM": _LINEAR_BAILING,
     "Step3p7FlashForCausalLM": _CUT_EXPERTS,
     "Step3p7ForConditionalGeneration": _CUT_EXPERTS,
-    "LongcatFlashForCausalLM": (
-        "a layer has two latent attentions, and experts whose output skips the second of them; "
-        "some experts are the identity"
-    ),
     "xLSTMForCausalLM": (
         "its cells keep a matrix, a norm and a running maximum, and there is no kernel for them"
     ),

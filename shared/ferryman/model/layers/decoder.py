@@ -182,13 +182,31 @@ def load_layers(
     norm_origin: float = 0.0,
 ) -> tuple[T, ...]:
     """The result of `load_layer` for each layer, by the weights under its number and its place."""
+    places = places_of(config, manifest, norm_origin)
+    return side_by_side(lambda place: load_layer(layers.under(str(place.layer)), place), places)
+
+
+def load_halved_layers(
+    config: ModelConfig,
+    manifest: StateManifest,
+    layers: Weights,
+    load_layer: Callable[[Weights, tuple[LayerPlace, LayerPlace]], T],
+) -> tuple[T, ...]:
+    """The result of `load_layer` for each two layers of `config`, which a checkpoint has under one
+    number, and their places."""
+    places = places_of(config, manifest)
+    pairs = tuple(zip(places[0::2], places[1::2], strict=True))
+    return side_by_side(lambda pair: load_layer(layers.under(str(pair[0].layer // 2)), pair), pairs)
+
+
+def places_of(
+    config: ModelConfig, manifest: StateManifest, norm_origin: float = 0.0
+) -> tuple[LayerPlace, ...]:
+    """The places of all layers."""
     trunk = config.trunk
-    places = (
+    return tuple(
         LayerPlace(index, trunk.hidden_dim, trunk.norm_eps, scan_block(manifest), norm_origin)
         for index in range(trunk.num_layers)
-    )
-    return side_by_side(
-        lambda place: load_layer(layers.under(str(place.layer)), place), tuple(places)
     )
 
 

@@ -133,6 +133,17 @@ def shares_by_biased_rank(
     return RankedRouter(WideScores(score), rule, ExpertNumbers(bias))
 
 
+def shares_by_biased_measure(
+    score: Linear, bias: Tensor, experts_per_token: int, scaling: float
+) -> RankedRouter:
+    """The experts with the highest share plus bias; their shares are multiplied by `scaling`.
+
+    `score` takes the accumulation dtype, `bias` [experts] is in it.
+    """
+    rule = ExpertRule(experts_per_token, Measure.SOFTMAX, scaling=scaling)
+    return RankedRouter(WideScores(score), rule, ExpertNumbers(bias))
+
+
 @dataclass(frozen=True, slots=True)
 class OneByOneRouter:
     """The best expert, then the best of the others; `jitter` as in OneByOneRouting."""

@@ -73,6 +73,16 @@ class BiasedSoftmaxRouting:
 
 
 @dataclass(frozen=True, slots=True)
+class IdentityRouting:
+    """The routing of a token by a softmax over the scores of all experts and of `num_identities`
+    that yield their input, and a bias that affects the choice, not the shares (LongCat-Flash).
+    Shares are multiplied by `scaling`."""
+
+    num_identities: int
+    scaling: float
+
+
+@dataclass(frozen=True, slots=True)
 class OneByOneRouting:
     """The routing of a token to two experts, one after the other (Phi-3.5-MoE).
 
