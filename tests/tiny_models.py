@@ -129,6 +129,9 @@ WITH_WINDOWS: Mapping[str, PretrainedConfig] = {
 """Windows that are as long as two pages of 16, and one that is not."""
 
 
+_DRAWN_BUFFERS = ("e_score_correction_bias", "expert_bias", "balancing_biases", "layer_scalar")
+
+
 def save_tiny_model(folder: Path, variant: str, *, seed: int = 0) -> Path:
     """Writes the model named `variant` with random weights into `folder`, in float32."""
     return save_random(folder, {**VARIANTS, **WITH_WINDOWS}[variant], seed)
@@ -148,7 +151,7 @@ def save_drawn(folder: Path, model: PreTrainedModel, seed: int) -> Path:
         for name, parameter in model.named_parameters():
             parameter.copy_(drawn(name, parameter))
         for name, buffer in model.named_buffers():
-            if name.endswith(("e_score_correction_bias", "expert_bias", "layer_scalar")):
+            if name.endswith(_DRAWN_BUFFERS):
                 buffer.copy_(drawn(name, buffer))
     model.save_pretrained(folder)
     return folder
@@ -164,6 +167,9 @@ def drawn(name: str, parameter: torch.Tensor) -> torch.Tensor:
     if name.endswith(("norm.weight", "norm_1.weight", "norm_2.weight", "layer_scalar", ".D")):
         # A weight that starts at zero is stored as its distance from one.
         return noise.mul(0.2).add(1.0 if parameter.any() else 0.0)
+    if name.endswith("balancing_biases"):
+        # transformers sets the last one to -1 at load (ZAYA); the others lie around it.
+        return noise.mul(0.2).sub(1.0).index_fill(0, torch.tensor(len(noise) - 1), -1.0)
     if name.endswith("sinks"):
         return noise.mul(2.0)
     if parameter.ndim == 1:

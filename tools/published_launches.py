@@ -56,6 +56,7 @@ from ferryman.model.shapes.feed_forward_shapes import (
 )
 from ferryman.model.shapes.model_shapes import ModelConfig
 from ferryman.model.shapes.recurrent_shapes import (
+    HeadConvShape,
     HeadedMamba1Shape,
     LightningShape,
     Mamba1Shape,
@@ -195,6 +196,11 @@ def _recurrent(shape: Any) -> Iterator[Launch]:
             yield launch_mamba, shape.heads, shape.head_dim, shape.heads, shape.head_dim
         case ShortConvShape():
             yield launch_conv, shape.dim, shape.conv_width, shape.has_bias, False
+        case HeadConvShape():
+            q, k, v = shape.widths
+            for dim in (q + k + v, (shape.head_width - 1) * (q + k)):
+                yield launch_conv, dim, shape.conv_width, False, False
+            yield launch_dense, shape.head_width * shape.head_dim, shape.head_dim
 
 
 def _products(shape: MoeShape, in_dim: int) -> Iterator[Launch]:

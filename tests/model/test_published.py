@@ -26,7 +26,15 @@ from ferryman.model.weights.quantisation.fp8 import Fp8, ScaleBlock
 from ferryman.model.weights.quantisation.gptq import Gptq
 from ferryman.model.weights.quantisation.mxfp4 import Mxfp4
 
-NESTED = ("text_config", "rope_scaling", "rope_parameters", "full_attention", "sliding_attention")
+NESTED = (
+    "text_config",
+    "rope_scaling",
+    "rope_parameters",
+    "full_attention",
+    "sliding_attention",
+    "hybrid",
+    "hybrid_sliding",
+)
 NONSENSE = ["nonsense"]
 
 OF_OTHER_PARTS = frozenset(

@@ -35,6 +35,8 @@ CARDS: Mapping[str, float] = {
     "Qwen/Qwen2.5-7B-Instruct": 7.62,
     "Qwen/Qwen3-VL-2B-Instruct": 1.72,
     "XiaomiMiMo/MiMo-V2-Flash": 309,
+    # Its card leaves out the embedding: 8.3.
+    "Zyphra/ZAYA1-8B": 8.84,
     "ai21labs/Jamba-v0.1": 51.6,
     "allenai/FlexOlmo-7x7B-1T": 33,
     "allenai/OLMo-2-1124-13B": 13.7,
@@ -185,6 +187,8 @@ STATE: Mapping[str, Mapping[str, int]] = {
         "full": 10 * 2 * 8 * 128 * 2,
         "recurrent": 70 * 64 * 128 * 128 * 4,
     },
+    # Of q and k the last inputs of two convolutions, and values of the token before.
+    "Zyphra/ZAYA1-8B": {"full": 40 * 2 * 2 * 128 * 2, "recurrent": 40 * (2 * 10 + 2) * 128 * 2},
     "google/recurrentgemma-2b": {
         "window": 8 * 2 * 256 * 2,
         "recurrent": 18 * 2560 * (3 * 2 + 4),

@@ -43,6 +43,9 @@ SWITCHED = [
     ("longcat_flash", {"num_hidden_layers": 9}),
     ("longcat_flash", {"q_lora_rank": None}),
     ("longcat_flash", {"moe_topk": 99}),
+    ("zaya", {"num_experts_per_tok": 2}),
+    ("zaya", {"hidden_act": "gelu"}),
+    ("zaya", {"cca": True}),
 ]
 
 

@@ -53,6 +53,7 @@ from ferryman.model.families import (
     transformer_variants,
     zamba,
     zamba2,
+    zaya,
 )
 from ferryman.model.layers.decoder import Decoder
 from ferryman.model.layers.mtp import MtpSource
@@ -451,6 +452,7 @@ FAMILIES: tuple[Family[Any], ...] = (
     ),
     Family("zamba", ("ZambaForCausalLM",), zamba.read_zamba, zamba.load_zamba, kinds=HYBRID),
     Family("zamba2", ("Zamba2ForCausalLM",), zamba2.read_zamba2, zamba2.load_zamba2, kinds=HYBRID),
+    Family("zaya", ("ZayaForCausalLM",), zaya.read_zaya, zaya.load_zaya, kinds=EVERY_KIND),
     Family(
         "mamba", ("MambaForCausalLM",), mamba.read_mamba, mamba.load_mamba1_model, kinds=RECURRENT
     ),

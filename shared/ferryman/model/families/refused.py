@@ -17,14 +17,7 @@ _STREAMS = (
     "its residual path is several streams, which each layer mixes by numbers of its own for each "
     "token (hyper-connections); no layer here does that"
 )
-_CONVOLVED = (
-    "convolutions within its attention keep a recurrent state beside the pages of a layer, which "
-    "no attention here has"
-)
-_ZAYA = (
-    f"{_CONVOLVED}: q and k go through two convolutions and half of each value is that of the "
-    "token before; its routers read the hidden states of the router one layer below"
-)
+_CONVOLVED = "convolutions within its attention keep a recurrent state beside the pages of a layer"
 _INKLING = (
     f"{_CONVOLVED}: keys and values go through convolutions, as do the outputs of attention and "
     "experts; scores also depend on distance by learned profiles, which no attention here adds"
@@ -60,7 +53,6 @@ REFUSED: Mapping[str, str] = {
     "Qwen4ExpForCausalLM": f"{_BLOCKS}; it also looks up n-grams of the last tokens",
     "Qwen4ExpForConditionalGeneration": f"{_BLOCKS}; it also looks up n-grams of the last tokens",
     "HYV4ForCausalLM": _STREAMS,
-    "ZayaForCausalLM": _ZAYA,
     "InklingForCausalLM": _INKLING,
     "InklingForConditionalGeneration": _INKLING,
     "Inkling2ForCausalLM": _INKLING2,

@@ -233,3 +233,51 @@ class RgLruShape:
     def shard(self, num_ranks: int) -> RgLruShape:
         blocks = per_rank("blocks of the RG-LRU", self.blocks, num_ranks)
         return replace(self, dim=blocks * self.block_dim, blocks=blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadConvShape:
+    """The convolutions between the projections of q, k and v and attention (ZAYA).
+
+    Channels of q and k go through one of each channel, over `channel_width` tokens, and then
+    through one of each head, over `head_width`; half the channels of v are of the token before.
+    """
+
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    channel_width: int
+    head_width: int
+
+    @property
+    def widths(self) -> tuple[int, int, int]:
+        """The channels of q, of k and of v."""
+        kv_dim = self.kv_heads * self.head_dim
+        return self.q_heads * self.head_dim, kv_dim, kv_dim
+
+    @property
+    def conv_width(self) -> int:
+        """Tokens that the longest convolution reads; half of v reads two."""
+        return max(self.channel_width, self.head_width, 2)
+
+    @property
+    def kind(self) -> Kind:
+        return Kind.RECURRENT
+
+    def sections(self, place: StatePlace) -> tuple[SectionSpec, ...]:
+        """Inputs of the convolution of channels, then those of the one of heads: as many copies of
+        q and k as it reads earlier tokens."""
+        q, k, v = self.widths
+        parts = [("q", q), ("k", k), ("v", v)]
+        for age in range(self.head_width - 1, 0, -1):
+            parts += [(f"q{age}", q), (f"k{age}", k)]
+        conv = (sum(dim for _, dim in parts), self.conv_width - 1)
+        spec = SectionSpec("conv", place.layer, conv, place.dtype, shard_axis=0, parts=tuple(parts))
+        return (spec,)
+
+    def shard(self, num_ranks: int) -> HeadConvShape:
+        return replace(
+            self,
+            q_heads=per_rank("q_heads", self.q_heads, num_ranks),
+            kv_heads=per_rank_replicated("kv_heads", self.kv_heads, num_ranks),
+        )
