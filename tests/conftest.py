@@ -25,6 +25,8 @@ from ferryman.settings.engine import EngineOptions
 gc.disable()
 
 TOGETHER = {"tests/clients"}
+LONGEST = {"tests/tools/bits/test_equal_bits.py"}
+"""Files that take a process minutes: those that run them last would leave the others idle."""
 
 # Properties are about what is true, not how fast: a busy machine fails no test.
 settings.register_profile("no_clock", deadline=None)
@@ -65,6 +67,10 @@ def threads_set_back() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.nodeid.partition("::")[0] not in LONGEST)
 
 
 @pytest.hookimpl(trylast=True)
