@@ -44,6 +44,7 @@ from ferryman_kernels.elementwise.heads_into_pages import (
     TokenPlaces,
     heads_into_pages,
 )
+from ferryman_kernels.elementwise.limited_silu import limited_silu_triton
 from ferryman_kernels.elementwise.rms_norm import (
     add_rms_norm_triton,
     gated_rms_norm_triton,
@@ -121,6 +122,11 @@ def launch_gated_sum(dtype: torch.dtype, dim: int) -> None:
     """A shared expert's output, by its gate, added to the sum of the routed ones."""
     rows = torch.zeros(8, dim, dtype=dtype)
     add_gated_triton_(rows, rows, rows[:, :1].contiguous())
+
+
+def launch_limited_activation(dtype: torch.dtype, inner_dim: int, limit: float) -> None:
+    """silu(gate) · up within a limit."""
+    limited_silu_triton(torch.zeros(8, 2 * inner_dim, dtype=dtype), limit)
 
 
 def launch_clamped_activation(
@@ -402,6 +408,7 @@ def launch_all(dtype: torch.dtype) -> None:
     launch_activation(dtype, 8192)
     launch_gated_sum(dtype, 2048)
     launch_clamped_activation(dtype, 2880, 1.702, 7.0)
+    launch_limited_activation(dtype, 1280, 7.0)
     launch_rotation(dtype, (32, 8), 128, 128)
     launch_heads_into_pages(dtype, (32, 8), (128, 128), 128)
     launch_heads_into_pages(dtype, (32, 8), (128, 128), 128, has_norms=False)

@@ -23,6 +23,7 @@ from tools.kernel_launches import (
     launch_index,
     launch_kimi_delta,
     launch_latents,
+    launch_limited_activation,
     launch_mamba,
     launch_mamba1,
     launch_mamba_step,
@@ -92,13 +93,16 @@ def launches_of(config: ModelConfig) -> Iterator[Launch]:
         if isinstance(shape, StreamsShape):
             yield launch_weighted_sum, shape.count, hidden_dim
         if isinstance(shape, MlpShape | MoeShape):
-            yield _activation(config, shape.inner_dim)
+            yield _activation(config, shape)
 
 
-def _activation(config: ModelConfig, inner_dim: int) -> Launch:
+def _activation(config: ModelConfig, shape: MlpShape | MoeShape) -> Launch:
     if isinstance(config, GptOssConfig):
-        return launch_clamped_activation, inner_dim, config.swiglu_alpha, config.swiglu_limit
-    return launch_activation, inner_dim
+        limits = config.swiglu_alpha, config.swiglu_limit
+        return launch_clamped_activation, shape.inner_dim, *limits
+    if shape.limit:
+        return launch_limited_activation, shape.inner_dim, shape.limit
+    return launch_activation, shape.inner_dim
 
 
 def _choices_of_groups(config: ModelConfig) -> Iterator[Launch]:

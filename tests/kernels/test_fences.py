@@ -23,6 +23,7 @@ from ferryman_kernels.attention.paged_attention import (
 from ferryman_kernels.attention.pages import write_kv, write_kv_reference
 from ferryman_kernels.elementwise.clamped_swiglu import clamped_swiglu, clamped_swiglu_reference
 from ferryman_kernels.elementwise.gated_silu import gated_silu, gated_silu_reference
+from ferryman_kernels.elementwise.limited_silu import limited_silu, limited_silu_reference
 from ferryman_kernels.elementwise.rms_norm import (
     add_rms_norm,
     gated_rms_norm,
@@ -167,6 +168,7 @@ def test_activations_and_sums(
     x = rows_in(tokens, 2 * dim, lead, dtype)
     check(fences, gated_silu, gated_silu_reference, x)
     check(fences, clamped_swiglu, clamped_swiglu_reference, x, 1.702, 1.5)
+    check(fences, limited_silu, limited_silu_reference, x, 1.5)
     rows, shares = torch.randn(tokens, count, dim).to(dtype), torch.rand(tokens, count).to(dtype)
     check(fences, weighted_sum, weighted_sum_reference, rows, shares)
 

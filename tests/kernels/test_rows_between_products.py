@@ -21,6 +21,7 @@ from ferryman_kernels.cpu import _compiled
 from ferryman_kernels.elementwise.activations import gelu, gelu_tanh, sigmoid, silu, softplus
 from ferryman_kernels.elementwise.clamped_swiglu import clamped_swiglu
 from ferryman_kernels.elementwise.gated_silu import gated_silu
+from ferryman_kernels.elementwise.limited_silu import limited_silu
 from ferryman_kernels.elementwise.rms_norm import (
     add_rms_norm,
     gated_rms_norm,
@@ -75,6 +76,7 @@ LOOPS: dict[str, Rows] = {
     "rms_norm_then_gate": lambda x: rms_norm_then_gate(x, _other(x), _weight(x), 1e-6, 2),
     "gated_silu": gated_silu,
     "clamped_swiglu": lambda x: clamped_swiglu(x, 1.702, 7.0),
+    "limited_silu": lambda x: limited_silu(x, 1.5),
     "apply_rotary": _rotated,
     "weighted_sum": _experts,
 }

@@ -77,6 +77,7 @@ CARDS: Mapping[str, float] = {
     "rednote-hilab/dots.llm1.inst": 142,
     "stabilityai/stablelm-2-zephyr-1_6b": 1.64,
     "stabilityai/stablelm-3b-4e1t": 2.8,
+    "stepfun-ai/Step-3.7-Flash": 196,
     "tencent/Hunyuan-7B-Instruct": 7.5,
     "tencent/Hunyuan-A13B-Instruct": 80,
     "togethercomputer/RedPajama-INCITE-Base-3B-v1": 2.78,

@@ -50,6 +50,7 @@ from ferryman.model.families import (
     qwen_hybrid,
     qwen_variants,
     recurrent_gemma,
+    step3p7,
     transformer_variants,
     zamba,
     zamba2,
@@ -283,6 +284,13 @@ FAMILIES: tuple[Family[Any], ...] = (
     Family("afmoe", ("AfmoeForCausalLM",), arcee.read_afmoe, arcee.load_afmoe, kinds=WINDOWED),
     Family(
         "laguna", ("LagunaForCausalLM",), laguna.read_laguna, laguna.load_laguna, kinds=WINDOWED
+    ),
+    Family(
+        "step3p7",
+        ("Step3p7ForConditionalGeneration", "Step3p7FlashForCausalLM", "Step3p5ForCausalLM"),
+        step3p7.read_step3p7,
+        step3p7.load_step3p7,
+        kinds=WINDOWED,
     ),
     Family(
         "mimo_v2_flash",

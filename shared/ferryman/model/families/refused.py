@@ -43,10 +43,6 @@ _LINEAR_BAILING = (
     "groups of heads before the gate; lightning attention here has neither, and transformers 5.23 "
     "has no such model to compare with"
 )
-_CUT_EXPERTS = (
-    "activations of experts and of shared experts are cut at bounds that each layer has for itself "
-    "(swiglu_limits), and no gated MLP here cuts them; layers have different numbers of heads"
-)
 
 REFUSED: Mapping[str, str] = {
     "DeepseekV4ForCausalLM": _BLOCKS,
@@ -64,8 +60,6 @@ REFUSED: Mapping[str, str] = {
     "Dots3NoteForConditionalGeneration": _NARROW_LATENTS,
     "Glm5NextForConditionalGeneration": _POOLED_INDEX,
     "BailingMoeV2_5ForCausalLM": _LINEAR_BAILING,
-    "Step3p7FlashForCausalLM": _CUT_EXPERTS,
-    "Step3p7ForConditionalGeneration": _CUT_EXPERTS,
     "xLSTMForCausalLM": (
         "its cells keep a matrix, a norm and a running maximum, and there is no kernel for them"
     ),

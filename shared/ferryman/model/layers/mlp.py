@@ -17,6 +17,7 @@ from ferryman.model.weights.matrix import Matrix, join_linear, split_rows, summe
 from ferryman.model.weights.named_weights import Weights
 from ferryman_kernels.elementwise.activations import silu
 from ferryman_kernels.elementwise.gated_silu import gated_silu
+from ferryman_kernels.elementwise.limited_silu import limited_silu
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +31,11 @@ class GatedActivation:
         return self.act(gate) * up
 
 
-def gated_by(act: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """The activation act(gate) · up; for silu it is one operation."""
+def gated_by(act: Callable[[Tensor], Tensor], limit: float = 0.0) -> Callable[[Tensor], Tensor]:
+    """The activation act(gate) · up; for silu it is one operation, with or without a limit."""
+    if limit:
+        assert act is silu, "no other activation has a limit"
+        return partial(limited_silu, limit=limit)
     return gated_silu if act is silu else GatedActivation(act)
 
 
@@ -88,7 +92,7 @@ def load_gated_mlp(
     return GatedMlp(
         join_linear(_gate_and_up(weights, shape, hidden_dim), bias),
         summed_linear(slice_of(down, group, axis=1), down_bias, group),
-        gated_by(act),
+        gated_by(act, shape.limit),
     )
 
 

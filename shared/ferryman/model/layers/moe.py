@@ -28,6 +28,7 @@ from ferryman.model.layers.expert_router import (
     shares_of_chosen,
 )
 from ferryman.model.layers.experts import (
+    Activation,
     ExpertMatrices,
     RoutedExperts,
     ShareOfOutput,
@@ -117,7 +118,7 @@ def load_experts(weights: Weights, shape: MoeShape, hidden_dim: int) -> MixtureO
     )
     return MixtureOfExperts(
         shares_of_chosen(score, shape.experts_per_token),
-        _gated_experts(weights, parts, silu, ShareOfOutput()),
+        _gated_experts(weights, parts, gated_by(silu), ShareOfOutput()),
         weights.group,
     )
 
@@ -142,9 +143,12 @@ def load_mixture(
     """
     if weights.has("gate_up_proj"):
         parts = _stacked_matrices(weights, shape, hidden_dim)
+    elif weights.has("gate_proj.weight"):
+        parts = _apart_in_stacks(weights, shape, hidden_dim)
     else:
         parts = _separate_matrices(weights, shape, hidden_dim, names)
-    experts = _gated_experts(weights, parts, act, weighing or ShareOfOutput())
+    activation = gated_by(act, shape.limit)
+    experts = _gated_experts(weights, parts, activation, weighing or ShareOfOutput())
     return MixtureOfExperts(router, experts, weights.group)
 
 
@@ -164,6 +168,18 @@ def _stacked_matrices(
         yield gate_and_up(gate_up, weights.group), down
 
 
+def _apart_in_stacks(
+    weights: Weights, shape: MoeShape, hidden_dim: int
+) -> Iterator[tuple[list[Matrix], Matrix]]:
+    """The same matrices, from a tensor each of all gates, of all ups and of all downs (Step)."""
+    count, inner_dim = shape.num_experts, shape.inner_dim
+    gates = weights.matrices("gate_proj.weight", count, inner_dim, hidden_dim)
+    ups = weights.matrices("up_proj.weight", count, inner_dim, hidden_dim)
+    downs = weights.matrices("down_proj.weight", count, hidden_dim, inner_dim)
+    for gate, up, down in zip(gates, ups, downs, strict=True):
+        yield [slice_of(part, weights.group) for part in (gate, up)], down
+
+
 def _separate_matrices(
     weights: Weights, shape: MoeShape, hidden_dim: int, names: tuple[str, str, str]
 ) -> Iterator[tuple[list[Matrix], Matrix]]:
@@ -178,14 +194,14 @@ def _separate_matrices(
 def _gated_experts(
     weights: Weights,
     parts: Iterable[tuple[list[Matrix], Matrix]],
-    act: Callable[[Tensor], Tensor],
+    activation: Activation,
     weighing: Weighing,
 ) -> RoutedExperts:
     """A rank's part of the inner channels of every expert; their outputs are summands."""
     cut = (
         ExpertMatrices(gate_up, slice_of(down, weights.group, axis=1)) for gate_up, down in parts
     )
-    return load_experts_for(weights.device, cut, gated_by(act), weighing)
+    return load_experts_for(weights.device, cut, activation, weighing)
 
 
 def load_routed(weights: Weights, shape: MixtureShape, hidden_dim: int) -> FeedForward:

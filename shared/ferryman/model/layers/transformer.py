@@ -110,13 +110,17 @@ def load_transformer(
     weights: Weights,
     feed_forward: FeedForwardLoader = load_feed_forward,
     load_norm: NormLoader = load_norm,
+    *,
+    norm_origin: float = 0.0,
 ) -> Decoder:
-    """The decoder of `config`, by the tensor names that most families share."""
+    """The decoder of `config`, by the tensor names that most families share. `norm_origin` is that
+    of heads' norms; `load_norm` reads all others."""
     ends = load_embedding_and_head(
         weights, config.trunk, "model.norm.weight", config.scales, load_norm=load_norm
     )
     layer = partial(_layer, config, feed_forward, load_norm)
-    return load_decoder(config, manifest, ends, weights.under("model.layers"), layer)
+    layers = weights.under("model.layers")
+    return load_decoder(config, manifest, ends, layers, layer, norm_origin)
 
 
 def load_text_transformer(

@@ -7,19 +7,23 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class MlpShape:
-    """A gated MLP."""
+    """A gated MLP. silu of its gate is at most `limit`, and what it lets through within ±`limit`
+    (0: there is none; Step 3.7)."""
 
     inner_dim: int
     has_bias: bool
+    limit: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class MoeShape:
-    """Experts, each a gated MLP of `inner_dim`; every token goes to `experts_per_token` of them."""
+    """Experts, each a gated MLP of `inner_dim`; every token goes to `experts_per_token` of them.
+    `limit` as in MlpShape."""
 
     num_experts: int
     experts_per_token: int
     inner_dim: int
+    limit: float = 0.0
 
 
 BEST_OF_GROUP = 2
