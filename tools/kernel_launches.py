@@ -315,7 +315,7 @@ def launch_choice(dtype: torch.dtype, num_experts: int, per_token: int) -> None:
     for measure in Measure:
         rule = ExpertRule(per_token, measure)
         choose_experts_triton(scores, rule, NO_NUMBERS, dtype)
-    for measure in (Measure.SOFTMAX, Measure.SIGMOID):
+    for measure in (Measure.SOFTMAX, Measure.SIGMOID, Measure.SIGMOID_OF_CHOSEN):
         rule = ExpertRule(per_token, measure, sum=ShareSum(added=1e-20))
         choose_experts_triton(scores.float(), rule, ExpertNumbers(bias), dtype)
     if per_token == 2:

@@ -44,6 +44,11 @@ RULES: dict[str, tuple[ExpertRule, ExpertNumbers]] = {
         ExpertRule(8, Measure.SIGMOID, ExpertGroups(6, 3, 2), ShareSum(1e-20), 1.5),
         BIAS,
     ),
+    "sigmoid of the chosen by biased scores": (
+        ExpertRule(4, Measure.SIGMOID_OF_CHOSEN, sum=ShareSum()),
+        BIAS,
+    ),
+    "sigmoid of the chosen": (ExpertRule(2, Measure.SIGMOID_OF_CHOSEN), NO_NUMBERS),
     "all of two groups": (ExpertRule(8, Measure.SIGMOID, ExpertGroups(6, 2, 2)), BIAS),
 }
 
@@ -71,7 +76,8 @@ def naive_choice(
         measures = softmax_of(row)
     ranks, groups, size = list(row), rule.groups, len(row) // rule.groups.count
     if numbers.bias is not None:
-        ranks = [a + b for a, b in zip(measures, numbers.bias.tolist(), strict=True)]
+        biased = row if rule.measure is Measure.SIGMOID_OF_CHOSEN else measures
+        ranks = [a + b for a, b in zip(biased, numbers.bias.tolist(), strict=True)]
     parts = [ranks[start : start + size] for start in range(0, len(row), size)]
     merits = [sum(sorted(part)[-groups.best_experts :]) for part in parts]
     open_groups = best_of(merits, groups.per_token)

@@ -89,7 +89,7 @@ number: those of the text model, without a layer that drafts."""
 
 NOT_COMPARED = frozenset(
     """
-    RecursiveSI/flint allenai/Olmo-Hybrid-7B arcee-ai/AFM-4.5B
+    Aleph-Alpha/Kolibri-1 RecursiveSI/flint allenai/Olmo-Hybrid-7B arcee-ai/AFM-4.5B
     google/gemma-3n-E4B-it google/gemma-4-E2B-it google/gemma-4-E4B-it google/vaultgemma-1b
     ibm-granite/granite-swash-2b inclusionAI/Ling-3.0-Flash openai/gpt-oss-120b openai/gpt-oss-20b
     poolside/Laguna-S-2.1 tencent/Hy3-preview zai-org/GLM-5 zai-org/GLM-5-FP8 zai-org/GLM-5.1

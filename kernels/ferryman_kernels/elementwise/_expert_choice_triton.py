@@ -90,11 +90,11 @@ def _in_best_groups(
 
 @KernelPart
 def _share_of_chosen(best: tl.tensor, is_place: tl.tensor, MEASURE: tl.constexpr) -> tl.tensor:
-    """Shares of the chosen experts' scores, where these scores are their ranks."""
-    if MEASURE == "SIGMOID":
-        shares = _measured(best, is_place, "SIGMOID")
-    else:
+    """Shares of the chosen experts' scores, where no measure of all experts made their ranks."""
+    if MEASURE == "SOFTMAX_OF_CHOSEN":
         shares = _measured(best, is_place, "SOFTMAX")
+    else:
+        shares = _measured(best, is_place, "SIGMOID")
     return shares
 
 
@@ -130,7 +130,10 @@ def choose_kernel(
     expert = lane // LANES * IN_GROUP + lane % LANES
     scores = tl.load(scores_ptr + row * stride + expert, mask=is_expert, other=0.0).to(WIDE)
     measures, ranks = scores, scores
-    if MEASURE == "SOFTMAX" or HAS_BIAS:
+    OF_CHOSEN: tl.constexpr = MEASURE == "SIGMOID_OF_CHOSEN" or (
+        MEASURE != "SOFTMAX" and not HAS_BIAS
+    )
+    if not OF_CHOSEN:
         measures = _measured(scores, is_expert, MEASURE)
     if HAS_BIAS:
         ranks = measures + tl.load(bias_ptr + expert, mask=is_expert, other=0.0).to(WIDE)
@@ -149,7 +152,7 @@ def choose_kernel(
         chosen = tl.where(place == taken, first // LANES * IN_GROUP + first % LANES, chosen)
         shares = tl.where(place == taken, share, shares)
     is_place = place < PER_TOKEN
-    if MEASURE != "SOFTMAX" and not HAS_BIAS:
+    if OF_CHOSEN:
         shares = _share_of_chosen(shares, is_place, MEASURE)
     if DIVIDES:
         total = tl.sum(tl.where(is_place, shares, 0.0), axis=0) + ADDED

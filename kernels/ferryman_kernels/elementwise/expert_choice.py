@@ -1,10 +1,10 @@
 """The experts of each token and their shares, from a router's scores [tokens, experts].
 
     measure  = softmax(score) over all experts, or sigmoid(score)
-    rank     = measure + bias;  the score itself where there is no bias
+    rank     = measure + bias, or score + bias;  the score itself where there is no bias
     groups   = those of the experts' equal groups whose best ranks have the greatest sums
     chosen   = the greatest ranks within these groups
-    share    = measure of the chosen, or a softmax over the scores of the chosen
+    share    = measure of the chosen, or a softmax over the scores of the chosen alone
     share    = scaling · scale of the expert · share / max(Σ share + added, least)
 
 A sum, a scaling and scales are there if the rule has them. Experts that are chosen one by one
@@ -36,11 +36,16 @@ from ferryman_kernels.elementwise.activations import sigmoid
 
 
 class Measure(IntEnum):
-    """The function that makes shares of scores."""
+    """The function that makes shares of scores. A bias is added to what it makes of all experts; to
+    their scores, where it is taken of the chosen alone."""
 
     SOFTMAX_OF_CHOSEN = 0
     SOFTMAX = 1
     SIGMOID = 2
+    SIGMOID_OF_CHOSEN = 3
+
+
+SIGMOIDS = (Measure.SIGMOID, Measure.SIGMOID_OF_CHOSEN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +110,10 @@ def _best(scores: Tensor, rule: ExpertRule, bias: Tensor | None) -> Choice:
     if rule.measure is Measure.SOFTMAX_OF_CHOSEN:
         best, chosen = scores.topk(rule.per_token, dim=-1)
         return best.softmax(dim=-1), chosen
-    if rule.measure is Measure.SIGMOID and bias is None:
+    if rule.measure is Measure.SIGMOID_OF_CHOSEN and bias is not None:
+        chosen = (scores + bias).topk(rule.per_token, dim=-1).indices
+        return sigmoid(scores.gather(1, chosen)), chosen
+    if rule.measure in SIGMOIDS and bias is None:
         best, chosen = scores.topk(rule.per_token, dim=-1)
         return sigmoid(best), chosen
     measures = sigmoid(scores) if rule.measure is Measure.SIGMOID else scores.softmax(dim=-1)

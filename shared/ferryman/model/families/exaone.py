@@ -47,13 +47,14 @@ def read_exaone4(whole: ConfigFields) -> TransformerConfig:
     trunk = read_trunk(fields)
     return TransformerConfig(
         trunk,
-        attention=_attention(fields, trunk.num_layers),
+        attention=read_turning_windows(fields, trunk.num_layers),
         feed_forwards=(read_plain_mlp(fields),) * trunk.num_layers,
         norms=NormPlaces.AFTER,
     )
 
 
-def _attention(fields: ConfigFields, num_layers: int) -> tuple[AttentionShape, ...]:
+def read_turning_windows(fields: ConfigFields, num_layers: int) -> tuple[AttentionShape, ...]:
+    """Heads with norms, which turn in layers with a window; in all layers where none has one."""
     plain = replace(read_rotary_attention(fields), has_bias=False, has_out_bias=False)
     turning = replace(plain, head_norm=HeadNorm.EACH_HEAD)
     if fields.raw.get("sliding_window") is None:
@@ -82,7 +83,7 @@ def read_exaone_moe(fields: ConfigFields) -> TransformerConfig:
     are_sparse = read_mlp_types(fields, fields.whole("first_k_dense_replace", least=0))
     return TransformerConfig(
         trunk,
-        attention=_attention(fields, trunk.num_layers),
+        attention=read_turning_windows(fields, trunk.num_layers),
         feed_forwards=tuple(
             _mixture(fields) if is_sparse else read_plain_mlp(fields) for is_sparse in are_sparse
         ),

@@ -75,8 +75,4 @@ REFUSED: Mapping[str, str] = {
         "layers read the latents of earlier ones, queries and those of indexers grow by learned "
         "numbers of each head, and waves have learned factors; latent attention here has none of it"
     ),
-    "Kolibri1ForCausalLM": (
-        "its router adds a bias to the scores before their sigmoid; routers here add it behind, "
-        "and the choice may be another"
-    ),
 }

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ferryman.model.shapes.feed_forward_shapes import (
     BEST_OF_GROUP,
+    BiasedScoreRouting,
     BiasedSoftmaxRouting,
     GroupedRouting,
     MixtureShape,
@@ -144,6 +145,18 @@ def shares_by_biased_measure(
     return RankedRouter(WideScores(score), rule, ExpertNumbers(bias))
 
 
+def sigmoid_by_biased_score(
+    score: Linear, bias: Tensor, experts_per_token: int, routing: BiasedScoreRouting
+) -> RankedRouter:
+    """The experts with the highest score plus bias have the sigmoids of their scores as shares.
+
+    `score` takes the accumulation dtype, `bias` [experts] is in it.
+    """
+    divisor = ShareSum() if routing.shares_sum_to_one else None
+    rule = ExpertRule(experts_per_token, Measure.SIGMOID_OF_CHOSEN, sum=divisor)
+    return RankedRouter(WideScores(score), rule, ExpertNumbers(bias))
+
+
 @dataclass(frozen=True, slots=True)
 class OneByOneRouter:
     """The best expert, then the best of the others; `jitter` as in OneByOneRouting."""
@@ -208,8 +221,8 @@ def load_router(weights: Weights, shape: MixtureShape, hidden_dim: int) -> Exper
         return load_grouped_router(weights.under("gate"), experts, routing, hidden_dim)
     if isinstance(routing, BiasedSoftmaxRouting):
         return _load_biased_router(weights, experts, routing, hidden_dim)
-    if isinstance(routing, OneByOneRouting):
-        raise TypeError("experts that are chosen one by one have names of their own")
+    if isinstance(routing, OneByOneRouting | BiasedScoreRouting):
+        raise TypeError("experts that are chosen so have names of their own")
     if isinstance(routing, SoftmaxRouting) and routing.num_groups > 1:
         score = make_linear(weights.precise("gate.weight", experts.num_experts, hidden_dim))
         numbers = NO_NUMBERS

@@ -87,6 +87,14 @@ class IdentityRouting:
 
 
 @dataclass(frozen=True, slots=True)
+class BiasedScoreRouting:
+    """The routing of a token to the experts with the best scores plus bias, by the sigmoids of
+    their scores without it (Kolibri). `shares_sum_to_one`: these are divided by their sum."""
+
+    shares_sum_to_one: bool
+
+
+@dataclass(frozen=True, slots=True)
 class OneByOneRouting:
     """The routing of a token to two experts, one after the other (Phi-3.5-MoE).
 
@@ -97,7 +105,14 @@ class OneByOneRouting:
     jitter: float
 
 
-Routing = SoftmaxRouting | GroupedRouting | SigmoidRouting | BiasedSoftmaxRouting | OneByOneRouting
+Routing = (
+    SoftmaxRouting
+    | GroupedRouting
+    | SigmoidRouting
+    | BiasedSoftmaxRouting
+    | BiasedScoreRouting
+    | OneByOneRouting
+)
 
 
 @dataclass(frozen=True, slots=True)
