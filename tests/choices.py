@@ -46,13 +46,16 @@ class Choices(TorchFunctionMode):
         assert dim in (-1, scores.ndim - 1), dim
         values, indices = scores.sort(dim=-1, descending=True, stable=True)
         rows = values.reshape(-1, values.shape[-1])
-        if k < rows.shape[1] and len(rows) == len(self.clear):
-            self._note(rows, k)
+        if k < rows.shape[1] and len(rows) % len(self.clear) == 0:
+            # Each head chooses for itself where scores are [1, heads, tokens, …].
+            for head in torch.split(rows, len(self.clear)):
+                self._note(head, k)
         return torch.return_types.topk((values[..., :k], indices[..., :k]))
 
     def _note(self, rows: Tensor, k: int) -> None:
         last, first_left = rows[:, k - 1], rows[:, k]
-        largest = rows.abs().masked_fill(rows < MASKED, 0).amax(1)
+        # A score of infinity is that of a place that is always chosen.
+        largest = rows.abs().masked_fill((rows < MASKED) | (rows == torch.inf), 0).amax(1)
         is_clear = last - first_left > MARGIN * largest
         # Scores that no head wants are zero in float32 too, if they are not by a hair.
         is_clear |= (last == 0) & (first_left == 0) & ~self._near_zero

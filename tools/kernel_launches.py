@@ -17,6 +17,7 @@ from ferryman_kernels.attention._paged_attention_triton import (
     paged_attention_prefill_triton,
 )
 from ferryman_kernels.attention._sparse_index_triton import index_scores_triton
+from ferryman_kernels.attention.blocks._block_index_triton import block_scores_triton
 from ferryman_kernels.attention.latent_pages import write_latents_triton
 from ferryman_kernels.attention.pages import write_kv_triton
 from ferryman_kernels.attention.splits._split_attention_triton import (
@@ -243,6 +244,14 @@ def launch_index(dtype: torch.dtype, heads: int, head_dim: int) -> None:
     index_scores_triton(q, q[:, :, 0], pages, table, index, index)
 
 
+def launch_block_index(dtype: torch.dtype, heads: int, head_dim: int, length: int) -> None:
+    """The scores of blocks of block-sparse attention's index."""
+    index, table = torch.zeros(8, dtype=torch.int64), torch.zeros(8, 32, dtype=torch.int64)
+    pages, q = torch.zeros(4, 64, head_dim, dtype=dtype), torch.zeros(8, heads, head_dim)
+    write_latents_triton(pages, pages[0, :8], table, index, index)
+    block_scores_triton(q.to(dtype), pages, table, index, index, length)
+
+
 def launch_mamba_step(
     dtype: torch.dtype, heads: int, head_dim: int, groups: int, state: int,
     dt_limit: tuple[float, float],
@@ -426,6 +435,7 @@ def launch_all(dtype: torch.dtype) -> None:
     launch_delta_rule(dtype, (16, 32), 128, 128)
     launch_latents(dtype, 128, 512, 64)
     launch_index(dtype, 64, 128)
+    launch_block_index(dtype, 4, 128, 128)
     launch_experts(dtype, 32, 2880, 5760)
     launch_kimi_delta(dtype, 32, 128)
     launch_split_attention(dtype, (32, 8), 128)

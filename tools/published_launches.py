@@ -9,6 +9,7 @@ from typing import Any
 from tools.kernel_launches import (
     launch_activation,
     launch_attention,
+    launch_block_index,
     launch_choice,
     launch_choice_of_groups,
     launch_clamped_activation,
@@ -36,10 +37,12 @@ from tools.kernel_launches import (
 )
 
 from ferryman.model.families.gpt_oss import GptOssConfig
+from ferryman.model.families.minimax_m3 import MiniMaxM3Config
 from ferryman.model.families.nemotron_h import ExpertsShape
 from ferryman.model.layers.hidden_streams import StreamsShape
 from ferryman.model.shapes.attention_shapes import (
     AttentionShape,
+    BlockIndexShape,
     HeadNorm,
     IndexShape,
     LatentShape,
@@ -97,7 +100,7 @@ def launches_of(config: ModelConfig) -> Iterator[Launch]:
 
 
 def _activation(config: ModelConfig, shape: MlpShape | MoeShape) -> Launch:
-    if isinstance(config, GptOssConfig):
+    if isinstance(config, GptOssConfig | MiniMaxM3Config):
         limits = config.swiglu_alpha, config.swiglu_limit
         return launch_clamped_activation, shape.inner_dim, *limits
     if shape.limit:
@@ -157,6 +160,8 @@ def _attending(shape: Any) -> Iterator[Launch]:
             yield launch_rotation, (shape.q_heads, 1), shape.rope_dim, shape.rope_dim
         case IndexShape():
             yield launch_index, shape.heads, shape.head_dim
+        case BlockIndexShape():
+            yield launch_block_index, shape.heads, shape.head_dim, shape.block_len
 
 
 def _heads_into_pages(shape: AttentionShape) -> Iterator[Launch]:

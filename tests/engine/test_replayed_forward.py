@@ -41,11 +41,13 @@ MASKED = frozenset(
         "kimi_linear",
         "longcat_flash",
         "minicpm3",
+        "minimax_m3",
         "mistral4",
         "youtu",
     }
 )
-"""Families whose steps Python launches: a mask leaves out padding where latents are written."""
+"""Families whose steps Python launches: a mask leaves out padding where latents, or keys of an
+index, are written."""
 
 
 class Recordings:

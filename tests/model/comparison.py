@@ -42,7 +42,8 @@ OF_EACH_KIND = frozenset(
         "llama",
         "longcat_flash",
     }
-    | {"minimax", "nemotron_h", "qwen3_next", "recurrent_gemma", "zamba", "zamba2", "zaya", NATIVE}
+    | {"minimax", "minimax_m3", "nemotron_h", "qwen3_next", "recurrent_gemma"}
+    | {"zamba", "zamba2", "zaya", NATIVE}
 )
 """Every class of layers is in one of them (`test_families.py`)."""
 PAGE_SIZES = (4, 8, 16, 32, 64)

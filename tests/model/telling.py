@@ -64,4 +64,6 @@ def _config(folder: Path, family: str, seed: int) -> ModelConfig:
 
 def _is_telling(config: PretrainedConfig, manifest: StateManifest, page_end: int) -> bool:
     """False for an index that chooses all, and for a window of one position."""
-    return manifest.window_len != 1 and getattr(config, "index_topk", 0) < page_end / 2
+    chosen = getattr(config, "index_topk", 0)
+    blocks = getattr(config, "index_topk_blocks", 0) * getattr(config, "index_block_size", 0)
+    return manifest.window_len != 1 and max(chosen, blocks) < page_end / 2

@@ -26,7 +26,15 @@ from ferryman.model.registry import load_model
 from ferryman.model.shapes.batch import DecodeBatch
 
 PAGE_SIZE = 16
-OF_EACH_KIND = (NATIVE, "deepseek_v32", "falcon_mamba", "kimi_linear", "llama4", "minimax")
+OF_EACH_KIND = (
+    NATIVE,
+    "deepseek_v32",
+    "falcon_mamba",
+    "kimi_linear",
+    "llama4",
+    "minimax",
+    "minimax_m3",
+)
 FAMILIES = ALL_FAMILIES if "FERRYMAN_TEST_ALL_CELLS" in os.environ else OF_EACH_KIND
 
 

@@ -30,6 +30,7 @@ CARDS: Mapping[str, float] = {
     "MiniMaxAI/MiniMax-M1-80k": 456,
     "MiniMaxAI/MiniMax-M2.5": 229,
     "MiniMaxAI/MiniMax-M2.7": 229,
+    "MiniMaxAI/MiniMax-M3": 428,
     "Qwen/Qwen1.5-MoE-A2.7B": 14.3,
     "Qwen/Qwen2-7B-Instruct": 7.62,
     "Qwen/Qwen2.5-7B-Instruct": 7.62,
@@ -174,6 +175,8 @@ STATE: Mapping[str, Mapping[str, int]] = {
     "deepseek-ai/DeepSeek-V3": {"full": 61 * (512 + 64) * 2},
     # Two attentions a layer.
     "meituan-longcat/LongCat-Flash-Chat": {"full": 2 * 28 * (512 + 64) * 2},
+    # Keys and values in all layers, an index key in all but the first three.
+    "MiniMaxAI/MiniMax-M3": {"full": (60 * 2 * 4 * 128 + 57 * 128) * 2},
     # Recurrent layers: channels · (conv width - 1) in bfloat16, and the scan's state in float32.
     "state-spaces/mamba-2.8b-hf": {"recurrent": 64 * 5120 * (3 * 2 + 16 * 4)},
     "ai21labs/Jamba-v0.1": {

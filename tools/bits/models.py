@@ -158,7 +158,15 @@ def has_all_parts(config: PretrainedConfig) -> bool:
     keys of a first layer do not depend on attention."""
     words = getattr(config, "layers_block_type", None) or ["any"] * config.num_hidden_layers
     num_dense = getattr(config, "first_k_dense_replace", 0)
-    return len(words) >= max(3, len(set(words))) and num_dense < len(words)
+    has_layers = len(words) >= max(3, len(set(words))) and num_dense < len(words)
+    return has_layers and _chooses_a_part(config)
+
+
+def _chooses_a_part(config: PretrainedConfig) -> bool:
+    """False for an index that chooses all of a prompt."""
+    chosen = getattr(config, "index_topk", 0)
+    blocks = getattr(config, "index_topk_blocks", 0) * getattr(config, "index_block_size", 0)
+    return max(chosen, blocks) < min(_PROMPT_LENS)
 
 
 def random_prompts(sort: str, lengths: Sequence[int], vocab_size: int) -> tuple[Prompt, ...]:

@@ -10,7 +10,12 @@ from ferryman.cache.capacity import CapacityPlan, StateDemand, bytes_for, reques
 from ferryman.cache.manifest import StateManifest
 from ferryman.cache.shards import over_ranks
 from ferryman.model.shapes.config_fields import read_fields
-from ferryman.model.shapes.manifest import attentions, pads_prompts, state_manifest
+from ferryman.model.shapes.manifest import (
+    attentions,
+    chooses_blocks,
+    pads_prompts,
+    state_manifest,
+)
 from ferryman.model.shapes.model_shapes import AS_COMPUTED, ModelConfig
 from ferryman.model.weights.gguf_checkpoint import open_model
 from ferryman.model.weights.safetensors_header import StoredTensor
@@ -244,6 +249,8 @@ def opened_bytes(config: ModelConfig, options: EngineOptions) -> int:
     hold, since rows that share a page open it once.
     """
     reads_codes = options.device != CPU and options.dtype == "bfloat16"
+    # Attention to chosen blocks reads parts of pages, whose codes and scales no table names alike.
+    reads_codes = reads_codes and not chooses_blocks(config)
     if options.kv_dtype == AS_COMPUTED or reads_codes:
         return 0
     rows = options.concurrency.max_running

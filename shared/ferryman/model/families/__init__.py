@@ -41,6 +41,7 @@ from ferryman.model.families import (
     mamba,
     mimo,
     minimax,
+    minimax_m3,
     mistral,
     mistral4,
     native,
@@ -499,6 +500,16 @@ FAMILIES: tuple[Family[Any], ...] = (
     ),
     Family(
         "minimax_m2", ("MiniMaxM2ForCausalLM",), minimax.read_minimax_m2, minimax.load_minimax_m2
+    ),
+    Family(
+        "minimax_m3",
+        (
+            "MiniMaxM3ForCausalLM",
+            "MiniMaxM3VLForCausalLM",
+            "MiniMaxM3SparseForConditionalGeneration",
+        ),
+        minimax_m3.read_minimax_m3,
+        minimax_m3.load_minimax_m3,
     ),
     Family(
         "kimi_linear",

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from torch import Tensor
 
 from ferryman.cache.manifest import StateManifest
 from ferryman.model.layers.attention import load_attention
@@ -24,6 +23,7 @@ from ferryman.model.layers.experts import (
     ShareOfOutput,
     load_experts_for,
 )
+from ferryman.model.layers.mlp import ClampedSwiglu
 from ferryman.model.layers.moe import MixtureOfExperts
 from ferryman.model.readers.config_readers import (
     check_activation,
@@ -40,7 +40,6 @@ from ferryman.model.weights.linear import make_linear
 from ferryman.model.weights.matrix import Matrix
 from ferryman.model.weights.named_weights import Weights
 from ferryman.model.weights.quantisation.mxfp4 import BLOCK_LEN, mxfp4_matrices
-from ferryman_kernels.elementwise.clamped_swiglu import clamped_swiglu
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,17 +86,6 @@ def _read_moe(fields: ConfigFields) -> MoeShape:
             if fields.whole(name) % BLOCK_LEN:
                 raise fields.refusal(name, f"a multiple of {BLOCK_LEN} for experts in MXFP4")
     return read_experts(fields, count="num_local_experts", inner_dim="intermediate_size")
-
-
-@dataclass(frozen=True, slots=True)
-class ClampedSwiglu:
-    """(up + 1) · gate · sigmoid(alpha · gate), clamped; gate's channels come first."""
-
-    alpha: float
-    limit: float
-
-    def __call__(self, gate_up: Tensor) -> Tensor:
-        return clamped_swiglu(gate_up, self.alpha, self.limit)
 
 
 def load_gpt_oss(config: GptOssConfig, manifest: StateManifest, weights: Weights) -> Decoder:

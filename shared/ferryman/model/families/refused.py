@@ -26,10 +26,6 @@ _INKLING2 = (
     f"{_CONVOLVED}, with filters that depend on the token; layers also attend to the sums of "
     "blocks of earlier layers, and scores depend on distance by learned profiles"
 )
-_BLOCK_SPARSE = (
-    "it attends to blocks of keys that an indexer chooses by each block's best score; indexers "
-    "here choose tokens, and attention to chosen places is that of latents alone"
-)
 _NARROW_LATENTS = (
     "its latent attention has windows, sizes by layer, and a norm of the rotated key, which latent "
     "attention here does not have"
@@ -53,9 +49,6 @@ REFUSED: Mapping[str, str] = {
     "InklingForConditionalGeneration": _INKLING,
     "Inkling2ForCausalLM": _INKLING2,
     "Inkling2ForConditionalGeneration": _INKLING2,
-    "MiniMaxM3SparseForConditionalGeneration": _BLOCK_SPARSE,
-    "MiniMaxM3ForCausalLM": _BLOCK_SPARSE,
-    "MiniMaxM3VLForCausalLM": _BLOCK_SPARSE,
     "Dots3NoteForCausalLM": _NARROW_LATENTS,
     "Dots3NoteForConditionalGeneration": _NARROW_LATENTS,
     "Glm5NextForConditionalGeneration": _POOLED_INDEX,

@@ -58,7 +58,7 @@ class AttentionLayer:
 
     def forward(self, hidden: Tensor, batch: StepBatch, state: ModelState) -> Tensor:
         pages = state.attention[self.layer]
-        q, gate = self._write(hidden, batch, pages)
+        q, gate = self.write(hidden, batch, pages)
         mixed = attend(q, batch, pages, state.kernels, self.shape, self.sinks)
         if self.shape.value_dim:
             mixed = mixed[:, :, : self.shape.value_dim]
@@ -68,7 +68,7 @@ class AttentionLayer:
             mixed = mixed * self.gate(hidden)
         return self.out(mixed.flatten(1))
 
-    def _write(
+    def write(
         self, hidden: Tensor, batch: StepBatch, pages: PagedState
     ) -> tuple[Tensor, Tensor | None]:
         """Writes the tokens' keys and values to their pages; returns q, rotated, and the gate

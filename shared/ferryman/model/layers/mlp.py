@@ -16,6 +16,7 @@ from ferryman.model.weights.linear import Linear
 from ferryman.model.weights.matrix import Matrix, join_linear, split_rows, summed_linear
 from ferryman.model.weights.named_weights import Weights
 from ferryman_kernels.elementwise.activations import silu
+from ferryman_kernels.elementwise.clamped_swiglu import clamped_swiglu
 from ferryman_kernels.elementwise.gated_silu import gated_silu
 from ferryman_kernels.elementwise.limited_silu import limited_silu
 
@@ -31,11 +32,27 @@ class GatedActivation:
         return self.act(gate) * up
 
 
-def gated_by(act: Callable[[Tensor], Tensor], limit: float = 0.0) -> Callable[[Tensor], Tensor]:
-    """The activation act(gate) · up; for silu it is one operation, with or without a limit."""
+@dataclass(frozen=True, slots=True)
+class ClampedSwiglu:
+    """(up + 1) · gate · sigmoid(alpha · gate), clamped; gate's channels come first (gpt-oss)."""
+
+    alpha: float
+    limit: float
+
+    def __call__(self, gate_up: Tensor) -> Tensor:
+        return clamped_swiglu(gate_up, self.alpha, self.limit)
+
+
+def gated_by(
+    act: Callable[[Tensor], Tensor] | ClampedSwiglu, limit: float = 0.0
+) -> Callable[[Tensor], Tensor]:
+    """The activation act(gate) · up, or one that takes both; for silu it is one operation, with or
+    without a limit."""
     if limit:
         assert act is silu, "no other activation has a limit"
         return partial(limited_silu, limit=limit)
+    if isinstance(act, ClampedSwiglu):
+        return act
     return gated_silu if act is silu else GatedActivation(act)
 
 
@@ -80,7 +97,7 @@ def load_gated_mlp(
     weights: Weights,
     shape: MlpShape,
     hidden_dim: int,
-    act: Callable[[Tensor], Tensor] = silu,
+    act: Callable[[Tensor], Tensor] | ClampedSwiglu = silu,
 ) -> GatedMlp:
     """The MLP of gate_proj, up_proj and down_proj under `weights`."""
     group = weights.group

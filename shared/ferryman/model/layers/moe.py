@@ -222,20 +222,22 @@ def load_grouped_mixture(
     *,
     names: tuple[str, str, str] = GATE_UP_DOWN,
     shared: tuple[str, ...] = ("shared_experts",),
+    act: Callable[[Tensor], Tensor] = silu,
 ) -> FeedForward:
     """A mixture with the routing of DeepSeek-V3, whose router is called otherwise.
 
     `names` are those of an expert's products; `shared` those of the MLP that every token goes
-    through, of which the first is read that a checkpoint has.
+    through, of which the first is read that a checkpoint has. `act` is that of all.
     """
     if not isinstance(shape.routing, GroupedRouting):
         raise TypeError(f"these experts are routed in groups, not by {shape.routing}")
     routing = load_grouped_router(weights, shape.experts, shape.routing, hidden_dim, router)
-    experts = load_mixture(weights.under("experts"), shape.experts, hidden_dim, routing, names)
+    under = weights.under("experts")
+    experts = load_mixture(under, shape.experts, hidden_dim, routing, names, act=act)
     if shape.shared is None:
         return experts
     name = next((name for name in shared if weights.has_module(f"{name}.down_proj")), shared[0])
-    inner = load_gated_mlp(weights.under(name), shape.shared, hidden_dim)
+    inner = load_gated_mlp(weights.under(name), shape.shared, hidden_dim, act)
     return ExpertsBesideShared(experts, inner)
 
 

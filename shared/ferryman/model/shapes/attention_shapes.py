@@ -223,3 +223,33 @@ class IndexShape:
     def sections(self, place: StatePlace) -> tuple[SectionSpec, ...]:
         shape = (place.page_size, self.head_dim)
         return (SectionSpec("index", place.layer, shape, place.dtype, shard_axis=None),)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockIndexShape:
+    """The indexer of block-sparse attention (MiniMax M3), which chooses the blocks of keys that a
+    token attends to, for each head of keys.
+
+    `heads` queries, one for each head of keys, choose `count` blocks of `block_len` positions; the
+    last `num_local` up to the token's own are always among them. As many of the `head_dim` channels
+    turn as in the attention.
+    """
+
+    heads: int
+    head_dim: int
+    block_len: int
+    count: int
+    num_local: int
+
+    @property
+    def kind(self) -> Kind:
+        return Kind.FULL
+
+    def sections(self, place: StatePlace) -> tuple[SectionSpec, ...]:
+        shape = (place.page_size, self.head_dim)
+        return (SectionSpec("index", place.layer, shape, place.dtype, shard_axis=None),)
+
+    def shard(self, num_ranks: int) -> BlockIndexShape:
+        """The heads of a rank's keys; every rank keeps all index keys, because all heads read
+        them."""
+        return replace(self, heads=per_rank_replicated("heads", self.heads, num_ranks))

@@ -14,7 +14,7 @@ from ferryman.cache.manifest import (
     lay_out,
 )
 from ferryman.errors import ConfigError
-from ferryman.model.shapes.attention_shapes import AttentionShape, LatentShape
+from ferryman.model.shapes.attention_shapes import AttentionShape, BlockIndexShape, LatentShape
 from ferryman.model.shapes.model_shapes import AS_COMPUTED, ModelConfig, StatePlace, share_of_rank
 
 SCAN_BLOCK = 64
@@ -83,6 +83,12 @@ def pads_prompts(config: ModelConfig) -> bool:
         isinstance(shape, LatentShape) or (isinstance(shape, AttentionShape) and shape.chunk_len)
         for shape in shapes
     )
+
+
+def chooses_blocks(config: ModelConfig) -> bool:
+    """Whether a layer attends to blocks of keys that an index chooses."""
+    shapes = (shape for states in config.states for shape in states)
+    return any(isinstance(shape, BlockIndexShape) for shape in shapes)
 
 
 def attentions(config: ModelConfig) -> Iterator[AttentionShape]:
