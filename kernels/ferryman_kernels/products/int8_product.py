@@ -42,6 +42,7 @@ from ferryman_kernels.cpu._code_quads import QUAD
 from ferryman_kernels.cpu._compiled import serves
 from ferryman_kernels.cpu._lanes import LANES
 from ferryman_kernels.cpu._tiles import has_tiles
+from ferryman_kernels.cpu.huge_pages import weight_zeros
 from ferryman_kernels.products._int8_panels_compiled import BLOCK, tile_product_compiled
 from ferryman_kernels.products._int8_product_compiled import one_row_compiled, widen_compiled
 from ferryman_kernels.products._int8_quads_compiled import quad_product_compiled
@@ -115,7 +116,7 @@ def panels_of_codes(codes: Tensor, device: torch.device) -> Tensor:
     """The panels of `codes` [out_dim, in_dim] int8, in memory of their own on `device`."""
     out_dim, in_dim = codes.shape
     size = -(-out_dim // WIDTH), -(-in_dim // BLOCK) * BLOCK, WIDTH
-    panels = torch.zeros(size, dtype=codes.dtype, device=device)
+    panels = weight_zeros(size, codes.dtype, device)
     whole, rest = divmod(out_dim, WIDTH)
     if whole:
         full = codes[: whole * WIDTH].reshape(whole, WIDTH, in_dim)
@@ -152,7 +153,7 @@ def quads_of_codes(codes: Tensor, device: torch.device) -> Tensor:
     multiple of four."""
     out_dim, in_dim = codes.shape
     panels = -(-out_dim // LANES)
-    quads = torch.zeros((panels, in_dim // QUAD, LANES, QUAD), dtype=codes.dtype, device=device)
+    quads = weight_zeros((panels, in_dim // QUAD, LANES, QUAD), codes.dtype, device)
     whole, rest = divmod(out_dim, LANES)
     parts = codes.reshape(out_dim, -1, QUAD)
     if whole:

@@ -33,6 +33,7 @@ from torch.nn import functional as F
 
 from ferryman_kernels.cpu._lanes import LANES
 from ferryman_kernels.cpu.arithmetic import has_one_order
+from ferryman_kernels.cpu.huge_pages import weight_zeros
 from ferryman_kernels.products._packed_product_compiled import (
     packed_grouped_product_compiled,
     packed_product_compiled,
@@ -74,7 +75,8 @@ def shape_of_panels(out_dim: int, in_dim: int, dtype: torch.dtype) -> tuple[int,
 def pack_panels(weight: Tensor) -> Panels:
     """A copy of `weight` [out_dim, in_dim], whose dtype `reads_panels`, in panels."""
     out_dim, in_dim = weight.shape
-    panels = weight.new_zeros(shape_of_panels(out_dim, in_dim, weight.dtype))
+    shape = shape_of_panels(out_dim, in_dim, weight.dtype)
+    panels = weight_zeros(shape, weight.dtype, weight.device)
     # Pairs are copied as words, in half the time, so they have to lie as words.
     if in_dim % panels.shape[3]:
         weight = F.pad(weight, (0, 1))

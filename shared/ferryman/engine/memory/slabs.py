@@ -10,7 +10,6 @@ a slab on the host is address space.
 from __future__ import annotations
 
 import ctypes
-import mmap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
@@ -19,10 +18,10 @@ import torch
 from torch import Tensor
 
 from ferryman.cache.manifest import Kind, KindLayout, StateManifest
+from ferryman_kernels.cpu.huge_pages import HUGE_PAGE_BYTES, huge_memory
 
 HOST = -1
 POISON = 0xFF
-HUGE_PAGE_BYTES = 2 * 1024 * 1024
 # Enough for huge pages, and little enough for the event loop, on which slots are given: a
 # millisecond at 2 GB/s, the rate of first touches on a slow machine.
 STRETCH_BYTES = HUGE_PAGE_BYTES
@@ -203,20 +202,9 @@ def _on_host(kind: Kind, num_slots: int, slot_bytes: int) -> Slab:
     num_bytes = num_slots * slot_bytes
     if num_bytes == 0:
         return Slab(kind, torch.empty((num_slots, slot_bytes), dtype=torch.uint8), memoryview(b""))
-    region = mmap.mmap(-1, num_bytes + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        _advise_huge_pages(region)
-    whole = torch.frombuffer(region, dtype=torch.uint8)
-    begin = -whole.data_ptr() % HUGE_PAGE_BYTES
-    tensor = whole[begin : begin + num_bytes].view(num_slots, slot_bytes)
-    return Slab(kind, tensor, memoryview(region)[begin : begin + num_bytes])
-
-
-def _advise_huge_pages(region: mmap.mmap) -> None:
-    try:
-        region.madvise(mmap.MADV_HUGEPAGE)
-    except OSError:  # a kernel built without them: slower to fault in, otherwise the same
-        return
+    content = huge_memory(num_bytes)
+    tensor = torch.frombuffer(content, dtype=torch.uint8).view(num_slots, slot_bytes)
+    return Slab(kind, tensor, content)
 
 
 def _first_stretch(slab: Slab) -> int:

@@ -28,6 +28,7 @@ from ferryman.gguf.tensor_types import TYPE_NAMES, TensorType
 from ferryman.model.weights.linear import Linear, is_processor
 from ferryman.model.weights.matrix import Matrix
 from ferryman.model.weights.quantisation.codes import copied
+from ferryman_kernels.cpu.huge_pages import weight_zeros
 from ferryman_kernels.products.blocks.block_product import (
     LANES,
     NO_CODES,
@@ -146,7 +147,7 @@ class GgufMatrix:
         (rows, columns), form = self.shape, FORMS[self.type.name]
         panels = -(-rows // LANES)
         size = panels, panel_bytes(form, columns)
-        content = torch.empty(size, dtype=torch.uint8, device=self.device)
+        content = weight_zeros(size, torch.uint8, self.device)
         factors = F.pad(self._every_factor()[:, 0], (0, panels * LANES - rows))
         if not self.blocks.is_meta:
             step = max(1, _NUMBERS_AT_ONCE // (LANES * columns))

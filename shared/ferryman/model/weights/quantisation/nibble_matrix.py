@@ -22,6 +22,7 @@ from ferryman.model.weights.named_weights import accumulation_dtype
 from ferryman.model.weights.quantisation.codes import NibbleCodes, stack_rows, take_rows
 from ferryman.model.weights.quantisation.gguf_matrix import BlockLinear
 from ferryman.model.weights.quantisation.quantised_matrix import QuantisedMatrix, even_groups
+from ferryman_kernels.cpu.huge_pages import weight_zeros
 from ferryman_kernels.products.blocks.block_product import (
     E4M3,
     FLOATS,
@@ -123,7 +124,7 @@ class NibbleMatrix:
         rows, columns = self.shape
         panels = -(-rows // LANES)
         size = panels, panel_bytes(form, columns)
-        content = torch.empty(size, dtype=torch.uint8, device=self.device)
+        content = weight_zeros(size, torch.uint8, self.device)
         factors = F.pad(self.factors[:, 0].to(torch.float32), (0, panels * LANES - rows))
         if not self.codes.packed.is_meta:
             step = max(1, _NUMBERS_AT_ONCE // (LANES * columns))
