@@ -6,9 +6,9 @@ import pytest
 from tools.decode_launches import step_launches
 
 LAUNCHES = {
-    "Granite 4 H micro": (407, 1, 4),
-    "Qwen3-Next 80B-A3B": (979, 1, 4),
-    "gpt-oss 20b": (343, 1, 4),
+    "Granite 4 H micro": (406, 1, 4),
+    "Qwen3-Next 80B-A3B": (977, 1, 4),
+    "gpt-oss 20b": (341, 1, 4),
 }
 """The forward, the likeliest token, a drawn token with all filters."""
 

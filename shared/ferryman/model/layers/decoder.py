@@ -83,7 +83,9 @@ class EmbeddingAndHead:
     scales: EndScales
 
     def embed(self, token_ids: Tensor) -> Tensor:
-        return self.embedding(token_ids).mul_(self.scales.embedding_multiplier)
+        hidden = self.embedding(token_ids)
+        multiplier = self.scales.embedding_multiplier
+        return hidden if multiplier == 1.0 else hidden.mul_(multiplier)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[tokens, vocab], in the accumulation dtype."""
@@ -92,8 +94,10 @@ class EmbeddingAndHead:
     def logits_of_normed(self, normed: Tensor) -> Tensor:
         """The `logits` of hidden states that went through the final norm, or another one."""
         scores = self.head(normed.to(self.embedding.dtype))
-        logits = scores.to(accumulation_dtype(scores.dtype)).div_(self.scales.logits_scaling)
-        cap = self.scales.logits_cap
+        logits = scores.to(accumulation_dtype(scores.dtype))
+        scaling, cap = self.scales.logits_scaling, self.scales.logits_cap
+        if scaling != 1.0:  # a pass over all logits of a step
+            logits = logits.div_(scaling)
         return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 
 
