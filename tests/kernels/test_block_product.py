@@ -30,6 +30,7 @@ from ferryman_kernels.products.blocks.block_product import (
     BlockPanels,
     BlockParts,
     block_product_reference,
+    block_rows,
     decoded_panels,
     pack_blocks,
     panel_bytes,
@@ -262,3 +263,21 @@ def test_what_is_no_number_stays_in_its_token(dtype: torch.dtype, tokens: int) -
     product = block_product.block_product
     assert torch.equal(product(x, weight, bias)[0], product(clean, weight, bias)[0])
     assert product(x, weight, bias)[1].isnan().all()
+
+
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+@pytest.mark.parametrize("name", ["4 bits and shifts", "8 bits"])
+def test_rows_are_those_of_decoded_panels(name: str, dtype: torch.dtype) -> None:
+    form = FORMS[name]
+    weight = packed(form, drawn(form, 100, 2), dtype, torch.rand(100) + 0.5)
+    rows = torch.tensor([0, 99, 64, 63, 5, 5])
+    decoded = decoded_panels(weight, 0, 2).transpose(1, 2).flatten(2).flatten(0, 1)
+    assert torch.equal(block_rows(weight, rows), decoded[rows, : weight.in_dim])
+
+
+def test_a_row_that_is_none_has_no_numbers() -> None:
+    form = FORMS["8 bits"]
+    weight = packed(form, drawn(form, 100, 2), torch.float32, torch.ones(100))
+    numbers = block_rows(weight, torch.tensor([-1, 7, 100]))
+    assert numbers[[0, 2]].isnan().all()
+    assert torch.equal(numbers[1:2], block_rows(weight, torch.tensor([7])))

@@ -18,9 +18,11 @@ from ferryman_kernels.cpu._compiled import (
     STRICT,
     WEIGHTS_PER_ELEMENT,
     Loop,
+    narrow,
     numba,
     part,
     prange,
+    row_like,
 )
 from ferryman_kernels.cpu._lanes import HAS_DOTS, LANES, STEP_BYTES, lanes_at, no_sums
 from ferryman_kernels.cpu._panel_tiles import WORD_BYTES, add_span
@@ -277,6 +279,45 @@ def _decoding(
         room[0] = 0  # as above
 
 
+@part
+def _write_row(
+    stored: Any, weight: Any, panel: Any, factors: Any, steps: Any, lane: Any, number: Any,
+    row: Any, y: Any,
+) -> None:  # fmt: skip
+    """Writes the numbers of an output of the panel at an address to row `row` of y; `weight` as in
+    `_few_sums`, `number` an empty row of the panel's dtype."""
+    form, table, room = weight
+    groups = steps // (form[1] // CHUNK_INPUTS * _steps_of_chunk(stored))
+    near = aligned_words(steps * STEP_BYTES // WORD_BYTES)
+    _decode(stored, form, table, panel, factors, 0, groups, room, near.ctypes.data)
+    decoded, of_step = row_at(near.ctypes.data, number), STEP_BYTES // LANES // number.itemsize
+    for index in range(y.shape[1]):
+        y[row, index] = decoded[(index // of_step * LANES + lane) * of_step + index % of_step]
+    near[0] = 0  # numba ends an array's life after its last use
+
+
+def _rows(
+    stored: Any, like: Any, form: Any, table: int, panels: int, panel_bytes: int, factors: int,
+    factor: Any, out_dim: int, steps: int, rows: int, indices: Any, count: int, y: int,
+    in_dim: int,
+) -> None:  # fmt: skip
+    """Writes the numbers of `count` outputs, whose indices are at the address `rows`, to y [count,
+    in_dim]; `indices` is an empty row of their dtype."""
+    of_rows, outputs = row_at(factors, factor), row_at(rows, indices)[:count]
+    out = row_at(y, like)[: count * in_dim].reshape(count, in_dim)
+    for row in prange(count):
+        output, room = outputs[row], aligned_words(2 * FACTORS_BYTES // WORD_BYTES)
+        if 0 <= output < out_dim:
+            at, lane = panels + output // LANES * panel_bytes, output % LANES
+            of_panel = lanes_at(of_rows, output // LANES * LANES)
+            weight = (form, table, room.ctypes.data)
+            _write_row(stored, weight, at, of_panel, steps, lane, like, row, out)
+        else:
+            for index in range(in_dim):
+                out[row, index] = narrow(np.float32(np.nan), out)
+        room[0] = 0  # as above
+
+
 def _steps_by_type(stored: Any) -> Callable[..., int]:
     if stored == numba.types.uint16:
         return lambda stored: 1
@@ -308,6 +349,7 @@ if numba is not None:
         overload(stub, jit_options={"error_model": "numpy"}, strict=False)(chosen)
 
 _product_loop, _decoding_loop = Loop(_product, STRICT), Loop(_decoding, STRICT)
+_rows_loop = Loop(_rows, STRICT)
 FACTOR = np.empty(0, np.float32)
 TOKENS_AS_LONG_AS_DECODING = 32
 CODES_PER_ELEMENT = 2
@@ -357,4 +399,20 @@ def decode_panels_compiled(
         decoded.numel() // WEIGHTS_PER_ELEMENT,
         stored, form, table.data_ptr(), panels.data_ptr(), panels.stride(0), factors.data_ptr(),
         FACTOR, steps, first, count, decoded.data_ptr(),
+    )  # fmt: skip
+
+
+def block_rows_compiled(
+    form: tuple[int, ...], table: Tensor, panels: Tensor, factors: Tensor, out_dim: int, steps: int,
+    rows: Tensor, numbers: Tensor,
+) -> None:  # fmt: skip
+    """Fills `numbers` [n, in_dim] with the outputs `rows` [n]; panels have so many steps."""
+    stored, _, like = likes(numbers.dtype, HAS_DOTS)
+    rows = rows.contiguous()
+    count, in_dim = numbers.shape
+    _rows_loop(
+        count * LANES * in_dim // WEIGHTS_PER_ELEMENT,
+        stored, like, form, table.data_ptr(), panels.data_ptr(), panels.stride(0),
+        factors.data_ptr(), FACTOR, out_dim, steps, rows.data_ptr(), row_like(rows.dtype), count,
+        numbers.data_ptr(), in_dim,
     )  # fmt: skip

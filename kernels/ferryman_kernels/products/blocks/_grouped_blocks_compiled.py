@@ -36,21 +36,22 @@ def _grouped(
     out_dim: int, threads: int,
 ) -> None:  # fmt: skip
     """Tensors are addresses, `panels` and `factors` [experts] those of each expert; `indices` is an
-    empty row of the dtype of `chosen` [pairs]. Rows of x are copied to `gathered` [pairs, in_dim]
-    in the order of their experts."""
+    empty row of the dtype of `chosen` [pairs]. Where an expert has several rows of x, all rows are
+    copied to `gathered` [pairs, in_dim] in the order of their experts."""
     order, starts, present = sorted_by_expert(row_at(chosen, indices)[:pairs], len(panels))
     of_expert, per_row = (out_dim + LANES - 1) // LANES, pairs // tokens
     out = row_at(y, like)
     inputs = row_at(x, like)[: tokens * in_dim].reshape(tokens, in_dim)
     sorted_inputs = row_at(gathered, like)[: pairs * in_dim].reshape(pairs, in_dim)
-    for pair in prange(pairs):
-        sorted_inputs[pair] = inputs[order[pair] // per_row]
-    # numba drops a loop whose array nobody reads after it. An address without a sign would make
-    # floats of those that are counted from it.
-    rows = np.intp(sorted_inputs.ctypes.data)
     most = 0
     for expert in present:
         most = max(most, starts[expert + 1] - starts[expert])
+    if most > 1:
+        for pair in prange(pairs):
+            sorted_inputs[pair] = inputs[order[pair] // per_row]
+    # numba drops a loop whose array nobody reads after it. An address without a sign would make
+    # floats of those that are counted from it.
+    rows = np.intp(sorted_inputs.ctypes.data)
     stride = in_dim * like.itemsize
     jobs, length = present.shape[0] * of_expert, slice_length(stride)
     workers = min(jobs, threads)
@@ -63,11 +64,12 @@ def _grouped(
             # A job is a panel with all of its expert's pairs, so every code is read once.
             expert, panel = present[job // of_expert], job % of_expert
             first, end = starts[expert], starts[expert + 1]
+            at = rows + first * stride if most > 1 else x + order[first] // per_row * stride
             added = row_at(biases + expert * stride_bias * like.itemsize, like)[:bias_dim]
             of_panel = lanes_at(row_at(factors[expert], factor), panel * LANES)
             multiply_codes(
                 stored, multiplied, weight, panels[expert] + panel * panel_bytes, of_panel, steps,
-                rows + first * stride, stride, order[first:end], added, panel * LANES, out,
+                at, stride, order[first:end], added, panel * LANES, out,
                 out_dim, length, opened, near.ctypes.data,
             )  # fmt: skip
         close(multiplied, opened)

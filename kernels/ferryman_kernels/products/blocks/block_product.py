@@ -20,7 +20,7 @@ and for bfloat16. Outputs behind the last one have a scale of zero.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -38,6 +38,7 @@ from ferryman_kernels.products.blocks._block_product_compiled import (
     SIGNED,
     UNSIGNED,
     block_product_compiled,
+    block_rows_compiled,
     decode_panels_compiled,
 )
 from ferryman_kernels.products.packed_product import (
@@ -206,18 +207,15 @@ def decoded_panels(weight: BlockPanels, first: int, end: int) -> Tensor:
 
 
 def block_rows(weight: BlockPanels, rows: Tensor) -> Tensor:
-    """The numbers of the outputs `rows` [n] int64: [n, in_dim]."""
+    """The numbers of the outputs `rows` [n] int64: [n, in_dim]; not-a-number where there is no such
+    output."""
+    assert rows.dtype is torch.int64, rows.dtype
     numbers = torch.empty(len(rows), weight.in_dim, dtype=weight.dtype)
-    factors = weight.factors.view(-1, LANES)
-    tile = max(4, _DECODED_BYTES // (numbers.itemsize * LANES * weight.in_dim))
-    for start in range(0, len(rows), tile):
-        panels = rows[start : start + tile] // LANES
-        content = weight.content[panels]
-        gathered = replace(weight, content=content, factors=factors[panels].flatten())
-        decoded = decoded_panels(gathered, 0, len(panels))
-        lanes = rows[start : start + tile] % LANES
-        of_rows = decoded[torch.arange(len(panels)), :, lanes].flatten(1)
-        numbers[start : start + tile] = of_rows[:, : weight.in_dim]
+    _, steps, *_ = shape_of_panels(weight.out_dim, weight.in_dim, weight.dtype)
+    block_rows_compiled(
+        weight.form.numbers, weight.table, weight.content, weight.factors, weight.out_dim, steps,
+        rows, numbers,
+    )  # fmt: skip
     return numbers
 
 
