@@ -59,7 +59,8 @@ WORTH_SHARING = 1 << 18
 """The number of elements from which the other threads help; one passes them in 0.1 to 0.2 ms."""
 
 WEIGHTS_PER_ELEMENT = 4
-"""The weights that a product multiplies in the time of an element: each takes 0.1 ns."""
+"""The weights that a product multiplies in the time of an element if a cache holds them: each takes
+0.1 ns. Where memory is read for one token, a weight takes as long as an element (0205)."""
 
 _LEAST_EXPONENT = np.float32(-64.0)
 _PACKAGE = Path(__file__).parents[1]

@@ -15,7 +15,6 @@ from torch.nn import functional as F
 
 from ferryman_kernels.cpu._compiled import (
     STRICT,
-    WEIGHTS_PER_ELEMENT,
     Loop,
     part,
     prange,
@@ -145,7 +144,7 @@ def packed_product_compiled(
         x = x.contiguous()
     (tokens, in_dim), size = x.shape, x.itemsize
     y = torch.empty(tokens, out_dim, dtype=x.dtype)
-    elements = out_dim * in_dim // WEIGHTS_PER_ELEMENT
+    elements = out_dim * in_dim
     elements += elements * tokens // _TOKENS_AS_LONG_AS_READING
     if multiplied is None and repays_copies(tokens, out_dim):
         tiled_loop(
@@ -176,7 +175,7 @@ def packed_grouped_product_compiled(
     work = min(pairs, len(addresses)) + pairs // _TOKENS_AS_LONG_AS_READING
     count, bias_dim = biases.shape
     _grouped_loop(
-        work * out_dim * in_dim // WEIGHTS_PER_ELEMENT,
+        work * out_dim * in_dim,
         *kinds, addresses, panel_bytes, biases.data_ptr(), bias_dim if count > 1 else 0,
         bias_dim, x.data_ptr(), tokens, in_dim, chosen.data_ptr(), row_like(chosen.dtype), pairs,
         gathered.data_ptr(), padded, padded * x.itemsize // WORD_BYTES, y.data_ptr(), out_dim,

@@ -352,8 +352,6 @@ _product_loop, _decoding_loop = Loop(_product, STRICT), Loop(_decoding, STRICT)
 _rows_loop = Loop(_rows, STRICT)
 FACTOR = np.empty(0, np.float32)
 TOKENS_AS_LONG_AS_DECODING = 32
-CODES_PER_ELEMENT = 2
-"""The same as WEIGHTS_PER_ELEMENT, for weights whose codes become numbers first."""
 
 
 def kinds_of(dtype: torch.dtype) -> tuple[Any, Any, Any]:
@@ -377,7 +375,7 @@ def block_product_compiled(
     y = torch.empty(tokens, out_dim, dtype=x.dtype)
     if not tokens:  # tiles of no rows are not configured, and end the process
         return y
-    elements = out_dim * in_dim // CODES_PER_ELEMENT
+    elements = out_dim * in_dim
     _product_loop(
         elements + elements * tokens // TOKENS_AS_LONG_AS_DECODING,
         *kinds_of(x.dtype), form, table.data_ptr(), panels.data_ptr(),

@@ -20,7 +20,6 @@ from ferryman_kernels.products._packed_product_compiled import sorted_by_expert
 from ferryman_kernels.products._panel_sums import close, opened_for, slice_length
 from ferryman_kernels.products.blocks._block_codes import FACTORS_BYTES
 from ferryman_kernels.products.blocks._block_product_compiled import (
-    CODES_PER_ELEMENT,
     FACTOR,
     TOKENS_AS_LONG_AS_DECODING,
     decoded_steps,
@@ -94,7 +93,7 @@ def grouped_blocks_compiled(
     work = min(pairs, len(panels)) + pairs // TOKENS_AS_LONG_AS_DECODING
     count, bias_dim = biases.shape
     _grouped_loop(
-        work * out_dim * in_dim // CODES_PER_ELEMENT,
+        work * out_dim * in_dim,
         *kinds_of(x.dtype), form, table.data_ptr(), panels, panel_bytes, factors, FACTOR,
         biases.data_ptr(), bias_dim if count > 1 else 0, bias_dim, x.data_ptr(), tokens, in_dim,
         chosen.data_ptr(), row_like(chosen.dtype), pairs, gathered.data_ptr(),
