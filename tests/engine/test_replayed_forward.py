@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tests.engine.plans import Guest, decode, prefill, verify
@@ -20,7 +21,12 @@ from ferryman.engine.forward import replayed_forward
 from ferryman.engine.forward.decode_forward import EagerForward, StepForward
 from ferryman.engine.forward.recorded_launches import recorded_launches
 from ferryman.engine.forward.replayed_forward import ReplayedForward
+from ferryman.engine.memory.slabs import Slabs
+from ferryman.engine.runner import Runner
+from ferryman.engine.warm_up import MostTokens, warm_up
 from ferryman.llm import LLM
+from ferryman.model.load_options import LoadOptions
+from ferryman.model.registry import load_model
 from ferryman.model.shapes.state import LayerCount
 from ferryman.schedule.batch import SlotOps, StepOutcome, StepPlan
 from ferryman.schedule.request import SamplingParams
@@ -133,6 +139,28 @@ def test_replayed_steps_have_the_bits_of_launched_ones_in(dtype: str, tmp_path: 
     for index in range(8):
         pair.run(decode(2 + index, [(bert, 5 + index), (anna, 18 + index)]))
     assert pair.recordings.count == 1
+
+
+def test_a_lone_request_is_replayed_from_its_first_step_to_its_thousandth(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The warm-up has recorded its step, and wider page tables take no other recording."""
+    folder, recordings = save_native(tmp_path, native_config()), Recordings()
+    model = load_model(folder, LoadOptions("float32", page_size=PAGE_SIZE))
+    slabs = Slabs.allocate(model.manifest, SIZES, "cpu")
+    runner = Runner(model, slabs, max_rows=4, max_len=96, replays=recordings)
+    warm_up(runner, model.manifest, most=MostTokens(decode=4))
+    launched: list[object] = []
+    monkeypatch.setattr(EagerForward, "run", lambda _, tensors: launched.append(tensors))
+    anna, *_ = guests(model.manifest.kinds)
+    for number, num_pages in enumerate((2, 16, 17, 64), start=1):
+        step = decode(number, [(anna, 17)])
+        tables = {
+            kind: np.resize(table, (1, num_pages)) for kind, table in step.page_tables.items()
+        }
+        runner.run(replace(step, page_tables=tables))
+    assert launched == []
+    assert recordings.count == 1
 
 
 def test_a_size_that_comes_seldom_is_launched_and_not_recorded(tmp_path: Path) -> None:

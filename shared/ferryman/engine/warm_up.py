@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ferryman.cache.manifest import Kind, StateManifest
+from ferryman.engine.forward.replayed_forward import FIRST_AFTER
 from ferryman.engine.ops import BEFORE_ALL
 from ferryman.engine.stream import StepEngine
 from ferryman.errors import ConfigError
@@ -61,7 +62,8 @@ def warm_up(
     most: MostTokens = MostTokens(),
 ) -> None:
     """Prefills one page and a token, then decodes one token, on slot 0 of each pool; then a step of
-    padding of each sort of `sizes`, or without them the largest decode step. Before them run short
+    padding of each sort of `sizes`, or without them the largest decode step, and that of one token
+    until it is recorded. Before them run short
     prompts as they are and padded, and the largest prefill step.
 
     Raises ConfigError when the logits are not finite.
@@ -81,6 +83,11 @@ def warm_up(
     if sizes is None or not sizes.max_requests:
         # A loop has a version for several threads, which a step of one token may not take.
         engine.launch(_crowded(manifest, prompt_len, most.decode)).outcome()
+        # A request alone has no other steps. Four launched ones and a recorded one would be the
+        # longest gaps of its answer.
+        alone = replace(_decode(manifest, prompt_len), step_id=BEFORE_ALL)
+        for _ in range(FIRST_AFTER):
+            engine.launch(alone).outcome()
     else:
         for size in _each_sort(sizes):
             engine.launch(idle_step(size, manifest)).outcome()

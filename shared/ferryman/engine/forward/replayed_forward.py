@@ -42,8 +42,10 @@ AGAIN_AFTER = 32
 """Launched steps of a dropped size before it is recorded again: a recording costs as much as that
 many replays save."""
 
-LEAST_PAGES = 16
-"""The narrowest page tables of a recording. The next ones are twice as wide."""
+LEAST_PAGES = 64
+"""The narrowest page tables of a recording: 1,024 tokens in pages of 16. The next ones are twice as
+wide. A step reads no page beyond its tokens, so a wide table costs a step nothing that shows, and a
+narrow one costs four launches and a recording when the longest answer outgrows it."""
 
 
 @dataclass(frozen=True, slots=True)
