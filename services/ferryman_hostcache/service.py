@@ -44,6 +44,7 @@ from ferryman_hostcache.peers import PeerSeals
 from ferryman_hostcache.server import HostCacheServicer
 from ferryman_hostcache.shared_folders import open_shared_folders
 from ferryman_hostcache.storage.factory import open_storage
+from ferryman_hostcache.storage.write_breaks import WriteBreaks
 
 log = logging.getLogger(__name__)
 
@@ -106,16 +107,21 @@ async def running_host_cache(
         )
         publisher = IndexPublisher(index, identity, lambda: host.holdings(), clock=time.monotonic)
         stack.push_async_callback(publisher.unregister)
-        storage = await stack.enter_async_context(
-            open_storage(settings.storage, key.subkey(Purpose.STORED_UNIT), clock=time.monotonic)
-        )
-        folders = await stack.enter_async_context(open_shared_folders(settings.storage, key, index))
-        if folders:
-            publisher.share(folders.own.life(storage.term))
         has_backlog = asyncio.Event()
         backlog = WritebackBacklog[CallTags](
             write_policy_named(settings.write_policy), wake=has_backlog.set
         )
+        storage = await stack.enter_async_context(
+            open_storage(
+                settings.storage,
+                key.subkey(Purpose.STORED_UNIT),
+                clock=time.monotonic,
+                breaks=WriteBreaks(lambda: backlog.statistics().num_waiting > 0),
+            )
+        )
+        folders = await stack.enter_async_context(open_shared_folders(settings.storage, key, index))
+        if folders:
+            publisher.share(folders.own.life(storage.term))
         host = HostCache(
             identity,
             arena,

@@ -16,6 +16,7 @@ from ferryman.tiers.write_policy import write_policy_named
 from ferryman.wire.grpc.rpc import NO_TAGS, CallTags
 from ferryman.wire.hostcache.arena_copy import UnitSource
 from ferryman.wire.hostcache.client import MISS, HostLease
+from ferryman.wire.hostcache.copy_pace import ALL_AT_ONCE, CopyPace, StepPace
 from ferryman.worker.backup import DeviceBackup
 from ferryman.worker.host import HostTierBridge
 from ferryman_simulator.node import SimulatedNode
@@ -90,9 +91,15 @@ class SimulatedClient:
             self._node.store.release(lease.lease_id)
 
     async def store(
-        self, keys: Sequence[PageKey], units: Sequence[UnitSource], *, tags: CallTags = NO_TAGS
+        self,
+        keys: Sequence[PageKey],
+        units: Sequence[UnitSource],
+        *,
+        tags: CallTags = NO_TAGS,
+        pace: CopyPace = ALL_AT_ONCE,
     ) -> int:
         pages = by_kind((unit.kind, unit.page_index) for unit in units)
+        # Simulated workers have one role each, and such copies take no breaks.
         return await self._node.write(ReserveRequest(self._new_name(), self._life, keys, pages))
 
     def _new_name(self) -> str:
@@ -110,6 +117,6 @@ def _join(setup: Setup, node: SimulatedNode, worker: SimulatedWorker) -> Job:
     """The simulated client has all members of the real one that a host tier uses."""
     client = cast("HostCacheClient", SimulatedClient(node, worker.life, setup.wish))
     policy = write_policy_named(setup.write_policy)
-    backup = DeviceBackup(worker.scheduler, _store_unit, client, policy, worker.ring)
+    backup = DeviceBackup(worker.scheduler, _store_unit, client, policy, worker.ring, StepPace())
     worker.host = HostTierBridge(worker.scheduler, client, backup, setup.wish)
     return backup.run()

@@ -20,6 +20,7 @@ from ferryman.tiers.write_policy import write_policy_named
 from ferryman.wire.grpc.rpc import NO_TAGS, CallTags
 from ferryman.wire.hostcache.arena_copy import UnitSource
 from ferryman.wire.hostcache.client import HostLease
+from ferryman.wire.hostcache.copy_pace import ALL_AT_ONCE, CopyPace, StepPace
 from ferryman.worker.backup import DeviceBackup
 from ferryman.worker.host import NoHostTier
 
@@ -103,7 +104,12 @@ class SlowHost:
         self.stored: dict[tuple[Kind, int], bytes] = {}
 
     async def store(
-        self, keys: Sequence[PageKey], units: Sequence[UnitSource], *, tags: CallTags = NO_TAGS
+        self,
+        keys: Sequence[PageKey],
+        units: Sequence[UnitSource],
+        *,
+        tags: CallTags = NO_TAGS,
+        pace: CopyPace = ALL_AT_ONCE,
     ) -> int:
         await self.may_go_on.wait()
         if self.is_away:
@@ -128,7 +134,9 @@ async def test_rows_47_and_48_a_slot_that_is_copied_out_is_not_reused_until_the_
         client.is_away = is_away
         store_unit = engine.transfer.store_unit
         policy = write_policy_named("write_through")
-        backup = DeviceBackup(engine.scheduler, store_unit, client, policy, lambda: None)
+        backup = DeviceBackup(
+            engine.scheduler, store_unit, client, policy, lambda: None, StepPace()
+        )
         worker.submit(request(HYBRID, "r0", [1] * 9, 1))
         worker.drain()
         units = [unit for event in worker.seen(Cached) for unit in event.units]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
@@ -56,6 +57,45 @@ async def test_what_one_worker_stores_another_loads_byte_for_byte(
         await prefill.client.attachment.released()
         assert pools_are_idle(host_cache)
         assert prefill.client.statistics().num_hits == 1
+
+
+class UnitByUnit:
+    """A pace that lets one unit through at a time, and holds the third until it is told."""
+
+    def __init__(self) -> None:
+        self.left: list[int] = []
+        self.may_go_on = asyncio.Event()
+
+    async def next_run(self, sizes: Sequence[int]) -> int:
+        self.left.append(len(sizes))
+        if len(self.left) == 3:
+            await self.may_go_on.wait()
+        return 1
+
+
+@pytest.mark.parametrize("ends", ["stored", "cancelled"])
+async def test_units_that_are_copied_one_by_one_become_visible_together(
+    host_cache: RunningHostCache, ends: str
+) -> None:
+    prompt, pace = prompt_of(MANIFEST, chain(1, 2, 3, 4, 5), snapshots=[2, 4]), UnitByUnit()
+    async with worker_at(host_cache.address, MANIFEST) as worker:
+        storing = asyncio.create_task(worker.client.store(prompt.keys, prompt.sources, pace=pace))
+        await until(lambda: len(pace.left) == 3)
+        assert host_cache.host.store.usable_pages(prompt.keys) == 0
+        if ends == "cancelled":
+            storing.cancel()
+            await asyncio.wait([storing])
+            await worker.client.attachment.released()
+            assert host_cache.host.store.usable_pages(prompt.keys) == 0
+        else:
+            pace.may_go_on.set()
+            assert await storing == 7
+            assert pace.left == [7, 6, 5, 4, 3, 2, 1]
+            lease = await load(worker, prompt)
+            assert read_all(worker, prompt, lease) == 7
+            worker.client.release(lease)
+            await worker.client.attachment.released()
+        assert pools_are_idle(host_cache)
 
 
 @pytest.mark.parametrize("ends", ["stored", "given up", "later"])

@@ -12,6 +12,7 @@ from ferryman.tiers.store import HostStore
 from ferryman.tiers.values import ReserveRequest, StoreLimits, UnitName, WorkerLife
 from ferryman.wire.grpc.rpc import NO_TAGS, CallTags
 from ferryman.wire.hostcache.arena_copy import UnitSource
+from ferryman.wire.hostcache.copy_pace import ALL_AT_ONCE, CopyPace
 
 ME = WorkerLife("decode-00000001", 1)
 
@@ -44,7 +45,12 @@ class StoredHost:
         self.num_times_usable += 1
 
     async def store(
-        self, keys: Sequence[PageKey], units: Sequence[UnitSource], *, tags: CallTags = NO_TAGS
+        self,
+        keys: Sequence[PageKey],
+        units: Sequence[UnitSource],
+        *,
+        tags: CallTags = NO_TAGS,
+        pace: CopyPace = ALL_AT_ONCE,
     ) -> int | None:
         sources = {(unit.kind, unit.page_index): unit for unit in units}
         self.offered.append(list(sources))
@@ -58,11 +64,15 @@ class StoredHost:
         lease_id = f"lease-{next(self._numbers)}"
         room = self.store_.reserve(ReserveRequest(lease_id, ME, keys, asked), 0.0)
         digests: dict[UnitName, bytes] = {}
-        for unit in room:
-            content = bytearray(unit.num_bytes)
-            name = unit.kind, unit.page_index
-            digests[name] = sources[name].copy(memoryview(content))
-            self.content[unit.kind, keys[unit.page_index]] = bytes(content)
+        left = list(room)
+        while left:
+            count = await pace.next_run([unit.num_bytes for unit in left])
+            for unit in left[:count]:
+                content = bytearray(unit.num_bytes)
+                name = unit.kind, unit.page_index
+                digests[name] = sources[name].copy(memoryview(content))
+                self.content[unit.kind, keys[unit.page_index]] = bytes(content)
+            left = left[count:]
         return self.store_.commit(lease_id, digests, 0.0) if room else 0
 
     def drop_chain(self, first: PageKey) -> None:

@@ -19,7 +19,8 @@ from ferryman.schedule.request import Request
 from ferryman.schedule.sequence import Goal
 from ferryman.tiers.prefetch_values import DEFAULT_WISH
 from ferryman.tiers.write_policy import WRITE_POLICIES, write_policy_named
-from ferryman.wire.grpc.rpc import NO_TAGS, CallTags
+from ferryman.wire.grpc.rpc import NO_TAGS
+from ferryman.wire.hostcache.copy_pace import StepPace
 from ferryman.worker import backup
 from ferryman.worker.backup import DeviceBackup
 from ferryman.worker.host import HostTierBridge
@@ -35,7 +36,7 @@ class Node:
         self.worker, self.host = worker, host
         scheduler, store_unit = engine.scheduler, engine.transfer.store_unit
         policy = write_policy_named(name)
-        self.backup = DeviceBackup(scheduler, store_unit, host, policy, lambda: None)
+        self.backup = DeviceBackup(scheduler, store_unit, host, policy, lambda: None, StepPace())
         self.tier = HostTierBridge(scheduler, host, self.backup, DEFAULT_WISH)  # type: ignore[arg-type]
         self._num_heard = 0
 
@@ -352,11 +353,11 @@ async def test_a_chain_that_is_dropped_while_it_is_copied_does_not_stay_in_the_h
     with node(HYBRID, "write_through") as here:
         asked, store, dropped = prompt("r0", 2 * CHUNK + 1), here.host.store, list[int]()
 
-        async def drop_and_store(keys: Any, units: Any, *, tags: CallTags = NO_TAGS) -> int | None:
+        async def drop_and_store(keys: Any, units: Any, **choices: Any) -> int | None:
             if not dropped:
                 here.tier.chain_dropped(asked.keys[0])
             dropped.append(here.host.usable_pages(asked.keys))
-            return await store(keys, units, tags=tags)
+            return await store(keys, units, **choices)
 
         monkeypatch.setattr(here.host, "store", drop_and_store)
         here.worker.submit(asked)

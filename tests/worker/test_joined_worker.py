@@ -28,6 +28,7 @@ from ferryman.tiers.prefetch_values import Prefetched, PrefetchOptions, Prefetch
 from ferryman.wire.codec.caches import CacheEvent, cache_event_from_bytes
 from ferryman.wire.grpc.rpc import CallTags
 from ferryman.wire.hostcache.attachment import HostCacheOptions
+from ferryman.wire.hostcache.copy_pace import StepPace
 from ferryman.worker import worker_app
 from ferryman.worker.backup import DeviceBackup
 from ferryman.worker.cache_metrics import TREE, CacheMetrics
@@ -312,6 +313,7 @@ async def test_what_could_not_be_copied_is_offered_again_and_its_slots_go_back()
         _failed=lambda names: done.append(("failed", names)),
         _store_unit=lambda *_: None,
         _dropped=(),
+        _pace=StepPace(),
         freed=lambda: None,
     )
     held = SimpleNamespace(

@@ -28,6 +28,7 @@ from ferryman_hostcache.storage.blob_storage import BlobStorage, limits_of
 from ferryman_hostcache.storage.blob_store import BlobReader, BlobStore
 from ferryman_hostcache.storage.file_blob_store import FileBlobStore
 from ferryman_hostcache.storage.scan import read_manifest, scan
+from ferryman_hostcache.storage.write_breaks import NO_BREAKS, WriteBreaks
 
 
 class NoStorage:
@@ -87,32 +88,39 @@ StorageTier = BlobStorage | NoStorage
 
 @asynccontextmanager
 async def open_storage(
-    settings: StorageSettings, key: MacKey, *, clock: Callable[[], float]
+    settings: StorageSettings,
+    key: MacKey,
+    *,
+    clock: Callable[[], float],
+    breaks: WriteBreaks = NO_BREAKS,
 ) -> AsyncIterator[StorageTier]:
     """A storage tier for the length of a block; units become visible with `attach`, except units
-    that were not sealed with `key`.
+    that were not sealed with `key`. A folder is written with `breaks`, which end with the block.
 
     Raises ConfigError when the place cannot be used or belongs to another process.
     """
     if not settings.folder:
         yield NoStorage()
         return
-    blobs = await asyncio.to_thread(open_blobs, settings.folder)
+    blobs = await asyncio.to_thread(open_blobs, settings.folder, breaks)
     async with storage_over(blobs, settings, key, clock=clock) as storage:
-        yield storage
+        try:
+            yield storage
+        finally:
+            breaks.end()
 
 
-def open_blobs(place: str) -> BlobStore:
+def open_blobs(place: str, breaks: WriteBreaks = NO_BREAKS) -> BlobStore:
     """The blobs in a folder, given as a path or a `file:` URL, or under an `s3:` URL. Blocking.
     Raises ConfigError."""
     parts = urlsplit(place)
     if parts.scheme == "s3":
         return _open_objects(place)
     if parts.scheme == "file" and not parts.netloc:
-        return FileBlobStore(Path(unquote(parts.path)))
+        return FileBlobStore(Path(unquote(parts.path)), breaks)
     if "://" in place:
         raise ConfigError(f"storage {parts.scheme}://{parts.netloc}: no such kind of storage")
-    return FileBlobStore(Path(place))
+    return FileBlobStore(Path(place), breaks)
 
 
 def _open_objects(url: str) -> BlobStore:

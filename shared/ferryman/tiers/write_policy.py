@@ -125,6 +125,10 @@ class PendingBackups:
         """Whether the unit is written to the tier below."""
         return unit in self._written
 
+    def is_on_its_way(self, unit: UnitKey) -> bool:
+        """Whether the unit is due in the tier below, and not there yet."""
+        return unit in self._on_its_way
+
     def mark_written(self, units: Iterable[UnitKey]) -> None:
         """The units are in the tier below now, or came from there."""
         for unit in units:

@@ -1,7 +1,8 @@
 """Copies the units that a write policy selects from the device to the host tier, group by group.
 
 Slots are leased only while they are copied. A waiting unit may be evicted meanwhile and is then
-counted as lost: eviction never waits for the host.
+counted as lost: eviction never waits for the host. A copy takes a piece after each step that draws
+tokens (`StepPace`), unless somebody waits for it, or units that are next to be evicted do.
 
 Other servers say offload, save or write back.
 """
@@ -13,6 +14,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, islice
 from typing import Protocol
 
 from ferryman.cache.keys import PageKey
@@ -25,11 +27,16 @@ from ferryman.schedule.scheduler import Scheduler
 from ferryman.tiers.write_policy import PendingBackups, UnitKey, WritePolicy
 from ferryman.wire.grpc.rpc import NO_TAGS, CallTags
 from ferryman.wire.hostcache.arena_copy import UnitSource
+from ferryman.wire.hostcache.copy_pace import CopyPace, StepPace
 
 # Copies the bytes of a slot to a place in the arena; returns their digest.
 StoreUnit = Callable[[Kind, int, memoryview], bytes]
 
 MAX_WAITING = 256
+
+EVICTED_SOON = 32
+"""Slots of a kind, free or with units that are written, below which a copy waits for no step; in a
+small pool an eighth of it. A prompt of 512 tokens takes as many pages of 16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +67,12 @@ class HostWrites(Protocol):
     def num_times_usable(self) -> int: ...
 
     async def store(
-        self, keys: Sequence[PageKey], units: Sequence[UnitSource], *, tags: CallTags = NO_TAGS
+        self,
+        keys: Sequence[PageKey],
+        units: Sequence[UnitSource],
+        *,
+        tags: CallTags = NO_TAGS,
+        pace: CopyPace = ...,
     ) -> int | None: ...
 
     def drop_chain(self, first: PageKey) -> None: ...
@@ -134,7 +146,7 @@ def _units_of(tree: PrefixTree, node: TreeNode) -> Iterator[UnitKey]:
 
 class DeviceBackup:
     """Writes units of this worker's tree to the host tier, each by `store_unit`. `freed` is called
-    after each copy."""
+    after each copy. `pace` is this object's alone."""
 
     def __init__(
         self,
@@ -143,6 +155,7 @@ class DeviceBackup:
         client: HostWrites,
         policy: WritePolicy,
         freed: Callable[[], None],
+        pace: StepPace,
     ) -> None:
         self._scheduler, self._store_unit = scheduler, store_unit
         self._manifest, self._client, self.freed = scheduler.manifest, client, freed
@@ -152,6 +165,7 @@ class DeviceBackup:
         self._owed, self._backlog = OwedBackups(), deque[_Group]()
         self._work = asyncio.Event()
         self._turn = asyncio.Lock()
+        self._pace = pace
         self._num_attaches, self._num_times_usable = client.num_attaches, client.num_times_usable
         self._dropped: set[PageKey] = set()
         self.written_units: Counter[Kind] = Counter()
@@ -192,6 +206,32 @@ class DeviceBackup:
         self.num_lost += self._books.on_removed(removed)
         self._owed.on_removed(removed)
 
+    def stepped(self, num_ended: int, *, is_drawing: bool) -> None:
+        """So many steps that draw tokens have ended, and one runs now, or none. Copies made here
+        take the cores of the steps."""
+        waiting = chain.from_iterable(group.units for group in self._groups())
+        num_bytes = sum(self._manifest.layout(kind).slot_bytes for kind, _ in waiting)
+        is_bound = is_drawing and not self._is_urgent()
+        self._pace.stepped(num_ended, num_bytes, is_drawing=is_bound)
+
+    def _groups(self) -> Iterator[_Group]:
+        yield from self._waiting
+        yield from self._backlog
+
+    def _is_urgent(self) -> bool:
+        """Whether slots may soon be wanted that a copy has leased, or whose units wait for one."""
+        has_work = self._turn.locked() or self._waiting or self._backlog
+        return bool(has_work) and any(map(self._is_short, self._manifest.kinds))
+
+    def _is_short(self, kind: Kind) -> bool:
+        pool = self._scheduler.allocator.pools[kind]
+        num_wanted = min(EVICTED_SOON, pool.num_slots // 8) - pool.num_free
+        if num_wanted <= 0:
+            return False
+        coldest = list(islice(self._scheduler.next_to_evict(kind), num_wanted))
+        is_due = (self._books.is_on_its_way((kind, key)) for key in coldest)
+        return len(coldest) < num_wanted or any(is_due)
+
     def chain_dropped(self, first: PageKey) -> None:
         """Makes the lower tiers drop the chain too: at once, so that the next request does not load
         it, and again after a copy that is running, which may write some of it there."""
@@ -225,7 +265,8 @@ class DeviceBackup:
         cannot be."""
         units = self._resume_set(keys)
         self._books.start(units)
-        await self._write(_Group(units, tags))
+        with self._pace.hurried():  # also the copy that has the turn now
+            await self._write(_Group(units, tags))
 
     def _resume_set(self, keys: Sequence[PageKey]) -> tuple[UnitKey, ...]:
         return tuple((unit.kind, unit.key) for unit in self._scheduler.resume_units(keys))
@@ -264,6 +305,8 @@ class DeviceBackup:
     async def _write(self, group: _Group) -> None:
         async with self._turn:
             self._note_new_host()
+            # With the first token comes much other work.
+            await self._pace.turn()
             units = self._to_write(group)
             if not units:
                 return
@@ -335,7 +378,7 @@ class DeviceBackup:
                 UnitSource(u.kind, u.page_index, partial(self._store_unit, u.kind, u.handle.slot))
                 for u in units
             ]
-            stored = await self._client.store(path, sources, tags=tags)
+            stored = await self._client.store(path, sources, tags=tags, pace=self._pace)
         except BaseException:
             self._failed([_name(unit) for unit in units])
             raise

@@ -23,6 +23,7 @@ from ferryman.tiers.prefetch_values import NOTHING_BROUGHT, Prefetched, Prefetch
 from ferryman.tiers.write_policy import UnitKey, WritePolicy
 from ferryman.wire.grpc.rpc import CallTags
 from ferryman.wire.hostcache.client import MISS, HostCacheClient, HostLease
+from ferryman.wire.hostcache.copy_pace import StepPace
 from ferryman.worker.backup import DeviceBackup
 
 if TYPE_CHECKING:  # imports torch, which the simulator runs without
@@ -80,6 +81,9 @@ class NoHostTier:
 
     def changed(self, changes: Sequence[TreeChange]) -> None:
         """No unit to write ahead."""
+
+    def stepped(self, num_ended: int, *, is_drawing: bool) -> None:
+        """No copies."""
 
     def ended(self, request_id: str, tags: CallTags) -> None:
         """No tier to store it in."""
@@ -229,6 +233,10 @@ class HostTierBridge:
         self.backup.changed(changes)
         self.backup.relieve()
 
+    def stepped(self, num_ended: int, *, is_drawing: bool) -> None:
+        """So many steps that draw tokens have ended, and one runs now, or none."""
+        self.backup.stepped(num_ended, is_drawing=is_drawing)
+
     def ended(self, request_id: str, tags: CallTags) -> None:
         """A conversation paused: stores the resume set of its next turn."""
         self.backup.keep(self._paths.pop(request_id, ()), tags)
@@ -279,6 +287,6 @@ async def host_tier_of(
 ) -> AsyncIterator[HostTierBridge]:
     """The host tier for the length of a block; leaving the block waits for no store."""
     scheduler, store_unit = engine.scheduler, engine.transfer.store_unit
-    backup = DeviceBackup(scheduler, store_unit, client, policy, freed)
+    backup = DeviceBackup(scheduler, store_unit, client, policy, freed, StepPace())
     async with alongside(backup.run(), _offer_what_is_owed(client, backup)):
         yield HostTierBridge(scheduler, client, backup, wish)

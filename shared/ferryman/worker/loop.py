@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ferryman.cache.node import TreeChange
 from ferryman.cache.resume import FIRST_GUESS, ResumeCosts
@@ -38,6 +38,15 @@ KEPT = 0.9
 
 OnEvents = Callable[[list[Event]], None]
 OnChanges = Callable[[tuple[TreeChange, ...]], None]
+
+
+class OnSteps(Protocol):
+    """Hears how many steps that draw tokens of running requests have ended, and whether one runs
+    now."""
+
+    def __call__(self, num_ended: int, *, is_drawing: bool) -> None: ...
+
+
 Clock = Callable[[], float]
 
 
@@ -53,7 +62,8 @@ async def memory_ready(engine: Engine, prompt_len: int) -> None:
 
 class StepLoop:
     """Drives one scheduler and the stream that `submit` is of. After every change it calls
-    `on_events` with the events in order, and then `on_changes` with the changes of the cache.
+    `on_events` with the events in order, then `on_changes` with the changes of the cache, and
+    `on_steps` when the next steps are submitted.
 
     Code that changes what can be scheduled (submits, frees, adopts, cancels, flushes) sets `wake`.
     """
@@ -67,11 +77,12 @@ class StepLoop:
         clock: Clock,
         *,
         on_changes: OnChanges = lambda _: None,
+        on_steps: OnSteps = lambda _num_ended, *, is_drawing: None,
         pace: StepTimings | None = None,
     ) -> None:
         self._scheduler, self._stream_submit = scheduler, submit
         self._pipeline = Pipeline(scheduler, self._submit)
-        self._on_events, self._on_changes = on_events, on_changes
+        self._on_events, self._on_changes, self._on_steps = on_events, on_changes, on_steps
         self._clock = clock
         self._wake = wake
         self._loop = asyncio.get_running_loop()
@@ -93,14 +104,18 @@ class StepLoop:
 
     def advance(self) -> None:
         """Commits the steps that are done, in order, and submits those that can follow."""
+        num_ended = 0
         while self._is_oldest_done():
             flight = self._pipeline.flights.popleft()
             outcome = flight.outcome.result()
             self._scheduler.commit(flight.plan, outcome, self._clock())
+            num_ended += _draws_for_streams(flight.plan)
             self._note_pace(flight.plan, outcome)
             self._report()
         self._pipeline.fill(self._clock())
         self._report()
+        is_drawing = any(_draws_for_streams(flight.plan) for flight in self._pipeline.flights)
+        self._on_steps(num_ended, is_drawing=is_drawing)
 
     def _is_oldest_done(self) -> bool:
         flights = self._pipeline.flights
@@ -135,6 +150,11 @@ class StepLoop:
     def _ring_from_stream(self, _done: Future[StepOutcome]) -> None:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._wake.set)
+
+
+def _draws_for_streams(plan: StepPlan) -> bool:
+    """Whether running requests wait for the step."""
+    return isinstance(plan, DecodeStep | MixedStep)
 
 
 def hear_each(

@@ -393,6 +393,12 @@ def _moving_parts(
         parts.cache_metrics.changed(changes)
         telemetry.publish_cache_changes(changes)
 
+    def on_steps(num_ended: int, *, is_drawing: bool) -> None:
+        # On a processor a worker for both copies prompts on the cores that draw tokens. One that
+        # only decodes copies ends of answers, for which another worker may wait.
+        if parts.engine.scheduler.limits.order.mixes:
+            parts.host.stepped(num_ended, is_drawing=is_drawing)
+
     parts.metrics.watch("bus", member.bus.statistics)
     member.tracing.count_in(parts.metrics)
     parts.metrics.watch("logits", parts.numeric_watch.statistics)
@@ -403,6 +409,7 @@ def _moving_parts(
         service.on_events,
         parts.clock,
         on_changes=on_changes,
+        on_steps=on_steps,
     )
     parts.metrics.watch("loads", loop.pace.statistics)
     telemetry = Telemetry(

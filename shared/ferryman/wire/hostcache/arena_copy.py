@@ -18,6 +18,7 @@ from ferryman.cancellation import ended
 from ferryman.errors import Unavailable
 from ferryman.handoff.values import UnitDigest
 from ferryman.wire.codec.scalars import kind_from_wire
+from ferryman.wire.hostcache.copy_pace import ALL_AT_ONCE, CopyPace
 from ferryman.wire.v1 import hostcache_pb2 as pb
 
 
@@ -39,11 +40,27 @@ class ArenaCopier:
         self._closing = threading.Event()
 
     async def copied(
-        self, arena: memoryview, units: Sequence[UnitSource], room: Sequence[pb.ReservedUnit]
+        self,
+        arena: memoryview,
+        units: Sequence[UnitSource],
+        room: Sequence[pb.ReservedUnit],
+        pace: CopyPace = ALL_AT_ONCE,
     ) -> list[UnitDigest]:
-        """Fills `room` from `units`; returns the digest of each. A cancelled caller waits for the
-        unit that is being copied."""
+        """Fills `room` from `units`, in runs as `pace` says; returns the digest of each. A
+        cancelled caller waits for the unit that is being copied."""
         digests: list[UnitDigest] = []
+        while (left := room[len(digests) :]) and not self._closing.is_set():
+            count = await pace.next_run([unit.num_bytes for unit in left])
+            await self._run(arena, units, left[:count], digests)
+        return digests
+
+    async def _run(
+        self,
+        arena: memoryview,
+        units: Sequence[UnitSource],
+        room: Sequence[pb.ReservedUnit],
+        digests: list[UnitDigest],
+    ) -> None:
         stop = threading.Event()
         job = partial(self._copy_all, arena, units, room, digests, stop)
         copying = asyncio.wrap_future(self._copier.submit(job))
@@ -52,7 +69,6 @@ class ArenaCopier:
         finally:
             stop.set()
             await ended(copying)
-        return digests
 
     def _copy_all(
         self,

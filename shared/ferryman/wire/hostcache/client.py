@@ -30,6 +30,7 @@ from ferryman.wire.hostcache.attachment import (
     OnAttach,
     context_of,
 )
+from ferryman.wire.hostcache.copy_pace import ALL_AT_ONCE, CopyPace
 from ferryman.wire.v1 import hostcache_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -241,10 +242,15 @@ class HostCacheClient:
     # Storing.
 
     async def store(
-        self, keys: Sequence[PageKey], units: Sequence[UnitSource], *, tags: CallTags = NO_TAGS
+        self,
+        keys: Sequence[PageKey],
+        units: Sequence[UnitSource],
+        *,
+        tags: CallTags = NO_TAGS,
+        pace: CopyPace = ALL_AT_ONCE,
     ) -> int | None:
-        """Writes the units of the chain `keys` that the host tier lacks; returns how many became
-        visible, or None when the store failed or was not tried.
+        """Writes the units of the chain `keys` that the host tier lacks, in runs as `pace` says;
+        returns how many became visible, or None when the store failed or was not tried.
 
         Stores run one after the other, in the order of the calls: a later one may need the pages of
         an earlier one. Offer whole chains if possible; units that are there already cost
@@ -257,14 +263,19 @@ class HostCacheClient:
         try:
             async with self._turn:
                 if link := self.attachment.link:
-                    return await self._store(link, keys, units, tags)
+                    return await self._store(link, keys, units, tags, pace)
                 self._counts.num_stores_dropped += 1
                 return None
         finally:
             self._num_waiting -= 1
 
     async def _store(
-        self, link: Link, keys: Sequence[PageKey], units: Sequence[UnitSource], tags: CallTags
+        self,
+        link: Link,
+        keys: Sequence[PageKey],
+        units: Sequence[UnitSource],
+        tags: CallTags,
+        pace: CopyPace,
     ) -> int | None:
         """Reserve → copy with digest → Commit."""
         lease_id = self.attachment.new_lease_id()
@@ -276,7 +287,7 @@ class HostCacheClient:
                 self._counts.num_stores_skipped += 1
                 return 0
             self.attachment.hold(lease_id, link)
-            digests = await self._copier.copied(link.arena.memory[:], units, room)
+            digests = await self._copier.copied(link.arena.memory[:], units, room, pace)
             stored = await self._commit(link, lease_id, digests)
             is_over = True
         except FerrymanError:
