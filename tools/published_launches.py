@@ -43,6 +43,7 @@ from ferryman.model.layers.hidden_streams import StreamsShape
 from ferryman.model.shapes.attention_shapes import (
     AttentionShape,
     BlockIndexShape,
+    ExpertHeadsShape,
     HeadNorm,
     IndexShape,
     LatentShape,
@@ -91,6 +92,10 @@ def launches_of(config: ModelConfig) -> Iterator[Launch]:
             yield from _products(shape, hidden_dim)
             yield launch_weighted_sum, shape.experts_per_token, hidden_dim
             yield launch_choice, shape.num_experts, shape.experts_per_token
+        if isinstance(shape, ExpertHeadsShape):
+            heads_dim = shape.kv_heads * shape.head_dim
+            yield launch_experts, shape.num_experts, hidden_dim, heads_dim
+            yield launch_experts, shape.num_experts, heads_dim, hidden_dim
         if isinstance(shape, MixtureShape) and shape.gates_shared:
             yield launch_gated_sum, hidden_dim
         if isinstance(shape, StreamsShape):

@@ -37,6 +37,7 @@ OF_EACH_KIND = frozenset(
         "gpt_neox",
         "gpt_oss",
         "granite",
+        "jetmoe",
         "kimi_linear",
         "lfm2",
         "llama",

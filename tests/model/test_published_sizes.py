@@ -60,6 +60,7 @@ CARDS: Mapping[str, float] = {
     "meta-llama/Llama-3.2-3B-Instruct": 3.21,
     "meta-llama/Llama-4-Maverick-17B-128E-Instruct": 400,
     "meta-llama/Llama-4-Scout-17B-16E-Instruct": 109,
+    "jetmoe/jetmoe-8b": 8.52,
     "meituan-longcat/LongCat-Flash-Chat": 560,
     "microsoft/Phi-3.5-MoE-instruct": 41.9,
     "microsoft/Phi-3.5-mini-instruct": 3.82,

@@ -35,6 +35,8 @@ SWITCHED = [
     ("granite", {"position_embedding_type": "alibi"}),
     ("bailing_hybrid", {"kda_lower_bound": 5.0}),
     ("bailing_hybrid", {"q_lora_rank": 6}),
+    ("jetmoe", {"num_attention_heads": 7}),
+    ("jetmoe", {"activation_function": "gelu"}),
     ("step3p7", {"yarn_only_types": ["sliding_attention"]}),
     ("step3p7", {"use_head_wise_attn_gate": False}),
     ("step3p7", {"moe_router_activation": "softmax"}),

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from ferryman.model.layers.expert_products import GroupedProduct
 from ferryman.model.layers.experts import GroupedExperts
 from ferryman.model.layers.latent import BatchedHeads
 from ferryman.model.weights.linear import PlainLinear
@@ -81,7 +82,7 @@ class _Rebuilding:
                 return replace(part, product=dense_product)
             case BatchedHeads(weights):
                 return OneOrderHeads(FloatStack(weights.transpose(1, 2).contiguous(), None))
-            case GroupedExperts():
+            case GroupedExperts() | GroupedProduct():
                 return replace(part, product=grouped_product_in_one_order)
             case Mapping():
                 return self._items(part)

@@ -60,10 +60,6 @@ REFUSED: Mapping[str, str] = {
         "its time mixing (RWKV-4) keeps a numerator, a denominator and a running maximum for each "
         "channel, and the inputs of the token before; there is no kernel for them"
     ),
-    "JetMoeForCausalLM": (
-        "a token's queries and outputs are made by experts that a router chooses, over keys and "
-        "values of all; no attention here has experts"
-    ),
     "MistralLarge4ForConditionalGeneration": (
         "layers read the latents of earlier ones, queries and those of indexers grow by learned "
         "numbers of each head, and waves have learned factors; latent attention here has none of it"

@@ -216,14 +216,14 @@ def load_experts_for(
 def _experts_on_cpu(
     experts: Sequence[Expert], act: Activation, weighing: Weighing
 ) -> RoutedExperts:
-    first = _stacked([expert.first for expert in experts])
-    down = _stacked([expert.down for expert in experts])
+    first = stacked_product([expert.first for expert in experts])
+    down = stacked_product([expert.down for expert in experts])
     if first is None or down is None:
         return SeparateExperts(tuple(experts), weighing)
     return StackedExperts(first, act, down, weighing)
 
 
-def _stacked(linears: Sequence[Linear]) -> ExpertProduct | None:
+def stacked_product(linears: Sequence[Linear]) -> ExpertProduct | None:
     """One product of all experts, or None if there is none for their weights."""
     in_panels = [linear for linear in linears if isinstance(linear, PanelLinear)]
     if len(in_panels) == len(linears):

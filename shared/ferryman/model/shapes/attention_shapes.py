@@ -161,6 +161,23 @@ class AttentionShape:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertHeadsShape(AttentionShape):
+    """Attention whose queries and outputs are made by the experts of `num_experts` that a router
+    chooses for a token (JetMoe). Each of them yields one query head for each key head."""
+
+    num_experts: int = 1
+
+    @property
+    def experts_per_token(self) -> int:
+        return self.q_heads // self.kv_heads
+
+    def shard(self, num_ranks: int) -> ExpertHeadsShape:
+        """A share of the key heads, with all experts' queries that read them."""
+        kv_heads = per_rank("num_key_value_heads", self.kv_heads, num_ranks)
+        return replace(self, q_heads=kv_heads * self.experts_per_token, kv_heads=kv_heads)
+
+
+@dataclass(frozen=True, slots=True)
 class LatentShape:
     """Multi-head latent attention (DeepSeek-V2): a token keeps one row, which all heads read.
 
