@@ -58,8 +58,8 @@ class ShortcutLayer:
 class ExpertsAndIdentities:
     """Routed experts, behind whose indices `router` has those of identities.
 
-    A pair of a token and an identity goes to the first expert of the same token, with no share:
-    then products need no second sort of pairs, and read no weights that the token does not need.
+    A pair of a token and an identity goes to the lowest expert that the same token chose, with no
+    share: products need no second sort of pairs, and read no weights that the token does not need.
     """
 
     router: ExpertRouter
