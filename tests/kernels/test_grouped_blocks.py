@@ -88,6 +88,20 @@ def test_a_pair_has_the_bits_that_it_has_alone(dtype: torch.dtype, way: str, per
 
 
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+@pytest.mark.parametrize("chosen", [[[3], [0], [2]], [[2, 0]]])
+def test_experts_with_one_row_each_take_their_own(
+    dtype: torch.dtype, chosen: list[list[int]]
+) -> None:
+    stack, numbers = drawn_stack("8 bits", dtype)
+    x = torch.randn(len(chosen), numbers.shape[2], generator=torch.Generator().manual_seed(4))
+    products = grouped_blocks(x.to(dtype), stack, torch.tensor(chosen))
+    pairs = [(row, expert) for row, experts in enumerate(chosen) for expert in experts]
+    for product, (row, expert) in zip(products, pairs, strict=True):
+        panels, bias = stack.panels[expert], stack.biases[expert]
+        assert torch.equal(product, block_product(x[row : row + 1].to(dtype), panels, bias)[0])
+
+
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
 def test_no_rows_have_no_products(dtype: torch.dtype) -> None:
     stack, numbers = drawn_stack("8 bits", dtype)
     chosen = torch.empty(0, 2, dtype=torch.int64)
