@@ -157,6 +157,13 @@ def save_drawn(folder: Path, model: PreTrainedModel, seed: int) -> Path:
     return folder
 
 
+NORMS = (
+    *("norm.weight", "norm_1.weight", "norm_2.weight", "norm_mlstm.weight", "norm_ffn.weight"),
+    *("ln1.weight", "ln2.weight", "pre_ln.weight", "ln_out.weight", "layer_scalar", ".D"),
+)
+"""How names of norms and of other factors near one end."""
+
+
 def drawn(name: str, parameter: torch.Tensor) -> torch.Tensor:
     """Values with which every part of a layer matters, and states neither vanish nor explode."""
     noise = torch.randn_like(parameter)
@@ -164,7 +171,13 @@ def drawn(name: str, parameter: torch.Tensor) -> torch.Tensor:
         return noise.mul(0.7)
     if name.endswith(("dt_bias", "recurrent_param")):
         return noise.sub(2.0)
-    if name.endswith(("norm.weight", "norm_1.weight", "norm_2.weight", "layer_scalar", ".D")):
+    if name.endswith("fgate_preact.bias"):
+        return noise.add(3.0)
+    if name.endswith("time_decay"):
+        return noise.mul(2.0).sub(2.0)
+    if ".time_mix_" in name:
+        return noise.mul(0.3).add(0.5)
+    if name.endswith(NORMS):
         # A weight that starts at zero is stored as its distance from one.
         return noise.mul(0.2).add(1.0 if parameter.any() else 0.0)
     if name.endswith("balancing_biases"):

@@ -78,6 +78,10 @@ from ferryman_kernels.recurrence.causal_conv import (
     causal_conv_decode_triton,
     causal_conv_prefill_triton,
 )
+from ferryman_kernels.recurrence.cells._mlstm_triton import mlstm_runs_triton
+from ferryman_kernels.recurrence.cells._wkv_triton import wkv_runs_triton
+from ferryman_kernels.recurrence.cells.mlstm_rows import CellGates, CellRows
+from ferryman_kernels.recurrence.cells.wkv_rows import WeightedRows
 from ferryman_kernels.recurrence.channel_delta_scan import delta_runs_triton
 from ferryman_kernels.recurrence.delta_decode import delta_decode_triton
 from ferryman_kernels.recurrence.delta_inputs import delta_inputs
@@ -293,6 +297,24 @@ def launch_rg_lru(dtype: torch.dtype, dim: int) -> None:
     rg_lru_runs_triton((x, x, x, rates, positions), states, runs, y)
 
 
+def launch_mlstm(
+    dtype: torch.dtype, heads: int, k_dim: int, v_dim: int, cap: float, eps: float
+) -> None:
+    """The scan of a matrix LSTM, which is its step too."""
+    keys, values = (torch.zeros(64, heads, dim, dtype=dtype) for dim in (k_dim, v_dim))
+    gates = CellGates(keys[:, :, 0], keys[:, :, 0], cap, eps)
+    matrix, norm = torch.zeros(2, heads, v_dim, k_dim), torch.zeros(2, heads, k_dim + 1)
+    runs = torch.zeros(2, 5, dtype=torch.int64)
+    mlstm_runs_triton(CellRows(keys, keys, values), gates, matrix, norm, runs, values)
+
+
+def launch_wkv(dtype: torch.dtype, dim: int) -> None:
+    """The scan of RWKV-4, which is its step too."""
+    x, rates, y = torch.zeros(128, dim, dtype=dtype), torch.zeros(dim), torch.zeros(128, dim)
+    rows = WeightedRows(x, x, torch.zeros(128, dtype=torch.int64), rates, rates)
+    wkv_runs_triton(rows, torch.zeros(2, 3, dim), torch.zeros(2, 5, dtype=torch.int64), y)
+
+
 def launch_delta_rule(dtype: torch.dtype, heads: tuple[int, int], k_dim: int, v_dim: int) -> None:
     """The scan and the step of a gated delta net; `heads` are those of keys and of values."""
     q = torch.zeros(128, heads[0], k_dim, dtype=dtype)
@@ -428,6 +450,8 @@ def launch_all(dtype: torch.dtype) -> None:
     launch_mamba_step(dtype, 64, 64, 1, 128, (0.0, float("inf")))
     launch_mamba1(dtype, 8192, 16)
     launch_rg_lru(dtype, 2560)
+    launch_mlstm(dtype, 8, 256, 512, 15.0, 1e-6)
+    launch_wkv(dtype, 2560)
     launch_attention(dtype, (32, 8), 128, has_sinks=False, cap=0.0)
     launch_attention(dtype, (32, 8), 128, has_sinks=True, cap=0.0)
     launch_attention(dtype, (32, 8), 128, has_sinks=False, cap=50.0)

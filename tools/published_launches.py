@@ -28,12 +28,14 @@ from tools.kernel_launches import (
     launch_mamba,
     launch_mamba1,
     launch_mamba_step,
+    launch_mlstm,
     launch_norms,
     launch_residual,
     launch_rg_lru,
     launch_rotation,
     launch_split_attention,
     launch_weighted_sum,
+    launch_wkv,
 )
 
 from ferryman.model.families.gpt_oss import GptOssConfig
@@ -50,6 +52,7 @@ from ferryman.model.shapes.attention_shapes import (
     NoPositions,
     ValueSource,
 )
+from ferryman.model.shapes.cell_shapes import MlstmShape, RwkvShape
 from ferryman.model.shapes.delta_shapes import DeltaShape, KimiDeltaShape
 from ferryman.model.shapes.feed_forward_shapes import (
     GroupedRouting,
@@ -208,6 +211,12 @@ def _recurrent(shape: Any) -> Iterator[Launch]:
             yield launch_conv, 3 * shape.heads * shape.head_dim, shape.conv_width, False
         case LightningShape():
             yield launch_mamba, shape.heads, shape.head_dim, shape.heads, shape.head_dim
+        case MlstmShape():
+            dims = shape.heads, shape.k_dim, shape.v_dim
+            yield launch_mlstm, *dims, shape.gate_cap, shape.eps
+        case RwkvShape():
+            yield launch_wkv, shape.dim
+            yield launch_conv, shape.hidden_dim, 2, False, False
         case ShortConvShape():
             yield launch_conv, shape.dim, shape.conv_width, shape.has_bias, False
         case HeadConvShape():

@@ -122,6 +122,53 @@ def rg_lru(given: Sequence[Tensor]) -> Advance:
     return advance
 
 
+def mlstm(given: Sequence[Tensor], cap: float, eps: float) -> Advance:
+    """The mLSTM cell, of q, k, v and the two gates before their cap.
+
+    A state is one row: the matrices of all heads [heads, v_dim, k_dim], then the norm of each with
+    its running maximum behind it [heads, k_dim + 1].
+    """
+    q, k, v, enter, forget = (tensor.double() for tensor in given)
+    heads, v_dim, k_dim = v.shape[1], v.shape[2], k.shape[2]
+    entering, log_keep = (
+        cap * (enter / cap).tanh(),
+        -(1 + (-cap * (forget / cap).tanh()).exp()).log(),
+    )
+
+    def advance(token: int, state: Tensor) -> tuple[Tensor, Tensor]:
+        matrix = state[: heads * v_dim * k_dim].view(heads, v_dim, k_dim)
+        norms = state[matrix.numel() :].view(heads, k_dim + 1)
+        norm, peak = norms[:, :k_dim], norms[:, k_dim:]
+        later = torch.maximum(log_keep[token, :, None] + peak, entering[token, :, None])
+        keep = (log_keep[token, :, None] + peak - later).exp()
+        fed = (entering[token, :, None] - later).exp() * k[token]
+        matrix = keep[..., None] * matrix + torch.einsum("hv,hk->hvk", v[token], fed)
+        norm, query = keep * norm + fed, q[token] / k_dim**0.5
+        divisor = torch.maximum((norm * query).sum(1, keepdim=True).abs(), (-later).exp()) + eps
+        y = torch.einsum("hvk,hk->hv", matrix, query) / divisor
+        return torch.cat((matrix.flatten(), torch.cat((norm, later), dim=1).flatten())), y
+
+    return advance
+
+
+def weighted_mean(given: Sequence[Tensor]) -> Advance:
+    """RWKV-4's, of k, v, positions, decays and the bonus; states are [3, dim]."""
+    k, v, decay, bonus = (given[i].double() for i in (0, 1, 3, 4))
+
+    def advance(token: int, state: Tensor) -> tuple[Tensor, Tensor]:
+        num, den, peak = state
+        if given[2][token] == 0:
+            return torch.stack((v[token], torch.ones_like(den), k[token])), v[token]
+        most = torch.maximum(peak, k[token] + bonus)
+        old, new = (peak - most).exp(), (k[token] + bonus - most).exp()
+        y = (old * num + new * v[token]) / (old * den + new)
+        later = torch.maximum(peak - decay, k[token])
+        old, new = (peak - decay - later).exp(), (k[token] - later).exp()
+        return torch.stack((old * num + new * v[token], old * den + new, later)), y
+
+    return advance
+
+
 def state_space(given: Sequence[Tensor]) -> Advance:
     """Mamba-2, of x, dt, A, B, C and D, where heads share groups of B and C."""
     x, dt, A, B, C, D = (tensor.double() for tensor in given)

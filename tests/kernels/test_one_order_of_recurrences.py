@@ -20,6 +20,10 @@ from torch import Tensor
 from ferryman_kernels.cpu import _compiled
 from ferryman_kernels.ragged import SlotAt, Span
 from ferryman_kernels.recurrence.causal_conv import causal_conv_prefill
+from ferryman_kernels.recurrence.cells.mlstm import CellStates, mlstm_decode, mlstm_scan
+from ferryman_kernels.recurrence.cells.mlstm_rows import CellGates, CellRows
+from ferryman_kernels.recurrence.cells.wkv import wkv_decode, wkv_scan
+from ferryman_kernels.recurrence.cells.wkv_rows import WeightedRows
 from ferryman_kernels.recurrence.channel_delta_scan import channel_delta_decode, channel_delta_scan
 from ferryman_kernels.recurrence.delta_chunk_scan import delta_chunk_scan
 from ferryman_kernels.recurrence.delta_decode import delta_decode
@@ -233,7 +237,60 @@ def gated_linear(tokens: int, dtype: torch.dtype) -> Recurrence:
     return Recurrence((x, enter, recur, positions), states, prefill, decode)
 
 
+def matrix_cell(tokens: int, dtype: torch.dtype) -> Recurrence:
+    """mLSTM; 70 rows are a job's and a part of one, 20 columns a vector and a part of one."""
+    heads, v_dim, k_dim, wide = 2, 70, 20, _wide(dtype)
+    q, k = (torch.randn(tokens, heads, k_dim).to(dtype) for _ in range(2))
+    v = torch.randn(tokens, heads, v_dim).to(dtype)
+    enter, forget = (2 * torch.randn(tokens, heads).to(dtype) for _ in range(2))
+
+    def prefill(
+        rows: Any, states: Any, spans: list[Span], slots: Tensor, snapshots: list[SlotAt]
+    ) -> Tensor:
+        cell = CellRows(*rows[:3]), CellGates(rows[3], rows[4], 15.0, 1e-6), CellStates(*states)
+        return mlstm_scan(*cell, spans, slots, snapshots)
+
+    def decode(rows: Any, states: Any, slots: Tensor, into: Tensor) -> Tensor:
+        cell = CellRows(*rows[:3]), CellGates(rows[3], rows[4], 15.0, 1e-6), CellStates(*states)
+        return mlstm_decode(*cell, slots, into)
+
+    states = (
+        torch.randn(SLOTS, heads, v_dim, k_dim, dtype=wide),
+        torch.randn(SLOTS, heads, k_dim + 1, dtype=wide),
+    )
+    return Recurrence((q, k, v, enter, forget), states, prefill, decode)
+
+
+def weighted(tokens: int, dtype: torch.dtype) -> Recurrence:
+    """RWKV-4; 300 channels are a block of jobs and a part of one. No token is the first of all."""
+    channels, wide = 300, _wide(dtype)
+    k, v = (torch.randn(tokens, channels).to(dtype) for _ in range(2))
+    decay, bonus = torch.rand(channels, dtype=wide), torch.randn(channels, dtype=wide)
+    positions = torch.arange(7, 7 + tokens)
+
+    def prefill(
+        rows: Any, states: Any, spans: list[Span], slots: Tensor, snapshots: list[SlotAt]
+    ) -> Tensor:
+        return wkv_scan(
+            WeightedRows(rows[0], rows[1], rows[2], decay, bonus),
+            states[0],
+            spans,
+            slots,
+            snapshots,
+        )
+
+    def decode(rows: Any, states: Any, slots: Tensor, into: Tensor) -> Tensor:
+        return wkv_decode(
+            WeightedRows(rows[0], rows[1], rows[2], decay, bonus), states[0], slots, into
+        )
+
+    states = torch.randn(SLOTS, 3, channels, dtype=wide)
+    states[:, 1] = 1 + states[:, 1].abs()
+    return Recurrence((k, v, positions), (states,), prefill, decode)
+
+
 KINDS = [mamba, lightning, gated_delta, unfused_delta, channel_delta, selective, gated_linear]
+KINDS += [matrix_cell, weighted]
 every_kind = pytest.mark.parametrize("kind", KINDS)
 every_dtype = pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float64, pytest.param(torch.bfloat16, marks=pytest.mark.slow)]

@@ -31,10 +31,12 @@ CARDS: Mapping[str, float] = {
     "MiniMaxAI/MiniMax-M2.5": 229,
     "MiniMaxAI/MiniMax-M2.7": 229,
     "MiniMaxAI/MiniMax-M3": 428,
+    "NX-AI/xLSTM-7b": 6.87,
     "Qwen/Qwen1.5-MoE-A2.7B": 14.3,
     "Qwen/Qwen2-7B-Instruct": 7.62,
     "Qwen/Qwen2.5-7B-Instruct": 7.62,
     "Qwen/Qwen3-VL-2B-Instruct": 1.72,
+    "RWKV/rwkv-4-169m-pile": 0.169,
     "XiaomiMiMo/MiMo-V2-Flash": 309,
     # Its card leaves out the embedding: 8.3.
     "Zyphra/ZAYA1-8B": 8.84,
@@ -194,6 +196,11 @@ STATE: Mapping[str, Mapping[str, int]] = {
     },
     # Of q and k the last inputs of two convolutions, and values of the token before.
     "Zyphra/ZAYA1-8B": {"full": 40 * 2 * 2 * 128 * 2, "recurrent": 40 * (2 * 10 + 2) * 128 * 2},
+    # The matrix of each head, its norm, and its running maximum, in float32; a layer's sections
+    # begin at multiples of 64 bytes, so 32 are left free.
+    "NX-AI/xLSTM-7b": {"recurrent": 32 * (8 * (512 * 256 + 256 + 1) * 4 + 32)},
+    # The inputs of the token before, twice, in bfloat16, and three numbers of each channel.
+    "RWKV/rwkv-4-169m-pile": {"recurrent": 12 * 768 * (2 * 2 + 3 * 4)},
     "google/recurrentgemma-2b": {
         "window": 8 * 2 * 256 * 2,
         "recurrent": 18 * 2560 * (3 * 2 + 4),

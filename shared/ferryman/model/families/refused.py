@@ -53,13 +53,6 @@ REFUSED: Mapping[str, str] = {
     "Dots3NoteForConditionalGeneration": _NARROW_LATENTS,
     "Glm5NextForConditionalGeneration": _POOLED_INDEX,
     "BailingMoeV2_5ForCausalLM": _LINEAR_BAILING,
-    "xLSTMForCausalLM": (
-        "its cells keep a matrix, a norm and a running maximum, and there is no kernel for them"
-    ),
-    "RwkvForCausalLM": (
-        "its time mixing (RWKV-4) keeps a numerator, a denominator and a running maximum for each "
-        "channel, and the inputs of the token before; there is no kernel for them"
-    ),
     "MistralLarge4ForConditionalGeneration": (
         "layers read the latents of earlier ones, queries and those of indexers grow by learned "
         "numbers of each head, and waves have learned factors; latent attention here has none of it"

@@ -2,7 +2,8 @@
 
 A family's config names, for each layer, the shapes that keep state there. The state manifest, the
 pools, the tiers and the hand-off are derived from that alone. The shapes themselves are in
-`attention_shapes.py`, `recurrent_shapes.py`, `delta_shapes.py` and `feed_forward_shapes.py`.
+`attention_shapes.py`, `recurrent_shapes.py`, `delta_shapes.py`, `cell_shapes.py` and
+`feed_forward_shapes.py`.
 """
 
 from __future__ import annotations

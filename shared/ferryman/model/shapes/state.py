@@ -129,14 +129,17 @@ class ModelState:
 
     `conv` [slots, conv_dim, conv_width - 1] and `ssm` are in recurrent slots, and a layer may have
     one without the other. `ssm` is [slots, ssm_heads, ssm_head_dim, ssm_state] for Mamba-2, [slots,
-    v_heads, k_dim, v_dim] for a gated delta net. `hidden` [slots, hidden_dim] is there too: the
-    last token's hidden state, for a model that drafts for itself. `latent` and `index` are pages of
-    one row a token: [slots, page_size, channels]. `kernels` are those of the state's arithmetic.
+    v_heads, k_dim, v_dim] for a gated delta net, [slots, heads, v_dim, k_dim] for an mLSTM, whose
+    `norm` [slots, heads, k_dim + 1] has the running maximum behind a head's norm, and [slots, 3,
+    dim] for RWKV-4. `hidden` [slots, hidden_dim] is there too: the last token's hidden state, for a
+    model that drafts for itself. `latent` and `index` are pages of one row a token: [slots,
+    page_size, channels]. `kernels` are those of the state's arithmetic.
     """
 
     attention: Mapping[int, PagedState]
     conv: Mapping[int, Tensor]
     ssm: Mapping[int, Tensor]
+    norm: Mapping[int, Tensor]
     latent: Mapping[int, Tensor]
     index: Mapping[int, Tensor]
     hidden: Mapping[int, Tensor]
@@ -154,6 +157,7 @@ class ModelState:
             _counted_from(num_layers, self.attention),
             _counted_from(num_layers, self.conv),
             _counted_from(num_layers, self.ssm),
+            _counted_from(num_layers, self.norm),
             _counted_from(num_layers, self.latent),
             _counted_from(num_layers, self.index),
             _counted_from(num_layers, self.hidden),
@@ -171,6 +175,7 @@ def state_views(manifest: StateManifest, slabs: Mapping[Kind, Tensor]) -> ModelS
     attention: dict[int, PagedState] = {}
     conv: dict[int, Tensor] = {}
     ssm: dict[int, Tensor] = {}
+    norm: dict[int, Tensor] = {}
     latent: dict[int, Tensor] = {}
     index: dict[int, Tensor] = {}
     hidden: dict[int, Tensor] = {}
@@ -181,6 +186,8 @@ def state_views(manifest: StateManifest, slabs: Mapping[Kind, Tensor]) -> ModelS
                 conv[layer] = section_view(slab, _joined("conv", sections))
             if "ssm" in sections:
                 ssm[layer] = section_view(slab, sections["ssm"])
+            if "norm" in sections:
+                norm[layer] = section_view(slab, sections["norm"])
             if "key" in sections:
                 key, value = (section_view(slab, sections[name]) for name in ("key", "value"))
                 attention[layer] = AttentionState(key, value)
@@ -196,7 +203,7 @@ def state_views(manifest: StateManifest, slabs: Mapping[Kind, Tensor]) -> ModelS
             if "hidden" in sections:
                 hidden[layer] = section_view(slab, sections["hidden"])
     kernels = in_one_order() if manifest.is_exact_on_card else fastest()
-    return ModelState(attention, conv, ssm, latent, index, hidden, kernels)
+    return ModelState(attention, conv, ssm, norm, latent, index, hidden, kernels)
 
 
 def _by_layer(layout: KindLayout) -> dict[int, dict[str, Section]]:
