@@ -158,7 +158,7 @@ def tiny_llama(folder: Path, more: Mapping[str, Setting] | None = None) -> tuple
 def test_a_file_in_blocks_is_the_model_of_the_numbers_that_they_stand_for(tmp_path: Path) -> None:
     _, plain = tiny_llama(tmp_path)
     checkpoint = open_gguf(plain)
-    metadata, tensors = _rewritten(plain)
+    metadata, tensors = rewritten(plain)
     coded = [
         q8_0(name, values) if values.ndim == 2 else floats(name, values)
         for name, values in tensors.items()
@@ -180,7 +180,7 @@ def test_a_file_in_blocks_is_the_model_of_the_numbers_that_they_stand_for(tmp_pa
 
 def test_shards_are_one_model(tmp_path: Path) -> None:
     _, whole = tiny_llama(tmp_path)
-    metadata, tensors = _rewritten(whole)
+    metadata, tensors = rewritten(whole)
     half = len(tensors) // 2
     parts = (list(tensors.items())[:half], list(tensors.items())[half:])
     first, second = (tmp_path / f"tiny-0000{number}-of-00002.gguf" for number in (1, 2))
@@ -222,7 +222,7 @@ def test_factors_of_the_waves_are_those_of_llama_3(tmp_path: Path) -> None:
     (folder / "config.json").write_text(
         json.dumps({**config, "rope_parameters": {**rope, "rope_theta": 10_000.0}})
     )
-    metadata, tensors = _rewritten(plain)
+    metadata, tensors = rewritten(plain)
     tensors["rope_freqs.weight"] = factors.astype(np.float32)
     file = write(tmp_path / "long.gguf", metadata, [floats(*named) for named in tensors.items()])
     expected, actual = (_waves(load_config(model)) for model in (folder, file))
@@ -266,7 +266,7 @@ def test_what_is_not_understood_is_refused_by_its_key(name: str, tmp_path: Path)
 
 def test_a_tensor_that_no_table_knows_is_refused(tmp_path: Path) -> None:
     _, file = tiny_llama(tmp_path)
-    metadata, tensors = _rewritten(file)
+    metadata, tensors = rewritten(file)
     tensors["blk.0.attn_extra.weight"] = np.zeros(4, dtype=np.float32)
     write(file, metadata, [floats(*named) for named in tensors.items()])
     with pytest.raises(ConfigError, match=r"no tensor blk\.0\.attn_extra\.weight is known"):
@@ -275,14 +275,14 @@ def test_a_tensor_that_no_table_knows_is_refused(tmp_path: Path) -> None:
 
 def test_a_missing_tensor_is_named_as_the_loader_asks_for_it(tmp_path: Path) -> None:
     _, file = tiny_llama(tmp_path)
-    metadata, tensors = _rewritten(file)
+    metadata, tensors = rewritten(file)
     del tensors["blk.1.ffn_up.weight"]
     write(file, metadata, [floats(*named) for named in tensors.items()])
     with pytest.raises(ConfigError, match=r"model\.layers\.1\.mlp\.up_proj\.weight' is missing"):
         load_model(file, LoadOptions("float32", page_size=16))
 
 
-def _rewritten(file: Path) -> tuple[dict[str, Setting], dict[str, np.ndarray]]:
+def rewritten(file: Path) -> tuple[dict[str, Setting], dict[str, np.ndarray]]:
     """The metadata and the tensors in float32 of a file, to be written again with a change."""
     metadata, tensors = GgufReader(file).read()
     return metadata, {

@@ -9,11 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.gguf_models.files import WrittenTensor, q8_0, write
+from tests.gguf_models.files import WrittenTensor, floats, q8_0, write
 from tests.gguf_models.hybrid_conversion import hybrid_parts, write_hybrid
 from tests.gguf_models.hybrid_models import HYBRIDS
+from tests.gguf_models.test_architectures import rewritten
 from tests.model.paged_run import PagedRun, Part
 from tests.tiny_models import save_random
+from tests.tools.bench.tiny_shapes import save_tiny
+from tools.bench.gguf.conversion import convert_folder
 from torch import Tensor
 
 from ferryman.errors import ConfigError
@@ -28,6 +31,8 @@ from ferryman.model.weights.gguf_checkpoint import open_gguf
 from ferryman.model.weights.named_weights import FLOATS
 from ferryman_kernels.products.packed_product import reads_panels
 
+Q8_0 = 8
+"""ggml's number of the type."""
 PROMPT = [(7 * place * place + 3) % 131 for place in range(40)]
 with_panels = pytest.mark.skipif(not reads_panels(torch.float32), reason="there is no AVX-512")
 
@@ -137,3 +142,21 @@ def test_layers_for_multi_token_prediction_are_left_out(tmp_path: Path) -> None:
     write(file, {**metadata, "glm4moe.nextn_predict_layers": 6}, tensors)
     with pytest.raises(ConfigError, match=r"nextn_predict_layers' must be at most the 5 of"):
         load_config(file)
+
+
+@with_panels
+def test_experts_that_a_folder_has_as_one_tensor_are_a_stack_in_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Granite's `output_linear` has the experts of a layer, as in the file."""
+    save_tiny(tmp_path / "folder", "granite-experts")
+    convert_folder(tmp_path / "folder", "float32")
+    metadata, tensors = rewritten(tmp_path / "folder" / "gguf")
+    coded = [in_blocks(floats(*named)) for named in tensors.items()]
+    stacks = [t for t in coded if t.name.endswith("down_exps.weight") and t.type_number == Q8_0]
+    assert stacks
+    file = write(tmp_path / "tiny.gguf", metadata, coded)
+    kept = logits(file, "float32")
+    monkeypatch.setattr(LoadOptions, "format_of", lambda self, folder: FLOATS)
+    difference = (kept - logits(file, "float32")).abs().max()
+    assert difference <= 1e-4 * kept.abs().max(), difference

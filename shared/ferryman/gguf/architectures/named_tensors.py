@@ -70,13 +70,16 @@ def _layer_tensors(
         if "{}" in target:
             yield from _separate(here + target, header)
             continue
+        # Three axes are those of a stack, which the folder has as one tensor, too.
+        parts = _members(header) if len(header.shape) == 3 else (_whole(header),)
         yield NamedTensor(
             here + target,
             _shape(names, header, target),
-            (_whole(header),),
+            parts,
             _form(names, source, target),
             _row_order(model, names, layer, source, target, header),
             names.column_orders.get(target),
+            num_matrices=len(parts),
         )
 
 
