@@ -16,6 +16,7 @@ from tests.gguf_models.conversion import split_experts, write_converted
 from tests.gguf_models.files import floats, q8_0, write
 from tests.gguf_models.hybrid_models import HYBRIDS
 from tests.gguf_models.transformer_models import TRANSFORMERS
+from tests.gguf_models.variant_models import VARIANTS
 from tests.tiny_models import save_random
 from tests.tools.bench.gguf_reader import GgufReader
 from tests.tools.bench.tiny_shapes import save_tiny
@@ -77,6 +78,7 @@ MODELS: Mapping[str, PretrainedConfig] = {
     "llama": LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True),
     "smollm3": SmolLM3Config(**FOUR_LAYERS),
     "qwen2": Qwen2Config(**SIZES, tie_word_embeddings=True),
+    "qwen2vl": Qwen2Config(**SIZES),
     "qwen3": Qwen3Config(**SIZES),
     "qwen2moe": Qwen2MoeConfig(**EXPERTS, shared_expert_intermediate_size=48),
     "qwen3moe": Qwen3MoeConfig(**EXPERTS, norm_topk_prob=True),
@@ -144,7 +146,7 @@ def expected_name(folder: Path) -> str:
 def test_every_architecture_is_tried() -> None:
     by_bench = {"granite", "granitemoe", "granitehybrid"}
     plain = {name.split()[0] for name in MODELS}
-    hybrids = {architecture for architecture, _ in HYBRIDS.values()}
+    hybrids = {architecture for architecture, _ in [*HYBRIDS.values(), *VARIANTS.values()]}
     assert set(ARCHITECTURES) == {*plain, *by_bench, *hybrids}
 
 
@@ -245,8 +247,8 @@ REFUSED: Mapping[str, tuple[Mapping[str, Setting], str]] = {
         r"of the architecture plamo are not read\. Read are llama",
     ),
     "a family without a reader": (
-        {"general.architecture": "afmoe"},
-        "afmoe are not read: its keys and tensors are not known; its folder of safetensors is read",
+        {"general.architecture": "laguna"},
+        "laguna are not read: its keys and tensors are not known; name the folder of safetensors",
     ),
     "an encoder": ({"general.architecture": "bert"}, "bert are not read: it does not write text"),
     "scaling": ({"llama.rope.scaling.type": "longrope"}, "must be one of none, linear, yarn"),

@@ -12,6 +12,7 @@ from typing import Any
 
 from tests.gguf_models.hybrid_models import _LATENT, HYBRIDS
 from tests.gguf_models.test_architectures import MODELS, SIZES
+from tests.gguf_models.variant_models import VARIANTS as MORE_VARIANTS
 from tests.model.comparison import FAMILIES, architecture_of, random_config
 from tests.tiny_models import VARIANTS
 from tests.tools.bench.tiny_shapes import TINY
@@ -38,6 +39,17 @@ PIECES = ("gemma", "gemma2", "gemma3", "gemma3n", "ernie4_5", "jamba")
 """Architectures whose converter reads a `tokenizer.model`."""
 DRAFTS = ("qwen3next", "qwen35", "qwen35moe")
 """Architectures whose converter wants layers for drafts unless it is told that there are none."""
+DENSE_APART: Mapping[str, Mapping[str, str]] = {
+    "kimi-linear": {
+        f"block_sparse_moe.{part}_proj": f"mlp.{part}_proj" for part in ("gate", "up", "down")
+    }
+}
+"""Words of names that transformers 5.23 saves, and those of published folders."""
+_WORDS: Mapping[str, Mapping[str, Any]] = {
+    "afmoe": {"route_norm": True},
+    "exaone-moe": {"scoring_func": "sigmoid"},
+}
+"""Fields of published configs that transformers 5.23 does not save, and llama.cpp asks for."""
 GLM_TOKENS = ("<|user|>", "[gMASK]", "<|observation|>")
 """Tokens that the converter of these models asks for."""
 PLAIN, WITH_PIECES, QWEN, GEMMA = "smollm2", "llama2", "qwen3", "gemma3"
@@ -157,7 +169,7 @@ class ConvertedModel:
 
     @property
     def more_tokens(self) -> tuple[str, ...]:
-        return GLM_TOKENS if self.config.model_type.startswith("glm4") else ()
+        return GLM_TOKENS if self.config.model_type.startswith("glm") else ()
 
     @property
     def has_drafts_to_refuse(self) -> bool:
@@ -183,7 +195,7 @@ def converted_models() -> Mapping[str, ConvertedModel]:
     """All models by their names."""
     plain = {name: (name.split()[0], config) for name, config in MODELS.items()}
     by_bench = {name: (there, TINY[name]) for name, there in BENCH.items()}
-    there = {**plain, **by_bench, **HYBRIDS, **_MORE}
+    there = {**plain, **by_bench, **HYBRIDS, **MORE_VARIANTS, **_MORE}
     return {name: ConvertedModel(*model, _published_words(*model)) for name, model in there.items()}
 
 
@@ -200,6 +212,12 @@ def random_models(seeds: range) -> Mapping[str, ConvertedModel]:
 
 
 def _published_words(architecture: str, config: PretrainedConfig) -> dict[str, Any]:
+    if architecture in _WORDS:
+        return dict(_WORDS[architecture])
+    if architecture == "gpt2":
+        return {"n_ctx": config.n_positions}
+    if architecture == "kimi-linear":
+        return _kimi_words(config)
     if config.model_type == "bamba":
         return {"attn_rotary_emb": config.hidden_size // config.num_attention_heads // 2}
     if architecture == "granitehybrid":
@@ -210,3 +228,21 @@ def _published_words(architecture: str, config: PretrainedConfig) -> dict[str, A
     if architecture == "deepseek2" and config.model_type != "deepseek_v2":
         return {"scoring_func": "sigmoid"}
     return {}
+
+
+def _kimi_words(config: PretrainedConfig) -> dict[str, Any]:
+    """Layers are counted from 1."""
+    kinds = list(enumerate(config.layer_types, 1))
+    full = [layer for layer, kind in kinds if kind == "full_attention"]
+    deltas = [layer for layer, kind in kinds if kind == "linear_attention"]
+    return {
+        "linear_attn_config": {
+            "full_attn_layers": full,
+            "kda_layers": deltas,
+            "num_heads": config.linear_num_heads,
+            "head_dim": config.linear_head_dim,
+            "short_conv_kernel_size": config.linear_conv_kernel_dim,
+        },
+        "first_k_dense_replace": config.mlp_layer_types.count("dense"),
+        "moe_router_activation_func": "sigmoid",
+    }

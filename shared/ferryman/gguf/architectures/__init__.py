@@ -16,15 +16,15 @@ from ferryman.gguf.architectures import (
     delta_nets,
     gemmas,
     granite,
-    mixtures,
+    llama_variants,
     nemotron,
     norms_behind,
     short_convolutions,
-    softmax_mixtures,
     state_spaces,
     transformer,
 )
 from ferryman.gguf.architectures.config_fields import Fields
+from ferryman.gguf.architectures.experts import grouped, latent, softmax
 from ferryman.gguf.architectures.named_tensors import named_tensors
 from ferryman.gguf.architectures.tensor_names import NamedTensor, TensorNames
 from ferryman.gguf.model_file import GgufFile
@@ -40,204 +40,187 @@ class GgufArchitecture:
     folders: tuple[str, ...]
 
 
+def _read(
+    fields: Callable[[GgufFile], Fields], names: Callable[[GgufFile], TensorNames], *folders: str
+) -> GgufArchitecture:
+    return GgufArchitecture(fields, names, folders)
+
+
 ARCHITECTURES: Mapping[str, GgufArchitecture] = {
-    "llama": GgufArchitecture(
-        transformer.llama_fields,
-        transformer.llama_names,
-        (
-            "LlamaForCausalLM",
-            "MixtralForCausalLM",
-        ),
+    "llama": _read(
+        transformer.llama_fields, transformer.llama_names, "LlamaForCausalLM", "MixtralForCausalLM"
     ),
-    "qwen2": GgufArchitecture(
-        transformer.qwen2_fields, transformer.plain_names, ("Qwen2ForCausalLM",)
+    "qwen2": _read(transformer.qwen2_fields, transformer.plain_names, "Qwen2ForCausalLM"),
+    "qwen3": _read(transformer.qwen3_fields, transformer.plain_names, "Qwen3ForCausalLM"),
+    "qwen2moe": _read(
+        transformer.qwen2_moe_fields, transformer.qwen2_moe_names, "Qwen2MoeForCausalLM"
     ),
-    "qwen3": GgufArchitecture(
-        transformer.qwen3_fields, transformer.plain_names, ("Qwen3ForCausalLM",)
+    "qwen3moe": _read(
+        transformer.qwen3_moe_fields, transformer.qwen3_moe_names, "Qwen3MoeForCausalLM"
     ),
-    "qwen2moe": GgufArchitecture(
-        transformer.qwen2_moe_fields, transformer.qwen2_moe_names, ("Qwen2MoeForCausalLM",)
+    "qwen3next": _read(
+        delta_nets.qwen3_next_fields, delta_nets.qwen3_next_names, "Qwen3NextForCausalLM"
     ),
-    "qwen3moe": GgufArchitecture(
-        transformer.qwen3_moe_fields, transformer.qwen3_moe_names, ("Qwen3MoeForCausalLM",)
+    "qwen35": _read(delta_nets.qwen3_5_fields, delta_nets.qwen3_5_names, "Qwen3_5ForCausalLM"),
+    "qwen35moe": _read(
+        delta_nets.qwen3_5_moe_fields, delta_nets.qwen3_5_names, "Qwen3_5MoeForCausalLM"
     ),
-    "qwen3next": GgufArchitecture(
-        delta_nets.qwen3_next_fields, delta_nets.qwen3_next_names, ("Qwen3NextForCausalLM",)
+    "smollm3": _read(transformer.smollm3_fields, transformer.paired_names, "SmolLM3ForCausalLM"),
+    "seed_oss": _read(
+        transformer.seed_oss_fields, transformer.seed_oss_names, "SeedOssForCausalLM"
     ),
-    "qwen35": GgufArchitecture(
-        delta_nets.qwen3_5_fields, delta_nets.qwen3_5_names, ("Qwen3_5ForCausalLM",)
-    ),
-    "qwen35moe": GgufArchitecture(
-        delta_nets.qwen3_5_moe_fields, delta_nets.qwen3_5_names, ("Qwen3_5MoeForCausalLM",)
-    ),
-    "smollm3": GgufArchitecture(
-        transformer.smollm3_fields, transformer.paired_names, ("SmolLM3ForCausalLM",)
-    ),
-    "seed_oss": GgufArchitecture(
-        transformer.seed_oss_fields, transformer.seed_oss_names, ("SeedOssForCausalLM",)
-    ),
-    "ernie4_5": GgufArchitecture(
+    "ernie4_5": _read(
         transformer.ernie_fields,
         transformer.plain_names,
-        (
-            "Ernie4_5ForCausalLM",
-            "Ernie4_5_ForCausalLM",
-        ),
+        "Ernie4_5ForCausalLM",
+        "Ernie4_5_ForCausalLM",
     ),
-    "hunyuan-dense": GgufArchitecture(
-        transformer.hunyuan_fields, transformer.hunyuan_names, ("HunYuanDenseV1ForCausalLM",)
+    "hunyuan-dense": _read(
+        transformer.hunyuan_fields, transformer.hunyuan_names, "HunYuanDenseV1ForCausalLM"
     ),
-    "olmo2": GgufArchitecture(
-        norms_behind.olmo2_fields,
-        norms_behind.names,
-        (
-            "Olmo2ForCausalLM",
-            "Olmo3ForCausalLM",
-        ),
+    "olmo2": _read(
+        norms_behind.olmo2_fields, norms_behind.names, "Olmo2ForCausalLM", "Olmo3ForCausalLM"
     ),
-    "exaone4": GgufArchitecture(
-        norms_behind.exaone4_fields, norms_behind.names, ("Exaone4ForCausalLM",)
-    ),
-    "granite": GgufArchitecture(
-        granite.granite_fields, transformer.paired_names, ("GraniteForCausalLM",)
-    ),
-    "granitemoe": GgufArchitecture(
+    "exaone4": _read(norms_behind.exaone4_fields, norms_behind.names, "Exaone4ForCausalLM"),
+    "granite": _read(granite.granite_fields, transformer.paired_names, "GraniteForCausalLM"),
+    "granitemoe": _read(
         granite.granite_moe_fields,
         granite.granite_moe_names,
-        (
-            "GraniteMoeForCausalLM",
-            "GraniteMoeSharedForCausalLM",
-        ),
+        "GraniteMoeForCausalLM",
+        "GraniteMoeSharedForCausalLM",
     ),
-    "granitehybrid": GgufArchitecture(
-        granite.hybrid_fields, granite.hybrid_names, ("GraniteMoeHybridForCausalLM",)
+    "granitehybrid": _read(
+        granite.hybrid_fields, granite.hybrid_names, "GraniteMoeHybridForCausalLM"
     ),
-    "falcon-h1": GgufArchitecture(
-        state_spaces.falcon_h1_fields, state_spaces.falcon_h1_names, ("FalconH1ForCausalLM",)
+    "falcon-h1": _read(
+        state_spaces.falcon_h1_fields, state_spaces.falcon_h1_names, "FalconH1ForCausalLM"
     ),
-    "nemotron_h": GgufArchitecture(
-        nemotron.nemotron_h_fields, nemotron.nemotron_h_names, ("NemotronHForCausalLM",)
+    "nemotron_h": _read(
+        nemotron.nemotron_h_fields, nemotron.nemotron_h_names, "NemotronHForCausalLM"
     ),
-    "nemotron_h_moe": GgufArchitecture(
-        nemotron.nemotron_h_fields, nemotron.nemotron_h_names, ("NemotronHForCausalLM",)
+    "nemotron_h_moe": _read(
+        nemotron.nemotron_h_fields, nemotron.nemotron_h_names, "NemotronHForCausalLM"
     ),
-    "mamba": GgufArchitecture(
+    "mamba": _read(
         state_spaces.mamba1_model_fields,
         state_spaces.mamba_names,
-        (
-            "MambaForCausalLM",
-            "FalconMambaForCausalLM",
-        ),
+        "MambaForCausalLM",
+        "FalconMambaForCausalLM",
     ),
-    "mamba2": GgufArchitecture(
-        state_spaces.mamba2_model_fields, state_spaces.mamba2_names, ("Mamba2ForCausalLM",)
+    "mamba2": _read(
+        state_spaces.mamba2_model_fields, state_spaces.mamba2_names, "Mamba2ForCausalLM"
     ),
-    "jamba": GgufArchitecture(
-        state_spaces.jamba_fields, state_spaces.jamba_names, ("JambaForCausalLM",)
+    "jamba": _read(state_spaces.jamba_fields, state_spaces.jamba_names, "JambaForCausalLM"),
+    "lfm2": _read(short_convolutions.lfm2_fields, short_convolutions.lfm2_names, "Lfm2ForCausalLM"),
+    "lfm2moe": _read(
+        short_convolutions.lfm2_moe_fields, short_convolutions.lfm2_names, "Lfm2MoeForCausalLM"
     ),
-    "lfm2": GgufArchitecture(
-        short_convolutions.lfm2_fields, short_convolutions.lfm2_names, ("Lfm2ForCausalLM",)
+    "gpt-oss": _read(grouped.gpt_oss_fields, grouped.gpt_oss_names, "GptOssForCausalLM"),
+    "deepseek2": _read(
+        latent.deepseek_fields,
+        latent.deepseek_names,
+        "DeepseekV2ForCausalLM",
+        "DeepseekV3ForCausalLM",
     ),
-    "lfm2moe": GgufArchitecture(
-        short_convolutions.lfm2_moe_fields, short_convolutions.lfm2_names, ("Lfm2MoeForCausalLM",)
-    ),
-    "gpt-oss": GgufArchitecture(
-        mixtures.gpt_oss_fields, mixtures.gpt_oss_names, ("GptOssForCausalLM",)
-    ),
-    "deepseek2": GgufArchitecture(
-        mixtures.deepseek_fields,
-        mixtures.deepseek_names,
-        (
-            "DeepseekV2ForCausalLM",
-            "DeepseekV3ForCausalLM",
-        ),
-    ),
-    "glm4": GgufArchitecture(mixtures.glm4_fields, mixtures.glm4_names, ("Glm4ForCausalLM",)),
-    "glm4moe": GgufArchitecture(
-        mixtures.glm4_moe_fields, mixtures.glm4_moe_names, ("Glm4MoeForCausalLM",)
-    ),
-    "dots1": GgufArchitecture(mixtures.dots1_fields, mixtures.dots1_names, ("Dots1ForCausalLM",)),
-    "gemma": GgufArchitecture(
-        transformer.gemma1_fields, transformer.gemma1_names, ("GemmaForCausalLM",)
-    ),
-    "gemma2": GgufArchitecture(
-        transformer.gemma2_fields, transformer.gemma_names, ("Gemma2ForCausalLM",)
-    ),
-    "gemma3": GgufArchitecture(
-        transformer.gemma3_fields, transformer.gemma_names, ("Gemma3ForCausalLM",)
-    ),
-    "gemma3n": GgufArchitecture(
-        gemmas.gemma3n_fields, gemmas.gemma3n_names, ("Gemma3nForCausalLM",)
-    ),
-    "gemma4": GgufArchitecture(gemmas.gemma4_fields, gemmas.gemma4_names, ("Gemma4ForCausalLM",)),
-    "qwen3vl": GgufArchitecture(
+    "glm4": _read(llama_variants.glm4_fields, llama_variants.glm4_names, "Glm4ForCausalLM"),
+    "glm4moe": _read(grouped.glm4_moe_fields, grouped.glm4_moe_names, "Glm4MoeForCausalLM"),
+    "dots1": _read(grouped.dots1_fields, grouped.dots1_names, "Dots1ForCausalLM"),
+    "gemma": _read(transformer.gemma1_fields, transformer.gemma1_names, "GemmaForCausalLM"),
+    "gemma2": _read(transformer.gemma2_fields, transformer.gemma_names, "Gemma2ForCausalLM"),
+    "gemma3": _read(transformer.gemma3_fields, transformer.gemma_names, "Gemma3ForCausalLM"),
+    "gemma3n": _read(gemmas.gemma3n_fields, gemmas.gemma3n_names, "Gemma3nForCausalLM"),
+    "gemma4": _read(gemmas.gemma4_fields, gemmas.gemma4_names, "Gemma4ForCausalLM"),
+    "qwen3vl": _read(
         transformer.qwen3_fields,
         transformer.plain_names,
-        (
-            "Qwen3ForCausalLM",
-            "Qwen3VLForConditionalGeneration",
-        ),
+        "Qwen3ForCausalLM",
+        "Qwen3VLForConditionalGeneration",
     ),
-    "qwen3vlmoe": GgufArchitecture(
+    "qwen3vlmoe": _read(
         transformer.qwen3_moe_fields,
         transformer.qwen3_moe_names,
-        (
-            "Qwen3MoeForCausalLM",
-            "Qwen3VLMoeForConditionalGeneration",
-        ),
+        "Qwen3MoeForCausalLM",
+        "Qwen3VLMoeForConditionalGeneration",
     ),
-    "phi2": GgufArchitecture(
-        centred_norms.phi2_fields, centred_norms.phi2_names, ("PhiForCausalLM",)
+    "phi2": _read(centred_norms.phi2_fields, centred_norms.phi2_names, "PhiForCausalLM"),
+    "phi3": _read(centred_norms.phi3_fields, centred_norms.phi3_names, "Phi3ForCausalLM"),
+    "olmo": _read(centred_norms.olmo_fields, centred_norms.olmo_names, "OlmoForCausalLM"),
+    "stablelm": _read(
+        centred_norms.stablelm_fields, centred_norms.stablelm_names, "StableLmForCausalLM"
     ),
-    "phi3": GgufArchitecture(
-        centred_norms.phi3_fields, centred_norms.phi3_names, ("Phi3ForCausalLM",)
+    "starcoder2": _read(
+        centred_norms.starcoder2_fields, centred_norms.starcoder2_names, "Starcoder2ForCausalLM"
     ),
-    "olmo": GgufArchitecture(
-        centred_norms.olmo_fields, centred_norms.olmo_names, ("OlmoForCausalLM",)
+    "gptneox": _read(
+        centred_norms.gpt_neox_fields, centred_norms.gpt_neox_names, "GPTNeoXForCausalLM"
     ),
-    "stablelm": GgufArchitecture(
-        centred_norms.stablelm_fields, centred_norms.stablelm_names, ("StableLmForCausalLM",)
+    "cohere2": _read(
+        centred_norms.cohere2_fields, centred_norms.cohere2_names, "Cohere2ForCausalLM"
     ),
-    "starcoder2": GgufArchitecture(
-        centred_norms.starcoder2_fields, centred_norms.starcoder2_names, ("Starcoder2ForCausalLM",)
+    "olmoe": _read(softmax.olmoe_fields, softmax.olmoe_names, "OlmoeForCausalLM"),
+    "minimax-m2": _read(
+        softmax.minimax_m2_fields, softmax.minimax_m2_names, "MiniMaxM2ForCausalLM"
     ),
-    "gptneox": GgufArchitecture(
-        centred_norms.gpt_neox_fields, centred_norms.gpt_neox_names, ("GPTNeoXForCausalLM",)
+    "hunyuan-moe": _read(
+        softmax.hunyuan_moe_fields, softmax.hunyuan_moe_names, "HunYuanMoEV1ForCausalLM"
     ),
-    "cohere2": GgufArchitecture(
-        centred_norms.cohere2_fields, centred_norms.cohere2_names, ("Cohere2ForCausalLM",)
+    "ernie4_5-moe": _read(
+        softmax.ernie_moe_fields, softmax.ernie_moe_names, "Ernie4_5_MoeForCausalLM"
     ),
-    "olmoe": GgufArchitecture(
-        softmax_mixtures.olmoe_fields, softmax_mixtures.olmoe_names, ("OlmoeForCausalLM",)
+    "arcee": _read(llama_variants.arcee_fields, transformer.paired_names, "ArceeForCausalLM"),
+    "mistral3": _read(
+        llama_variants.mistral3_fields,
+        transformer.paired_names,
+        "Ministral3ForCausalLM",
+        "Mistral3ForConditionalGeneration",
     ),
-    "minimax-m2": GgufArchitecture(
-        softmax_mixtures.minimax_m2_fields,
-        softmax_mixtures.minimax_m2_names,
-        ("MiniMaxM2ForCausalLM",),
+    "qwen2vl": _read(
+        transformer.qwen2_fields,
+        transformer.plain_names,
+        "Qwen2ForCausalLM",
+        "Qwen2VLForConditionalGeneration",
+        "Qwen2_5_VLForConditionalGeneration",
     ),
-    "hunyuan-moe": GgufArchitecture(
-        softmax_mixtures.hunyuan_moe_fields,
-        softmax_mixtures.hunyuan_moe_names,
-        ("HunYuanMoEV1ForCausalLM",),
+    "chatglm": _read(llama_variants.chatglm_fields, llama_variants.chatglm_names, "GlmForCausalLM"),
+    "llama4": _read(
+        llama_variants.llama4_fields,
+        llama_variants.llama4_names,
+        "Llama4ForCausalLM",
+        "Llama4ForConditionalGeneration",
     ),
-    "ernie4_5-moe": GgufArchitecture(
-        softmax_mixtures.ernie_moe_fields,
-        softmax_mixtures.ernie_moe_names,
-        ("Ernie4_5_MoeForCausalLM",),
+    "gpt2": _read(centred_norms.gpt2_fields, centred_norms.gpt2_names, "GPT2LMHeadModel"),
+    "deepseek32": _read(
+        latent.deepseek_v32_fields, latent.sparse_deepseek_names, "DeepseekV32ForCausalLM"
+    ),
+    "kimi-linear": _read(
+        latent.kimi_linear_fields, latent.kimi_linear_names, "KimiLinearForCausalLM"
+    ),
+    "glm-dsa": _read(latent.glm_dsa_fields, latent.sparse_deepseek_names, "GlmMoeDsaForCausalLM"),
+    "afmoe": _read(grouped.afmoe_fields, grouped.afmoe_names, "AfmoeForCausalLM"),
+    "hy_v3": _read(grouped.hy_v3_fields, grouped.hy_v3_names, "HYV3ForCausalLM"),
+    "exaone-moe": _read(
+        grouped.exaone_moe_fields,
+        grouped.exaone_moe_names,
+        "ExaoneMoeForCausalLM",
+        "ExaoneMoEForCausalLM",
+    ),
+    "granite_swa": _read(
+        granite.granite_swa_fields,
+        granite.granite_swa_names,
+        "GraniteSWAForCausalLM",
+        "GraniteMoeSWAForCausalLM",
     ),
 }
 
 # Names of llama.cpp (src/llama-arch.cpp of the tree in llama-cpp-python 0.3.36) without a reader.
 _FAMILY_IS_HERE = frozenset(
     """
-    afmoe apertus arcee bailingmoe3 chatglm cohere2moe deepseek32 exaone-moe glm-dsa gpt2
-    granite_swa hy_v3 kimi-linear laguna llama4 mimo2 minimax-01 mistral3 phimoe
-    qwen2vl
+    apertus bailingmoe3 cohere2moe laguna mimo2 minimax-01 phimoe
     """.split()
 )
 _WITHOUT_TEXT = frozenset(
     """
-    bert clip eurobert gemma-embedding jina-bert-v2 jina-bert-v3 llama-embed modern-bert neo-bert
+    bert eurobert gemma-embedding jina-bert-v2 jina-bert-v3 llama-embed modern-bert neo-bert
     nomic-bert nomic-bert-moe pockettts qwen3tts t5encoder wavtokenizer-dec
     """.split()
 )
@@ -285,7 +268,12 @@ def _refusal(model: GgufFile, name: str) -> ConfigError:
 def _reason(architecture: str) -> str:
     """The reason why files of an architecture are not read; empty for a name that is not known."""
     if architecture in _FAMILY_IS_HERE:
-        return "its keys and tensors are not known; its folder of safetensors is read"
+        return (
+            "its keys and tensors are not known; name the folder of safetensors that it was made "
+            "of, which is read"
+        )
+    if architecture == "clip":
+        return "it reads images for another model (mmproj); name that one"
     if architecture in _WITHOUT_TEXT:
         return "it does not write text"
     if architecture in _DRAFTS:

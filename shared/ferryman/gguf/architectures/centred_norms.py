@@ -1,8 +1,8 @@
-"""Transformers with norms around the mean: OLMo 1, StableLM, StarCoder 2, GPT-NeoX, Command R7B
-and Phi 2; and Phi 3 and 4 (mini), whose waves have factors.
+"""Transformers with norms around the mean: OLMo 1, StableLM, StarCoder 2, GPT-2, GPT-NeoX, Command
+R7B and Phi 2; and Phi 3 and 4 (mini), whose waves have factors.
 
-    source   conversion/olmo.py, stablelm.py, starcoder.py, phi.py, gptneox.py, command_r.py and
-             src/models/ of llama.cpp
+    source   conversion/olmo.py, stablelm.py, starcoder.py, phi.py, gpt2.py, gptneox.py,
+             command_r.py and src/models/ of llama.cpp
 
 Files of StableLM, Phi 2 and GPT-NeoX say no base of rotations: llama.cpp takes 10,000, as folders
 have it. Those of StarCoder 2 say no window; the published one is taken. A file of Phi 3 with a long
@@ -34,6 +34,12 @@ from ferryman.gguf.model_file import GgufFile
 STARCODER2_WINDOW = 4096
 _PERIOD = 4
 """Every so many layers of Command R7B one has neither a window nor positions."""
+_GPT2_WEIGHTS = {
+    "attn_qkv": "attn.c_attn.weight",
+    "attn_output": "attn.c_proj.weight",
+    "ffn_up": "mlp.c_fc.weight",
+    "ffn_down": "mlp.c_proj.weight",
+}
 
 
 def with_biases(names: dict[str, str]) -> dict[str, str]:
@@ -105,6 +111,38 @@ def stablelm_fields(model: GgufFile) -> Fields:
         "use_parallel_residual": not any_has(model, "ffn_norm.weight"),
         "use_qkv_bias": any_has(model, "attn_q.bias"),
         "qk_layernorm": any_has(model, "attn_q_norm.weight"),
+    }
+
+
+def gpt2_names(model: GgufFile) -> TensorNames:
+    """The folder has the weights of products transposed."""
+    ends = {
+        "token_embd.weight": "transformer.wte.weight",
+        "position_embd.weight": "transformer.wpe.weight",
+        **with_biases({"output_norm.weight": "transformer.ln_f.weight"}),
+        "output.weight": "lm_head.weight",
+    }
+    norms = with_biases({"attn_norm.weight": "ln_1.weight", "ffn_norm.weight": "ln_2.weight"})
+    biases = {
+        f"{there}.bias": here.replace(".weight", ".bias") for there, here in _GPT2_WEIGHTS.items()
+    }
+    return TensorNames(
+        ends,
+        {**norms, **biases},
+        layers="transformer.h",
+        joined={(f"{there}.weight",): here for there, here in _GPT2_WEIGHTS.items()},
+        transposed=tuple(_GPT2_WEIGHTS.values()),
+    )
+
+
+def gpt2_fields(model: GgufFile) -> Fields:
+    """A file has no layer's own scale of scores."""
+    return {
+        "architectures": ["GPT2LMHeadModel"],
+        **trunk_fields(model, eps="layer_norm_epsilon"),
+        "num_attention_heads": model.metadata.whole("{arch}.attention.head_count"),
+        "intermediate_size": inner_dim(model),
+        "activation_function": "gelu_new",
     }
 
 

@@ -1,4 +1,4 @@
-"""Granite 3, with and without experts, and Granite 4: Mamba-2 and attention."""
+"""Granite 3, with and without experts and in windows, and Granite 4: Mamba-2 and attention."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ from ferryman.gguf.architectures.config_fields import (
     inner_dim,
     trunk_fields,
 )
-from ferryman.gguf.architectures.tensor_names import ATTENTION, ENDS, NORMS, TensorNames
+from ferryman.gguf.architectures.tensor_names import (
+    ATTENTION,
+    ENDS,
+    NORMS,
+    TensorNames,
+    mlp_names,
+)
 from ferryman.gguf.architectures.transformer import dense_fields
 from ferryman.gguf.model_file import GgufFile
 
@@ -61,6 +67,47 @@ def hybrid_names(model: GgufFile) -> TensorNames:
         convolutions=("mamba.conv1d.weight",),
         logs=("mamba.A_log",),
     )
+
+
+def granite_swa_names(model: GgufFile) -> TensorNames:
+    """A file has gate and up of experts in one tensor, as the folder."""
+    experts = {
+        "ffn_gate_inp.weight": "block_sparse_moe.router.weight",
+        "ffn_gate_up_exps.weight": "block_sparse_moe.experts.gate_up_proj",
+        "ffn_down_exps.weight": "block_sparse_moe.experts.down_proj",
+        "ffn_down_shexp.weight": "shared_mlp.output_linear.weight",
+        "attn_sinks.weight": "self_attn.sinks",
+    }
+    joined: dict[tuple[str, ...], str] = {
+        ("ffn_gate_shexp.weight", "ffn_up_shexp.weight"): SHARED_IN
+    }
+    layer = {**NORMS, **ATTENTION, **mlp_names(), **experts}
+    return TensorNames(ENDS, layer, joined=joined, pairs_rows=True)
+
+
+def granite_swa_fields(model: GgufFile) -> Fields:
+    """Layers without positions are those that a key of flags names; all others have one base."""
+    metadata, turning = model.metadata, "{arch}.attention.rope_pattern"
+    windows = by_layer(model, "{arch}.attention.sliding_window_pattern")
+    shared = metadata.whole("{arch}.expert_shared_feed_forward_length", 0)
+    has_experts = metadata.whole("{arch}.expert_count", 0) > 0
+    fields = {
+        **dense_fields(
+            model, "GraniteMoeSWAForCausalLM" if has_experts else "GraniteSWAForCausalLM"
+        ),
+        **_multipliers(model),
+        "sliding_window": metadata.whole("{arch}.attention.sliding_window"),
+        "layer_types": [
+            "sliding_attention" if is_window else "full_attention" for is_window in windows
+        ],
+    }
+    if metadata.has(turning):
+        base = fields["rope_theta"]
+        fields["layer_rope_theta"] = [base if turns else 0 for turns in by_layer(model, turning)]
+    if not has_experts:
+        return fields
+    experts = expert_fields(model, count="num_local_experts")
+    return {**fields, **experts, "shared_intermediate_size": shared}
 
 
 def granite_fields(model: GgufFile) -> Fields:

@@ -120,7 +120,8 @@ def _shape(names: TensorNames, header: TensorHeader, target: str) -> tuple[int, 
     if target in names.rows:
         return (1, math.prod(header.shape))
     if target in names.convolutions:
-        return (header.shape[0], 1, *header.shape[1:])
+        width = header.shape[-1]
+        return (math.prod(header.shape) // width, 1, width)
     return header.shape
 
 
@@ -129,8 +130,13 @@ def _joined(names: TensorNames, here: str, target: str, headers: list[TensorHead
     order, is_transposed = names.joined_orders.get(target), target in names.transposed
     if len(headers[0].shape) == 2 and target not in names.stacked_vectors:
         rows, columns = sum(header.shape[0] for header in headers), headers[0].shape[1]
-        parts = tuple(map(_whole, headers))
-        return NamedTensor(here + target, (rows, columns), parts, rows=order)
+        return NamedTensor(
+            here + target,
+            (columns, rows) if is_transposed else (rows, columns),
+            tuple(map(_whole, headers)),
+            rows=order,
+            is_transposed=is_transposed,
+        )
     experts, _, *columns_of = headers[0].shape
     sizes = [sum(header.shape[1] for header in headers), *columns_of]
     by_expert = zip(*map(_members, headers), strict=True)

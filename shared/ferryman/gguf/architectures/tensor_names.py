@@ -82,9 +82,9 @@ class TensorNames:
     `joined` has a tensor of the folder by the tensors of the file whose rows it has, and
     `joined_heads` one whose heads have rows of two tensors, of the first by its columns. In the
     folder `vectors` have one axis, `rows` are of one row, `convolutions` have an axis of 1 in the
-    middle, and stacks of `transposed` ones have rows as columns; `logs` are the logarithms of what
-    the file has, negated. `norms_around_one` leaves out `plain_norms`. The orders say what a
-    converter moved; `stacked_vectors` are joined of vectors, one of each expert.
+    middle, and `transposed` ones, which are joined or stacks, have rows as columns; `logs` are the
+    logarithms of what the file has, negated. `norms_around_one` leaves out `plain_norms`. The
+    orders say what a converter moved; `stacked_vectors` are joined of vectors, one of each expert.
     """
 
     ends: Mapping[str, str]

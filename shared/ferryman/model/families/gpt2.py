@@ -82,6 +82,9 @@ class TransposedFormat(WeightFormat):
     def in_codes(self, weights: Weights, name: str, rows: int, columns: int) -> Matrix | None:
         if name not in TRANSPOSED:
             return self.inner.in_codes(weights, name, rows, columns)
+        codes = self.inner.transposed_in_codes(weights, name, rows, columns)
+        if codes is not None:
+            return codes
         stored = weights.stored(name, (columns, rows), STORED_FLOATS)
         return self.inner.of_floats(stored.T, weights.dtype, weights.device)
 

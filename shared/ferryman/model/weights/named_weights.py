@@ -61,6 +61,13 @@ class WeightFormat:
         codes that do not fit the config."""
         return None
 
+    def transposed_in_codes(
+        self, weights: Weights, name: str, rows: int, columns: int
+    ) -> Matrix | None:
+        """The weight [rows, columns] whose transpose is the tensor `name` of the folder, or None as
+        `in_codes`."""
+        return None
+
     def stack_in_codes(
         self, weights: Weights, name: str, shape: tuple[int, int, int], *, is_transposed: bool
     ) -> tuple[Matrix, ...] | None:

@@ -32,11 +32,12 @@ class GgufBlocks(WeightFormat):
     """Weights in blocks are in codes, all others in floats."""
 
     def in_codes(self, weights: Weights, name: str, rows: int, columns: int) -> Matrix | None:
-        stored = _kept(weights, name, columns)
-        if stored is None or len(stored.shape) != 2:
-            return None
-        weights.checked(name, (rows, columns), STORED_FLOATS)
-        return _matrix(weights, stored.source, stored.source.parts, rows, columns)
+        return _single(weights, name, (rows, columns), is_transposed=False)
+
+    def transposed_in_codes(
+        self, weights: Weights, name: str, rows: int, columns: int
+    ) -> Matrix | None:
+        return _single(weights, name, (rows, columns), is_transposed=True)
 
     def stack_in_codes(
         self, weights: Weights, name: str, shape: tuple[int, int, int], *, is_transposed: bool
@@ -54,6 +55,17 @@ def keeps_blocks(model: Path, device: torch.device | str, dtype: torch.dtype) ->
     """Whether there are products for the codes of a model: it is a GGUF file, on a processor whose
     loops read panels. A card and other processors get its weights in floats."""
     return is_gguf(model) and torch.device(device).type == "cpu" and reads_panels(dtype)
+
+
+def _single(
+    weights: Weights, name: str, shape: tuple[int, int], *, is_transposed: bool
+) -> Matrix | None:
+    """The matrix of `shape` that a file has in blocks; the folder may have its transpose."""
+    stored = _kept(weights, name, shape[1])
+    if stored is None or len(stored.shape) != 2 or stored.source.is_transposed != is_transposed:
+        return None
+    weights.checked(name, shape[::-1] if is_transposed else shape, STORED_FLOATS)
+    return _matrix(weights, stored.source, stored.source.parts, *shape)
 
 
 def _kept(weights: Weights, name: str, columns: int) -> GgufStoredTensor | None:

@@ -1,0 +1,1 @@
+"""Layers with experts: chosen by a softmax, in groups, or behind latent attention."""

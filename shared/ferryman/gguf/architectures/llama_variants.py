@@ -1,0 +1,126 @@
+"""Llama with another part: AFM (Arcee), Ministral 3, dense GLM-4, and the text of Llama 4.
+
+source   conversion/llama.py, mistral3.py, chatglm.py, glm.py and src/models/ of llama.cpp
+
+A file of Llama 4 says neither the length of chunks nor the growth of queries nor which layers have
+them: llama.cpp takes the published ones, which the folder's config has by default too.
+"""
+
+from __future__ import annotations
+
+from ferryman.gguf.architectures.config_fields import (
+    Fields,
+    any_has,
+    attention_fields,
+    expert_fields,
+    trunk_fields,
+)
+from ferryman.gguf.architectures.tensor_names import (
+    ATTENTION,
+    ENDS,
+    NORMS,
+    SHARED,
+    TensorNames,
+    mlp_names,
+)
+from ferryman.gguf.architectures.transformer import dense_fields
+from ferryman.gguf.model_file import GgufFile
+
+_FUSED = {
+    "attn_qkv.weight": "self_attn.qkv_proj.weight",
+    "attn_qkv.bias": "self_attn.qkv_proj.bias",
+    "ffn_up.weight": "mlp.gate_up_proj.weight",
+    "ffn_down.weight": "mlp.down_proj.weight",
+}
+_GLM4_NORMS = {
+    "attn_norm.weight": "input_layernorm.weight",
+    "post_attention_norm.weight": "post_self_attn_layernorm.weight",
+    "ffn_norm.weight": "post_attention_layernorm.weight",
+    "post_ffw_norm.weight": "post_mlp_layernorm.weight",
+}
+_LLAMA4_GATE_UP, _LLAMA4_DOWN = (
+    f"feed_forward.experts.{name}_proj" for name in ("gate_up", "down")
+)
+_LLAMA4_SHARED = {
+    f"{there}.weight": f"feed_forward.shared_expert.{here}_proj.weight"
+    for there, here in SHARED.items()
+}
+_MAVERICK_EXPERTS = 128
+"""Llama 4 Maverick does not norm queries and keys, which no key says (src/models/llama4.cpp)."""
+
+
+def arcee_fields(model: GgufFile) -> Fields:
+    """AFM: the MLP has no gate."""
+    return {
+        **dense_fields(model, "ArceeForCausalLM"),
+        "hidden_act": "relu2",
+        "mlp_bias": any_has(model, "ffn_up.bias"),
+    }
+
+
+def mistral3_fields(model: GgufFile) -> Fields:
+    """Mistral Small 3.1 and Ministral 3, in which queries grow with their position.
+
+    YaRN's growth of scores has its key whole, unlike DeepSeek's; `mscale` equals it as published.
+    """
+    metadata, fields = model.metadata, dense_fields(model, "Ministral3ForCausalLM")
+    rope = {"rope_type": "default", **fields.pop("rope_scaling", {})}
+    if growth := metadata.number("{arch}.rope.scaling.yarn_log_multiplier", 0.0):
+        rope |= {"mscale": growth, "mscale_all_dim": growth}
+    if beta := metadata.number("{arch}.attention.temperature_scale", 0.0):
+        trained = metadata.whole("{arch}.rope.scaling.original_context_length")
+        rope |= {"llama_4_scaling_beta": beta, "original_max_position_embeddings": trained}
+    return {**fields, "rope_parameters": {"rope_theta": fields["rope_theta"], **rope}}
+
+
+def chatglm_names(model: GgufFile) -> TensorNames:
+    """A file of the first GLM-4-9B has q, k and v in one tensor, one of its later folder apart."""
+    return TensorNames(ENDS, {**NORMS, **ATTENTION, **_FUSED})
+
+
+def chatglm_fields(model: GgufFile) -> Fields:
+    """Neighbouring channels of a part of each head turn together, in the folder too."""
+    has_bias = any_has(model, "attn_q.bias") or any_has(model, "attn_qkv.bias")
+    return {**dense_fields(model, "GlmForCausalLM"), "attention_bias": has_bias}
+
+
+def glm4_names(model: GgufFile) -> TensorNames:
+    return TensorNames(ENDS, {**_GLM4_NORMS, **ATTENTION, **_FUSED})
+
+
+def glm4_fields(model: GgufFile) -> Fields:
+    return dense_fields(model, "Glm4ForCausalLM")
+
+
+def llama4_names(model: GgufFile) -> TensorNames:
+    """In a folder experts have rows as columns, and gate and up in one tensor."""
+    router = {"ffn_gate_inp.weight": "feed_forward.router.weight"}
+    dense = mlp_names("feed_forward.")
+    return TensorNames(
+        ENDS,
+        {**NORMS, **ATTENTION, **dense, **router, **_LLAMA4_SHARED},
+        joined={
+            ("ffn_gate_exps.weight", "ffn_up_exps.weight"): _LLAMA4_GATE_UP,
+            ("ffn_down_exps.weight",): _LLAMA4_DOWN,
+        },
+        transposed=(_LLAMA4_GATE_UP, _LLAMA4_DOWN),
+    )
+
+
+def llama4_fields(model: GgufFile) -> Fields:
+    """Raises ConfigError, by the key, for a model without chunks."""
+    metadata, dense = model.metadata, "{arch}.feed_forward_length"
+    if metadata.whole("{arch}.attention.sliding_window", 1) == 0:
+        raise metadata.refusal("{arch}.attention.sliding_window", "left out: layers have chunks")
+    experts = expert_fields(model, count="num_local_experts")
+    return {
+        "architectures": ["Llama4ForCausalLM"],
+        **trunk_fields(model),
+        **attention_fields(model),
+        **experts,
+        "intermediate_size": metadata.whole("{arch}.expert_feed_forward_length"),
+        "intermediate_size_mlp": metadata.whole(dense),
+        "interleave_moe_layer_step": metadata.whole("{arch}.interleave_moe_layer_step"),
+        "no_rope_layer_interval": 4,
+        "use_qk_norm": experts["num_local_experts"] != _MAVERICK_EXPERTS,
+    }

@@ -1,0 +1,202 @@
+"""Variants of Llama, GPT-2 and mixtures as GGUF files, by a second reading of the converter.
+
+    source   convert_hf_to_gguf.py and conversion/*.py of the tree in llama-cpp-python 0.3.36
+
+Nothing is shared with what is tested. That converter itself wrote the same tensors and keys.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+from safetensors.torch import load_file
+from tests.gguf_models.files import WrittenTensor, floats, write
+from tests.gguf_models.variant_keys import Config, variant_keys
+from tools.bench.gguf.container import Setting
+
+Named = Iterator[tuple[str, np.ndarray]]
+
+_ENDS = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+    "transformer.wte.weight": "token_embd.weight",
+    "transformer.wpe.weight": "position_embd.weight",
+    "transformer.ln_f.weight": "output_norm.weight",
+    "transformer.ln_f.bias": "output_norm.bias",
+}
+_SHARED = {
+    f"{word}.{part}_proj": f"ffn_{part}_shexp"
+    for word in ("shared_experts", "shared_expert", "shared_mlp")
+    for part in ("gate", "up", "down")
+}
+_PARTS = {
+    **_SHARED,
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "q_proj": "attn_q",
+    "k_proj": "attn_k",
+    "v_proj": "attn_v",
+    "o_proj": "attn_output",
+    "q_norm": "attn_q_norm",
+    "k_norm": "attn_k_norm",
+    "sinks": "attn_sinks.weight",
+    "gate_proj": "ffn_gate",
+    "up_proj": "ffn_up",
+    "down_proj": "ffn_down",
+    "w1": "ffn_gate",
+    "w3": "ffn_up",
+    "w2": "ffn_down",
+    "gate": "ffn_gate_inp",
+    "router": "ffn_gate_inp",
+    "expert_bias": "exp_probs_b.bias",
+    "e_score_correction_bias": "exp_probs_b.bias",
+    "q_a_proj": "attn_q_a",
+    "q_b_proj": "attn_q_b",
+    "q_a_layernorm": "attn_q_a_norm",
+    "kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "kv_a_layernorm": "attn_kv_a_norm",
+    "indexer.wq_b": "indexer.attn_q_b",
+    "indexer.wk": "indexer.attn_k",
+    "indexer.k_norm": "indexer.k_norm",
+    "indexer.weights_proj": "indexer.proj",
+    "f_a_proj": "ssm_f_a",
+    "f_b_proj": "ssm_f_b",
+    "g_a_proj": "ssm_g_a",
+    "g_b_proj": "ssm_g_b",
+    "b_proj": "ssm_beta",
+    "o_norm": "ssm_norm",
+    "dt_bias": "ssm_dt.bias",
+    "A_log": "ssm_a",
+    "q_conv1d": "ssm_conv1d_q",
+    "k_conv1d": "ssm_conv1d_k",
+    "v_conv1d": "ssm_conv1d_v",
+    "experts.gate_up_proj": "ffn_gate_up_exps.weight",
+    "experts.down_proj": "ffn_down_exps.weight",
+}
+_OWN = {
+    "afmoe": {
+        "post_attention_layernorm": "post_attention_norm",
+        "pre_mlp_layernorm": "ffn_norm",
+        "post_mlp_layernorm": "post_ffw_norm",
+        "self_attn.gate_proj": "attn_gate",
+    },
+    "hy_v3": {"expert_bias": "exp_probs_b"},
+    "chatglm": {"gate_up_proj": "ffn_up"},
+    "gpt2": {
+        "ln_1": "attn_norm",
+        "ln_2": "ffn_norm",
+        "c_attn": "attn_qkv",
+        "attn.c_proj": "attn_output",
+        "c_fc": "ffn_up",
+        "mlp.c_proj": "ffn_down",
+    },
+}
+_PAIRED = ("arcee", "mistral3", "granite_swa")
+_LAYER = re.compile(r"(?:model\.layers|transformer\.h)\.(\d+)\.(.*)")
+_EXPERT = re.compile(r"(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)\.weight")
+
+
+def write_variant(folder: Path, file: Path, architecture: str) -> Path:
+    """Writes the model in `folder` to `file`, its tensors in float32."""
+    return write(file, *variant_parts(folder, architecture))
+
+
+def variant_parts(
+    folder: Path, architecture: str
+) -> tuple[dict[str, Setting], list[WrittenTensor]]:
+    """The keys and the tensors of the file."""
+    config = json.loads((folder / "config.json").read_text())
+    metadata: dict[str, Setting] = {
+        "general.architecture": architecture,
+        **{f"{architecture}.{key}": value for key, value in variant_keys(architecture, config)},
+        "tokenizer.ggml.eos_token_id": 2,
+    }
+    tensors = load_file(folder / "model.safetensors")
+    plain = {name: tensor.float().numpy() for name, tensor in tensors.items()}
+    written = variant_tensors(architecture, config, plain)
+    return metadata, [floats(*named) for named in written.items()]
+
+
+def variant_tensors(
+    architecture: str, config: Config, tensors: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """The tensors of the file by name."""
+    written: dict[str, np.ndarray] = {}
+    stacks: dict[str, dict[int, np.ndarray]] = {}
+    for name, values in sorted(tensors.items()):
+        if name in _ENDS:
+            written[_ENDS[name]] = values
+            continue
+        match = _LAYER.fullmatch(name)
+        assert match is not None, name
+        under, path = f"blk.{match[1]}.", match[2]
+        if expert := _EXPERT.fullmatch(path):
+            target = f"{under}{_PARTS[expert[2]]}_exps.weight"
+            stacks.setdefault(target, {})[int(expert[1])] = values
+            continue
+        for target, changed in _converted(architecture, config, path, values):
+            written[under + target] = changed
+    stacked = {name: np.stack([s[i] for i in range(len(s))]) for name, s in stacks.items()}
+    return {**written, **stacked}
+
+
+def _converted(architecture: str, config: Config, path: str, values: np.ndarray) -> Named:
+    """A tensor of a layer under its names in the file."""
+    if path.endswith("kv_b_proj.weight"):
+        yield from _halves(config, values)
+    elif architecture == "llama4" and ".experts." in path:
+        yield from _llama4_experts(path, values)
+    else:
+        target = _target(architecture, path)
+        yield target, _changed(architecture, config, path, target, values)
+
+
+def _target(architecture: str, path: str) -> str:
+    names = {**_PARTS, **_OWN.get(architecture, {})}
+    parts = path.removesuffix(".gate.weight").split(".") if "router.gate" in path else []
+    parts = [*parts, "weight"] if parts else path.split(".")
+    kind = parts.pop() if parts[-1] in ("weight", "bias") else ""
+    pair = ".".join(parts[-2:])
+    target = names[pair] if pair in names else names[parts[-1]]
+    return f"{target}.{kind}" if kind else target
+
+
+def _changed(
+    architecture: str, config: Config, path: str, target: str, values: np.ndarray
+) -> np.ndarray:
+    if architecture == "gpt2" and path.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
+        return values.T
+    if architecture in _PAIRED and re.match(r"attn_[qk]\.", target):
+        heads = "num_attention_heads" if "attn_q" in target else "num_key_value_heads"
+        by_half = values.reshape(config[heads], 2, -1, *values.shape[1:])
+        return by_half.swapaxes(1, 2).reshape(values.shape)
+    if path.endswith("A_log"):
+        decays: np.ndarray = -np.exp(values)
+        return decays
+    if "conv1d" in path:
+        return values.reshape(1, len(values), 1, values.shape[-1])
+    return values
+
+
+def _halves(config: Config, values: np.ndarray) -> Named:
+    """Keys and values of latent attention; a head's keys have columns as rows."""
+    heads, keys = config["num_attention_heads"], config["qk_nope_head_dim"]
+    by_head = values.reshape(heads, -1, values.shape[-1])
+    yield "attn_k_b.weight", np.ascontiguousarray(by_head[:, :keys].swapaxes(1, 2))
+    yield "attn_v_b.weight", np.ascontiguousarray(by_head[:, keys:])
+
+
+def _llama4_experts(path: str, values: np.ndarray) -> Named:
+    """The folder has [experts, inputs, outputs], gate and up together."""
+    rows = values.swapaxes(1, 2)
+    if path.endswith("gate_up_proj"):
+        gate, up = np.split(rows, 2, axis=1)
+        yield "ffn_gate_exps.weight", gate
+        yield "ffn_up_exps.weight", up
+    else:
+        yield "ffn_down_exps.weight", rows

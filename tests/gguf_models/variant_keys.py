@@ -1,0 +1,109 @@
+"""The keys of the files that `variant_conversion.py` writes, by the same reading."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tools.bench.gguf.container import Setting
+
+Config = Mapping[str, Any]
+_KEYS = {
+    "context_length": ("max_position_embeddings", "model_max_length", "n_positions"),
+    "embedding_length": ("hidden_size", "n_embd"),
+    "block_count": ("num_hidden_layers", "n_layer"),
+    "feed_forward_length": ("intermediate_size_mlp", "intermediate_size"),
+    "attention.head_count": ("num_attention_heads", "n_head"),
+    "attention.head_count_kv": ("num_key_value_heads",),
+    "attention.layer_norm_rms_epsilon": ("rms_norm_eps",),
+    "attention.layer_norm_epsilon": ("layer_norm_epsilon",),
+    "attention.key_length": ("head_dim",),
+    "attention.value_length": ("head_dim",),
+    "expert_count": ("num_experts", "num_local_experts", "n_routed_experts"),
+    "expert_used_count": ("num_experts_per_tok", "num_experts_per_token"),
+    "expert_group_count": ("n_group",),
+    "expert_group_used_count": ("topk_group",),
+    "expert_feed_forward_length": ("moe_intermediate_size",),
+    "expert_shared_count": ("n_shared_experts", "num_shared_experts"),
+    "expert_weights_norm": ("norm_topk_prob",),
+    "expert_weights_scale": ("routed_scaling_factor", "route_scale", "router_scaling_factor"),
+    "attention.sliding_window": ("sliding_window",),
+    "attention.scale": ("attention_multiplier",),
+    "embedding_scale": ("embedding_multiplier",),
+    "residual_scale": ("residual_multiplier",),
+    "logit_scale": ("logits_scaling",),
+}
+_LATENT = ("deepseek32", "glm-dsa", "kimi-linear")
+_WITH_PATTERN = ("exaone-moe", "granite_swa")
+
+
+def variant_keys(architecture: str, config: Config) -> Iterator[tuple[str, Setting]]:
+    """The keys without the architecture's name before them, and their values."""
+    for key, fields in _KEYS.items():
+        for field in fields:
+            if config.get(field) is not None:
+                yield key, config[field]
+                break
+    rope = config.get("rope_parameters") or {}
+    if "rope_theta" in rope:
+        yield "rope.freq_base", float(rope["rope_theta"])
+    if architecture in _WITH_PATTERN:
+        pattern = [kind == "sliding_attention" for kind in config["layer_types"]]
+        yield "attention.sliding_window_pattern", pattern
+    if architecture in _LATENT:
+        yield from _latent_keys(config)
+    yield from _own_keys(architecture, config, rope)
+
+
+def _latent_keys(config: Config) -> Iterator[tuple[str, Setting]]:
+    """One wide head of keys stands for all."""
+    rank, turning = config["kv_lora_rank"], config["qk_rope_head_dim"]
+    yield "attention.head_count_kv", 1
+    yield "attention.kv_lora_rank", rank
+    if config["q_lora_rank"] is not None:
+        yield "attention.q_lora_rank", config["q_lora_rank"]
+    yield "attention.key_length", rank + turning
+    yield "attention.value_length", rank
+    yield "attention.key_length_mla", config["qk_nope_head_dim"] + turning
+    yield "attention.value_length_mla", config["v_head_dim"]
+    yield "rope.dimension_count", turning
+    yield "leading_dense_block_count", config["mlp_layer_types"].count("dense")
+    if "index_topk" in config:
+        yield "attention.indexer.head_count", config["index_n_heads"]
+        yield "attention.indexer.key_length", config["index_head_dim"]
+        yield "attention.indexer.top_k", config["index_topk"]
+
+
+def _own_keys(
+    architecture: str, config: Config, rope: Mapping[str, Any]
+) -> Iterator[tuple[str, Setting]]:
+    match architecture:
+        case "gpt2":
+            yield "feed_forward_length", 4 * config["n_embd"]
+        case "chatglm":
+            yield "rope.dimension_count", int(rope["partial_rotary_factor"] * config["head_dim"])
+        case "mistral3":
+            yield "rope.scaling.type", "yarn"
+            yield "rope.scaling.factor", rope["factor"]
+            trained = rope["original_max_position_embeddings"]
+            yield "rope.scaling.original_context_length", trained
+            yield "rope.scaling.yarn_beta_fast", rope["beta_fast"]
+            yield "rope.scaling.yarn_beta_slow", rope["beta_slow"]
+            yield "rope.scaling.yarn_log_multiplier", rope["mscale_all_dim"]
+            yield "attention.temperature_scale", rope["llama_4_scaling_beta"]
+        case "llama4":
+            yield "interleave_moe_layer_step", config["interleave_moe_layer_step"]
+            yield "expert_feed_forward_length", config["intermediate_size"]
+        case "hy_v3":
+            width = config["moe_intermediate_size"] * config["num_shared_experts"]
+            yield "expert_shared_feed_forward_length", width
+            yield "expert_gating_func", 2
+        case "glm-dsa":
+            types = [kind == "full" for kind in config["indexer_types"]]
+            yield "attention.indexer.types", types
+        case "kimi-linear":
+            kinds = config["layer_types"]
+            heads = [int(kind == "full_attention") for kind in kinds]
+            yield "attention.head_count_kv", heads
+            yield "ssm.conv_kernel", config["linear_conv_kernel_dim"]
+            yield "kda.head_dim", config["linear_head_dim"]
