@@ -45,6 +45,11 @@ from ferryman_kernels.elementwise.heads_into_pages import (
     TokenPlaces,
     heads_into_pages,
 )
+from ferryman_kernels.elementwise.hyper_connection import (
+    GateNumbers,
+    expand_streams_triton,
+    read_streams_triton,
+)
 from ferryman_kernels.elementwise.limited_silu import limited_silu_triton
 from ferryman_kernels.elementwise.rms_norm import (
     add_rms_norm_triton,
@@ -135,10 +140,20 @@ def launch_limited_activation(dtype: torch.dtype, inner_dim: int, limit: float) 
 
 
 def launch_clamped_activation(
-    dtype: torch.dtype, inner_dim: int, alpha: float, limit: float
+    dtype: torch.dtype, inner_dim: int, alpha: float, limit: float, added: float
 ) -> None:
-    """gpt-oss's activation of an expert."""
-    clamped_swiglu_triton(torch.zeros(8, 2 * inner_dim, dtype=dtype), alpha, limit)
+    """The activation of an expert whose gate and up are cut."""
+    clamped_swiglu_triton(torch.zeros(8, 2 * inner_dim, dtype=dtype), alpha, limit, added)
+
+
+def launch_streams(dtype: torch.dtype, count: int, dim: int) -> None:
+    """A part of a layer reads streams and writes to them, and the final norm reads them."""
+    streams = torch.zeros(8, count, dim, dtype=dtype)
+    for num_gates in (2 * count, count):
+        gates = torch.zeros(8, num_gates)
+        numbers = GateNumbers(gates[0], gates[0], gates[0], 1e-5, 1e-6)
+        read_streams_triton(streams, gates, numbers)
+        expand_streams_triton(streams, streams[:, 0], gates[:, :count])
 
 
 def launch_slots() -> None:
@@ -228,7 +243,9 @@ def launch_heads_into_pages(
     heads_into_pages(given, turn, pages, pages, TokenPlaces(table, index, index))
 
 
-def launch_latents(dtype: torch.dtype, heads: int, latent_dim: int, rope_dim: int) -> None:
+def launch_latents(
+    dtype: torch.dtype, heads: int, latent_dim: int, rope_dim: int, has_sinks: bool
+) -> None:
     """Attention to latents at chosen places."""
     index, table = torch.zeros(8, dtype=torch.int64), torch.zeros(8, 32, dtype=torch.int64)
     row_dim = latent_dim + rope_dim
@@ -236,7 +253,8 @@ def launch_latents(dtype: torch.dtype, heads: int, latent_dim: int, rope_dim: in
     write_latents_triton(pages, pages[0, :8], table, index, index)
     places = torch.zeros(8, 2048, dtype=torch.int64)
     q = torch.zeros(8, heads, row_dim, dtype=dtype)
-    latent_attention_triton(q, pages, places, latent_dim, 0.1)
+    sinks = torch.zeros(heads) if has_sinks else None
+    latent_attention_triton(q, pages, places, latent_dim, 0.1, sinks)
 
 
 def launch_index(dtype: torch.dtype, heads: int, head_dim: int) -> None:
@@ -438,8 +456,10 @@ def launch_all(dtype: torch.dtype) -> None:
     launch_gated_norm(dtype, 4096, 1)
     launch_activation(dtype, 8192)
     launch_gated_sum(dtype, 2048)
-    launch_clamped_activation(dtype, 2880, 1.702, 7.0)
+    launch_clamped_activation(dtype, 2880, 1.702, 7.0, 1.0)
+    launch_clamped_activation(dtype, 2048, 1.0, 10.0, 0.0)
     launch_limited_activation(dtype, 1280, 7.0)
+    launch_streams(dtype, 4, 6144)
     launch_rotation(dtype, (32, 8), 128, 128)
     launch_heads_into_pages(dtype, (32, 8), (128, 128), 128)
     launch_heads_into_pages(dtype, (32, 8), (128, 128), 128, has_norms=False)
@@ -457,7 +477,8 @@ def launch_all(dtype: torch.dtype) -> None:
     launch_attention(dtype, (32, 8), 128, has_sinks=False, cap=50.0)
     launch_coded_attention(dtype, (32, 8), 128, has_sinks=False, cap=0.0)
     launch_delta_rule(dtype, (16, 32), 128, 128)
-    launch_latents(dtype, 128, 512, 64)
+    launch_latents(dtype, 128, 512, 64, has_sinks=False)
+    launch_latents(dtype, 64, 512, 64, has_sinks=True)
     launch_index(dtype, 64, 128)
     launch_block_index(dtype, 4, 128, 128)
     launch_experts(dtype, 32, 2880, 5760)

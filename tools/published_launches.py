@@ -34,14 +34,17 @@ from tools.kernel_launches import (
     launch_rg_lru,
     launch_rotation,
     launch_split_attention,
+    launch_streams,
     launch_weighted_sum,
     launch_wkv,
 )
 
 from ferryman.model.families.gpt_oss import GptOssConfig
+from ferryman.model.families.hy_v4 import HyV4Config
 from ferryman.model.families.minimax_m3 import MiniMaxM3Config
 from ferryman.model.families.nemotron_h import ExpertsShape
 from ferryman.model.layers.hidden_streams import StreamsShape
+from ferryman.model.layers.hyper_connections import HyperShape
 from ferryman.model.shapes.attention_shapes import (
     AttentionShape,
     BlockIndexShape,
@@ -103,6 +106,8 @@ def launches_of(config: ModelConfig) -> Iterator[Launch]:
             yield launch_gated_sum, hidden_dim
         if isinstance(shape, StreamsShape):
             yield launch_weighted_sum, shape.count, hidden_dim
+        if isinstance(shape, HyperShape):
+            yield launch_streams, shape.count, hidden_dim
         if isinstance(shape, MlpShape | MoeShape):
             yield _activation(config, shape)
 
@@ -110,7 +115,9 @@ def launches_of(config: ModelConfig) -> Iterator[Launch]:
 def _activation(config: ModelConfig, shape: MlpShape | MoeShape) -> Launch:
     if isinstance(config, GptOssConfig | MiniMaxM3Config):
         limits = config.swiglu_alpha, config.swiglu_limit
-        return launch_clamped_activation, shape.inner_dim, *limits
+        return launch_clamped_activation, shape.inner_dim, *limits, 1.0
+    if isinstance(config, HyV4Config) and isinstance(shape, MoeShape):
+        return launch_clamped_activation, shape.inner_dim, 1.0, config.swiglu_limit, 0.0
     if shape.limit:
         return launch_limited_activation, shape.inner_dim, shape.limit
     return launch_activation, shape.inner_dim
@@ -164,7 +171,8 @@ def _attending(shape: Any) -> Iterator[Launch]:
                 yield launch_rotation, heads, shape.head_dim, shape.positions.rotary_dim
             yield from _heads_into_pages(shape)
         case LatentShape():
-            yield launch_latents, shape.q_heads, shape.latent_dim, shape.rope_dim
+            sizes = shape.q_heads, shape.latent_dim, shape.rope_dim
+            yield launch_latents, *sizes, shape.has_sinks
             yield launch_rotation, (shape.q_heads, 1), shape.rope_dim, shape.rope_dim
         case IndexShape():
             yield launch_index, shape.heads, shape.head_dim

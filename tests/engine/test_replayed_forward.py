@@ -44,6 +44,7 @@ MASKED = frozenset(
         "deepseek_v32",
         "glm4_moe_lite",
         "glm_moe_dsa",
+        "hy_v4",
         "kimi_linear",
         "longcat_flash",
         "minicpm3",

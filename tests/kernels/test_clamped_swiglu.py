@@ -1,4 +1,4 @@
-"""gpt-oss's activation in one loop, against torch in float64."""
+"""The activation of experts that are cut in one loop, against torch in float64."""
 
 from __future__ import annotations
 
@@ -23,16 +23,25 @@ RUNS = [clamped_swiglu, clamped_swiglu_triton]
 
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)
 @pytest.mark.parametrize(("tokens", "dim"), [(1, 7), (5, 96), (2, 1100)])
+@pytest.mark.parametrize(("alpha", "added"), [(ALPHA, 1.0), (1.0, 0.0)], ids=["gpt-oss", "HY V4"])
 @pytest.mark.parametrize("run", RUNS)
 def test_it_is_the_gate_times_what_it_lets_through(
-    run: Callable[..., Tensor], dtype: torch.dtype, tokens: int, dim: int, device: torch.device
+    run: Callable[..., Tensor],
+    alpha: float,
+    added: float,
+    dtype: torch.dtype,
+    tokens: int,
+    dim: int,
+    device: torch.device,
 ) -> None:
     place = device if run is clamped_swiglu_triton else torch.device("cpu")
     drawn = torch.randn(tokens, 4 * dim, generator=torch.Generator().manual_seed(dim))
     # Rows of something wider, with numbers on both sides of the limit.
     x = (6 * drawn).to(dtype)[:, 2 * dim :]
-    exact = clamped_swiglu_reference(x.double(), ALPHA, LIMIT)
-    found = run(x.to(place), ALPHA, LIMIT).cpu()
+    gate, up = x.double().chunk(2, dim=1)
+    gate, up = gate.minimum(torch.tensor(LIMIT)), up.clamp(-LIMIT, LIMIT)
+    exact = (up + added) * gate / (1 + (-alpha * gate).exp())
+    found = run(x.to(place), alpha, LIMIT, added).cpu()
     assert found.dtype is dtype
     # The interpreter cuts what the compiler rounds to bfloat16.
     bound = BOUNDS[dtype] * (2 if run is clamped_swiglu_triton else 1)

@@ -23,6 +23,13 @@ from ferryman_kernels.attention.paged_attention import (
 from ferryman_kernels.attention.pages import write_kv, write_kv_reference
 from ferryman_kernels.elementwise.clamped_swiglu import clamped_swiglu, clamped_swiglu_reference
 from ferryman_kernels.elementwise.gated_silu import gated_silu, gated_silu_reference
+from ferryman_kernels.elementwise.hyper_connection import (
+    GateNumbers,
+    expand_streams,
+    expand_streams_reference,
+    read_streams,
+    read_streams_reference,
+)
 from ferryman_kernels.elementwise.limited_silu import limited_silu, limited_silu_reference
 from ferryman_kernels.elementwise.rms_norm import (
     add_rms_norm,
@@ -168,9 +175,24 @@ def test_activations_and_sums(
     x = rows_in(tokens, 2 * dim, lead, dtype)
     check(fences, gated_silu, gated_silu_reference, x)
     check(fences, clamped_swiglu, clamped_swiglu_reference, x, 1.702, 1.5)
+    check(fences, clamped_swiglu, clamped_swiglu_reference, x, 1.0, 0.5, 0.0)
     check(fences, limited_silu, limited_silu_reference, x, 1.5)
     rows, shares = torch.randn(tokens, count, dim).to(dtype), torch.rand(tokens, count).to(dtype)
     check(fences, weighted_sum, weighted_sum_reference, rows, shares)
+
+
+@drawn
+@given(both_ends, dtypes, tokens_drawn, st.integers(1, 70), st.integers(0, 3), st.integers(1, 4))
+def test_streams(
+    fences: Fences, dtype: torch.dtype, tokens: int, dim: int, lead: int, count: int
+) -> None:
+    streams, mixes = torch.randn(tokens, count, dim).to(dtype), torch.randn(tokens, 2 * count)
+    scales, base, factors = torch.randn(3, 2 * count).unbind()
+    numbers = GateNumbers(scales, base, factors, 1e-5, 1e-3)
+    check(fences, read_streams, read_streams_reference, streams, mixes, numbers)
+    written = rows_in(tokens, dim, lead, dtype)
+    gates = rows_in(tokens, count, lead, torch.float32)
+    check(fences, expand_streams, expand_streams_reference, streams, written, gates)
 
 
 @drawn

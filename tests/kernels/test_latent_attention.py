@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.kernels.oracles import assert_close, attended
+from tests.kernels.oracles import assert_close, attended, wide
 from tests.kernels.slabs import row_pages, rows_of, spoil_beyond, table_of
 from torch import Tensor
 
@@ -28,6 +28,14 @@ CPU = torch.device("cpu")
 def answer(q: Tensor, rows: Tensor) -> Tensor:
     """One query [heads, dim] over `rows` [seen, dim]."""
     return attended(q, rows[:, None], rows[:, None, :LATENT], SCALE)
+
+
+def answer_beside(sinks: Tensor, q: Tensor, rows: Tensor) -> Tensor:
+    """The same with one more score a head, `sinks` [heads], that has no value."""
+    scores = SCALE * q.double() @ rows.T
+    weights = scores.exp()
+    norm = weights.sum(1, keepdim=True) + sinks.double().exp()[:, None]
+    return weights @ rows[:, :LATENT] / norm
 
 
 def _chosen(positions: list[int], width: int) -> Tensor:
@@ -109,3 +117,50 @@ def test_a_decoded_token_sees_its_whole_past_and_its_neighbours_in_the_batch() -
     for i, position in enumerate(positions.tolist()):
         expected = answer(q[i], rows_of(pages, table[i], position + 1))
         assert_close(found[i], expected, 1e-13)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize(
+    "run", [latent_attention, latent_attention_reference, latent_attention_triton]
+)
+def test_a_sink_takes_its_part_of_the_weights(
+    run: Callable[..., Tensor], dtype: torch.dtype, device: torch.device
+) -> None:
+    """In one split of the places and in several, some without any."""
+    place = device if run is latent_attention_triton else CPU
+    if place is not CPU and dtype == torch.float64:
+        pytest.skip("the kernel computes in float32")
+    positions = [1299, 3, 511]
+    pages, table = row_pages(dtype, 240, LATENT + ROPE), table_of([1300, 4, 512], 240)
+    sinks = torch.tensor([-2.0, 9.0, 1.0], dtype=wide(dtype))
+    q = torch.randn(3, 3, LATENT + ROPE).to(dtype)
+    for width in (2, 1200):
+        chosen = _chosen(positions, width)
+        places = places_of(chosen, table, torch.arange(3), pages.shape[1])
+        expected = [
+            answer_beside(sinks, q[i], rows_of(pages, table[i], p + 1)[chosen[i][chosen[i] >= 0]])
+            for i, p in enumerate(positions)
+        ]
+        on_place = (t.to(place) for t in (q, pages, places))
+        found = run(*on_place, LATENT, SCALE, sinks.to(place))
+        tolerance = max(TOLERANCE[dtype], 1e-5 if run is latent_attention_triton else 0)
+        assert_close(found, torch.stack(expected), tolerance)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+def test_chunks_and_decoded_tokens_have_sinks_too(dtype: torch.dtype) -> None:
+    pages, table = row_pages(dtype, SLOTS, LATENT + ROPE), table_of([70, 31], SLOTS)
+    spans, sinks = ((0, 70), (24, 31)), torch.randn(3, dtype=wide(dtype))
+    seen = [(i, p) for i, (start, end) in enumerate(spans) for p in range(start, end)]
+    q = torch.randn(len(seen), 3, LATENT + ROPE).to(dtype)
+    expected = torch.stack(
+        [
+            answer_beside(sinks, q[t], rows_of(pages, table[i], p + 1))
+            for t, (i, p) in enumerate(seen)
+        ]
+    )
+    found = latent_attention_prefill(q, pages, table, spans, LATENT, SCALE, sinks)
+    assert_close(found, expected, TOLERANCE[dtype])
+    at, positions = torch.tensor([69, 76]), torch.tensor([69, 30])
+    found = latent_attention_decode(q[at], pages, table, positions, LATENT, SCALE, sinks)
+    assert_close(found, expected[at], TOLERANCE[dtype])

@@ -39,10 +39,13 @@ def drawn(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     return torch.randn(LENGTH, HEADS, LATENT + ROPE).to(dtype), pages, table
 
 
+@pytest.mark.parametrize("sinks", [None, torch.tensor([0.5, -1.0, 4.0])], ids=["plain", "sinks"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_any_chunks_and_single_tokens_have_the_same_bits(dtype: torch.dtype) -> None:
+def test_any_chunks_and_single_tokens_have_the_same_bits(
+    dtype: torch.dtype, sinks: Tensor | None
+) -> None:
     q, pages, table = drawn(dtype)
-    sizes = LATENT, SCALE
+    sizes = LATENT, SCALE, sinks
     with on_a_card(), noted_kernels() as compiled:
         whole = latent_prefill_by_splits(q, pages, table, ((0, LENGTH),), *sizes)
         cut = [

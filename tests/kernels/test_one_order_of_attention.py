@@ -228,15 +228,17 @@ def test_nan_in_a_key_or_value_is_nan_from_its_position_on(name: str, dtype: tor
     assert found[77:].isnan().all() == (name == "keys")
 
 
+@pytest.mark.parametrize("has_sinks", [False, True], ids=["plain", "sinks"])
 @pytest.mark.parametrize("sizes", [(1, 20, 6), (16, 64, 32), (40, 48, 16)], ids=str)
 def test_a_latent_row_has_the_bits_of_its_token_alone(
-    sizes: tuple[int, int, int], dtype: torch.dtype
+    sizes: tuple[int, int, int], dtype: torch.dtype, has_sinks: bool
 ) -> None:
     """However its prompt is cut, in decode, and where its places are all that it sees."""
     (heads, latent_dim, rope_dim), length, page_size = sizes, SPLIT + 80, 32
     slab = torch.randn(30, page_size + 1, latent_dim + rope_dim).to(dtype)
     pages, table = slab[:, :page_size], torch.randperm(30)[None]
-    q, sees = torch.randn(length, heads, latent_dim + rope_dim).to(dtype), (latent_dim, 0.2)
+    sinks = torch.randn(heads) if has_sinks else None
+    q, sees = torch.randn(length, heads, latent_dim + rope_dim).to(dtype), (latent_dim, 0.2, sinks)
     whole = latent_attention_prefill(q, pages, table, [(0, length)], *sees)
     for cut in (1, 70, SPLIT, SPLIT + 33):
         spans = [(0, cut), (cut, length)]

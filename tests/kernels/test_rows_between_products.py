@@ -21,6 +21,11 @@ from ferryman_kernels.cpu import _compiled
 from ferryman_kernels.elementwise.activations import gelu, gelu_tanh, sigmoid, silu, softplus
 from ferryman_kernels.elementwise.clamped_swiglu import clamped_swiglu
 from ferryman_kernels.elementwise.gated_silu import gated_silu
+from ferryman_kernels.elementwise.hyper_connection import (
+    GateNumbers,
+    expand_streams,
+    read_streams,
+)
 from ferryman_kernels.elementwise.limited_silu import limited_silu
 from ferryman_kernels.elementwise.rms_norm import (
     add_rms_norm,
@@ -63,6 +68,21 @@ def _experts(x: Tensor) -> Tensor:
     return weighted_sum(outputs, outputs[:, :, 0].contiguous())
 
 
+def _gate_numbers(mixes: Tensor) -> GateNumbers:
+    lows = (0.1, -1.0, 0.5)
+    scales, base, factors = (torch.linspace(low, 1.5, 6, dtype=mixes.dtype) for low in lows)
+    return GateNumbers(scales, base, factors, 1e-6, 1e-3)
+
+
+def _streams_through(x: Tensor) -> Tensor:
+    """The row that is read of three streams, and the streams after a row was written to them."""
+    streams = torch.stack((x, _other(x), 3 * x), dim=1)
+    mixes = x.to(wide_dtype(x.dtype)).repeat(1, 3)[:, :6].contiguous()
+    read, gates = read_streams(streams, mixes, _gate_numbers(mixes))
+    written = expand_streams(streams, _other(x), gates[:, 3:])
+    return torch.cat((read, written.flatten(1)), dim=1)
+
+
 LOOPS: dict[str, Rows] = {
     "sigmoid": sigmoid,
     "silu": silu,
@@ -78,6 +98,7 @@ LOOPS: dict[str, Rows] = {
     "clamped_swiglu": lambda x: clamped_swiglu(x, 1.702, 7.0),
     "limited_silu": lambda x: limited_silu(x, 1.5),
     "apply_rotary": _rotated,
+    "read_streams, expand_streams": _streams_through,
     "weighted_sum": _experts,
 }
 OF_TORCH: dict[str, Rows] = {

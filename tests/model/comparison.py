@@ -38,6 +38,7 @@ OF_EACH_KIND = frozenset(
         "gpt_oss",
         "granite",
         "jetmoe",
+        "hy_v4",
         "kimi_linear",
         "lfm2",
         "llama",

@@ -84,6 +84,7 @@ CARDS: Mapping[str, float] = {
     "stepfun-ai/Step-3.7-Flash": 196,
     "tencent/Hunyuan-7B-Instruct": 7.5,
     "tencent/Hunyuan-A13B-Instruct": 80,
+    "tencent/Hy4-preview": 770,
     "togethercomputer/RedPajama-INCITE-Base-3B-v1": 2.78,
     "zai-org/GLM-4.5-Air": 106,
     "zai-org/GLM-4.7-Flash": 30,

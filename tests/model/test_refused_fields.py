@@ -64,6 +64,19 @@ SWITCHED = [
     ("zaya", {"num_experts_per_tok": 2}),
     ("zaya", {"hidden_act": "gelu"}),
     ("zaya", {"cca": True}),
+    ("hy_v4", {"enable_ihc": False}),
+    ("hy_v4", {"gated_mla": False}),
+    ("hy_v4", {"learnable_sink": False}),
+    ("hy_v4", {"gating_type": "headwise"}),
+    ("hy_v4", {"enable_lm_head_fp32": False}),
+    ("hy_v4", {"rope_interleave": True}),
+    ("hy_v4", {"indexer_rope_interleave": True}),
+    ("hy_v4", {"layer_types": ["full_attention"] * 4}),
+    ("hy_v4", {"indexer_types": ["shared"] * 4}),
+    ("hy_v4", {"q_lora_rank": None}),
+    ("hy_v4", {"index_head_dim": 1}),
+    ("hy_v4", {"hc_mult": 0}),
+    ("hy_v4", {"swiglu_limit": 0.0}),
 ]
 
 

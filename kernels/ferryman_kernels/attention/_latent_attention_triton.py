@@ -101,7 +101,12 @@ def _latent_split_kernel(
 
 
 def latent_attention_triton(
-    q: Tensor, pages: Tensor, places: Tensor, latent_dim: int, scale: float
+    q: Tensor,
+    pages: Tensor,
+    places: Tensor,
+    latent_dim: int,
+    scale: float,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     keys, width = BLOCK_KEYS.get(q.dtype, FLOAT32_KEYS), places.shape[1]
     split_keys = max(SPLIT_KEYS, cdiv(cdiv(width, MAX_SPLITS), keys) * keys)
@@ -109,12 +114,17 @@ def latent_attention_triton(
     for low in range(0, len(q), TOKENS):
         tokens = slice(low, low + TOKENS)
         partial, weight = _split(q[tokens], pages, places[tokens], split_keys, latent_dim, scale)
-        _join(partial, weight, out[tokens])
+        _join(partial, weight, sinks, out[tokens])
     return out
 
 
 def split_latent_attention_triton(
-    q: Tensor, pages: Tensor, places: Tensor, latent_dim: int, scale: float
+    q: Tensor,
+    pages: Tensor,
+    places: Tensor,
+    latent_dim: int,
+    scale: float,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """`latent_attention_triton` in one order of sums: a split has SPLIT_KEYS places, however
     many there are."""
@@ -127,7 +137,7 @@ def split_latent_attention_triton(
         partial, weight = _split(*given)
         # A split's latents are divided by their weights already; it weighs what `weight` says.
         norms = (weight > -torch.inf).to(weight.dtype)
-        out[tokens] = fold_splits_triton(partial, weight, norms, None, q.dtype)
+        out[tokens] = fold_splits_triton(partial, weight, norms, sinks, q.dtype)
     return out
 
 
@@ -155,10 +165,10 @@ def _split(
     return partial, weight
 
 
-def _join(partial: Tensor, weight: Tensor, out: Tensor) -> None:
+def _join(partial: Tensor, weight: Tensor, sinks: Tensor | None, out: Tensor) -> None:
     tokens, heads, splits, latent_dim = partial.shape
     _decode_join_kernel[tokens * heads,](
-        partial, weight, out, out, splits, heads, latent_dim,
+        partial, weight, out if sinks is None else sinks, out, splits, heads, latent_dim,
         BLOCK_SPLITS=next_power_of_two(splits), BLOCK_DIM=max(16, next_power_of_two(latent_dim)),
-        HAS_SINKS=False, num_warps=2,
+        HAS_SINKS=sinks is not None, num_warps=2,
     )  # fmt: skip

@@ -1,7 +1,9 @@
-"""The activation of gpt-oss's experts, of one product's outputs: gate's first, then up's.
+"""The activation of experts whose gate and up are cut, of one product's outputs: gate's come first.
 
     gate, up = min(x[t, c], limit), x[t, inner_dim + c] within ±limit
-    y[t, c]  = (up + 1) · gate · sigmoid(alpha · gate)                         [tokens, inner_dim]
+    y[t, c]  = (up + added) · gate · sigmoid(alpha · gate)                     [tokens, inner_dim]
+
+gpt-oss adds 1, HY V4 nothing, with an alpha of 1.
 
 Computed in float32 (float64 for float64) and rounded once.
 """
@@ -23,19 +25,19 @@ BLOCK_DIM = 1024
 """Channels of a token that one program computes."""
 
 
-def clamped_swiglu_reference(x: Tensor, alpha: float, limit: float) -> Tensor:
+def clamped_swiglu_reference(x: Tensor, alpha: float, limit: float, added: float = 1.0) -> Tensor:
     gate, up = x.chunk(2, dim=-1)
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-    return (up + 1) * (gate * torch.sigmoid(gate * alpha))
+    return (up + added) * (gate * torch.sigmoid(gate * alpha))
 
 
 def _clamped(
-    like: Any, floats: Any, x: int, stride_x: int, alpha: float, limit: float, y: int,
-    tokens: int, dim: int,
+    like: Any, floats: Any, x: int, stride_x: int, alpha: float, limit: float, added: float,
+    y: int, tokens: int, dim: int,
 ) -> None:  # fmt: skip
     # A plain 1 would widen the whole loop.
     number = floats.dtype.type
-    slope, high, one = number(alpha), number(limit), number(1)
+    slope, high, one, shift = number(alpha), number(limit), number(1), number(added)
     for token in prange(tokens):
         at = x + token * stride_x * like.itemsize
         gates = row_at(at, like)[:dim]
@@ -47,20 +49,20 @@ def _clamped(
             gate = high if gate > high else gate
             up = high if up > high else up
             up = -high if up < -high else up
-            out[c] = narrow((up + one) * (gate / (one + exp(-slope * gate))), out)
+            out[c] = narrow((up + shift) * (gate / (one + exp(-slope * gate))), out)
 
 
 _clamped_loop = Loop(_clamped, STRICT)
 
 
-def clamped_swiglu_compiled(x: Tensor, alpha: float, limit: float) -> Tensor:
+def clamped_swiglu_compiled(x: Tensor, alpha: float, limit: float, added: float = 1.0) -> Tensor:
     assert x.stride(1) == 1, x.stride()
     tokens, dim = x.shape[0], x.shape[1] // 2
     y = torch.empty(tokens, dim, dtype=x.dtype)
     _clamped_loop(
         SILU_ELEMENTS * tokens * dim,
         row_like(x.dtype), row_like(wide_dtype(x.dtype)), x.data_ptr(), x.stride(0), float(alpha),
-        float(limit), y.data_ptr(), tokens, dim,
+        float(limit), float(added), y.data_ptr(), tokens, dim,
     )  # fmt: skip
     return y
 
@@ -73,6 +75,7 @@ def _clamped_swiglu_kernel(
     dim: int,
     ALPHA: tl.constexpr,
     LIMIT: tl.constexpr,
+    ADDED: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
     WIDE: tl.constexpr,
 ) -> None:
@@ -87,28 +90,29 @@ def _clamped_swiglu_kernel(
     gate = tl.where(gate > LIMIT, LIMIT, gate)
     up = tl.where(up > LIMIT, LIMIT, up)
     up = tl.where(up < -LIMIT, -LIMIT, up)
-    y = (up + 1.0) * (gate / (1.0 + tl.exp(-(gate * ALPHA))))
+    y = (up + ADDED) * (gate / (1.0 + tl.exp(-(gate * ALPHA))))
     tl.store(y_ptr + row * dim + offs, y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
-def clamped_swiglu_triton(x: Tensor, alpha: float, limit: float) -> Tensor:
+def clamped_swiglu_triton(x: Tensor, alpha: float, limit: float, added: float = 1.0) -> Tensor:
     assert x.stride(1) == 1, x.stride()
     tokens, dim = x.shape[0], x.shape[1] // 2
     y = torch.empty(tokens, dim, dtype=x.dtype, device=x.device)
     block = min(BLOCK_DIM, next_power_of_two(dim))
     _clamped_swiglu_kernel[tokens, cdiv(dim, block)](
         x, y, x.stride(0), dim,
-        ALPHA=alpha, LIMIT=limit, BLOCK_DIM=block, WIDE=wide_type(x.dtype), num_warps=4,
+        ALPHA=alpha, LIMIT=limit, ADDED=added, BLOCK_DIM=block, WIDE=wide_type(x.dtype),
+        num_warps=4,
     )  # fmt: skip
     return y
 
 
-def clamped_swiglu(x: Tensor, alpha: float, limit: float) -> Tensor:
+def clamped_swiglu(x: Tensor, alpha: float, limit: float, added: float = 1.0) -> Tensor:
     """y [tokens, inner_dim] for x [tokens, 2 · inner_dim]."""
     assert x.shape[-1] % 2 == 0, x.shape
     has_rows = x.ndim == 2 and x.stride(1) == 1
     if has_rows and x.is_cuda:
-        return clamped_swiglu_triton(x, alpha, limit)
+        return clamped_swiglu_triton(x, alpha, limit, added)
     if has_rows and serves(x):
-        return clamped_swiglu_compiled(x, alpha, limit)
-    return clamped_swiglu_reference(x, alpha, limit)
+        return clamped_swiglu_compiled(x, alpha, limit, added)
+    return clamped_swiglu_reference(x, alpha, limit, added)

@@ -29,6 +29,7 @@ from ferryman.model.families import (
     gpt_oss,
     granite,
     hunyuan,
+    hy_v4,
     jamba,
     jetmoe,
     kimi_linear,
@@ -384,6 +385,7 @@ FAMILIES: tuple[Family[Any], ...] = (
         glm.read_glm_moe_dsa,
         deepseek.load_sparse_deepseek,
     ),
+    Family("hy_v4", ("HYV4ForCausalLM",), hy_v4.read_hy_v4, hy_v4.load_hy_v4),
     Family("gemma", ("GemmaForCausalLM",), gemma.read_gemma, gemma.load_gemma1),
     Family("gemma2", ("Gemma2ForCausalLM",), gemma.read_gemma2, gemma.load_gemma, kinds=WINDOWED),
     Family(

@@ -22,6 +22,7 @@ from ferryman.model.layers.decoder_layers import (
     DecoderLayer,
     FeedForward,
     LayerPlace,
+    NormedPath,
     load_decoder_layer,
     load_norm,
 )
@@ -316,9 +317,9 @@ def _load_part(config: SparseDeepseekConfig, weights: Weights, place: LayerPlace
     under = weights.under("self_attn")
     attention = load_placed_attention(under, dense.attention, place)
     layer = PlacedLayer(
-        mixer_norm=norm(weights, "input_layernorm"),
+        mixer_path=NormedPath(norm(weights, "input_layernorm")),
         attention=attention,
-        feed_forward_norm=norm(weights, "post_attention_layernorm"),
+        feed_forward_path=NormedPath(norm(weights, "post_attention_layernorm")),
         feed_forward=_feed_forward(dense, weights, place),
     )
     if not config.has_indexer[place.layer]:

@@ -32,6 +32,7 @@ from ferryman.model.layers.decoder import (
 from ferryman.model.layers.decoder_layers import FeedForward, Layer, LayerPlace, load_norm
 from ferryman.model.layers.hidden_streams import (
     JoinedStreamsNorm,
+    ProjectedStreams,
     SpreadLayer,
     StreamsLayer,
     StreamsShape,
@@ -211,7 +212,8 @@ def _layer(
     )
     if place.layer > 0:
         return layer
-    return SpreadLayer(load_projections(model, "altup_projections", config.streams, dim), layer)
+    others = load_projections(model, "altup_projections", config.streams, dim)
+    return SpreadLayer(ProjectedStreams(others), layer)
 
 
 def _feed_forward(config: Gemma3nConfig, weights: Weights, place: LayerPlace) -> FeedForward:

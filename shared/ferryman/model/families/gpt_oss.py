@@ -130,7 +130,7 @@ def _load_experts(config: GptOssConfig, weights: Weights) -> RoutedExperts:
         )
         for i in range(num_experts)
     )
-    act = ClampedSwiglu(config.swiglu_alpha, config.swiglu_limit)
+    act = ClampedSwiglu(config.swiglu_alpha, config.swiglu_limit, added=1.0)
     return load_experts_for(weights.device, parts, act, ShareOfOutput())
 
 

@@ -31,7 +31,7 @@ from ferryman.model.readers.config_readers import (
     read_used,
 )
 from ferryman.model.readers.transformer_readers import FULL
-from ferryman.model.shapes.attention_shapes import LatentShape
+from ferryman.model.shapes.attention_shapes import GateActivation, GateShape, LatentShape
 from ferryman.model.shapes.config_fields import ConfigFields
 from ferryman.model.shapes.delta_shapes import KimiDeltaShape
 from ferryman.model.shapes.feed_forward_shapes import MixtureShape
@@ -50,6 +50,8 @@ DEFAULTS = {
     "head_dim": 128,
 }
 """The meaning of fields that a config leaves out."""
+
+GATE = GateShape("g_proj", GateActivation.SIGMOID, is_by_head=True)
 
 _NAMES: Mapping[str, str] = {
     "embed_tokens": "word_embeddings",
@@ -82,7 +84,7 @@ def _latent(fields: ConfigFields) -> LatentShape:
     check_flags(fields, rope_interleave=True)
     if fields.raw.get("q_lora_rank") is not None:
         raise fields.refusal("q_lora_rank", "null: queries are computed from hidden")
-    return replace(read_turning_latent(with_whole_turns(fields)), gates_heads=True)
+    return replace(read_turning_latent(with_whole_turns(fields)), gate=GATE)
 
 
 def _delta(fields: ConfigFields) -> KimiDeltaShape:

@@ -242,7 +242,7 @@ def _mixer(config: MiniMaxM3Config, weights: Weights, place: LayerPlace) -> Mixe
 
 def _feed_forward(config: MiniMaxM3Config, weights: Weights, place: LayerPlace) -> FeedForward:
     shape, hidden_dim = config.feed_forwards[place.layer], place.hidden_dim
-    act = ClampedSwiglu(config.swiglu_alpha, config.swiglu_limit)
+    act = ClampedSwiglu(config.swiglu_alpha, config.swiglu_limit, added=1.0)
     if isinstance(shape, MlpShape):
         return load_gated_mlp(weights.under("mlp"), shape, hidden_dim, act)
     names = ("block_sparse_moe.gate.weight", "mlp.gate.weight")
@@ -250,4 +250,6 @@ def _feed_forward(config: MiniMaxM3Config, weights: Weights, place: LayerPlace) 
     bias = ("e_score_correction_bias", "gate.e_score_correction_bias")
     router = RouterNames(("gate.weight",), bias)
     experts = ("w1", "w3", "w2")
-    return load_grouped_mixture(inside, shape, hidden_dim, router, names=experts, act=act)
+    return load_grouped_mixture(
+        inside, shape, hidden_dim, router, names=experts, act=act, shared_act=act
+    )

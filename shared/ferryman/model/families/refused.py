@@ -14,8 +14,8 @@ _BLOCKS = (
     "between two pages, for which no resume set has a rule"
 )
 _STREAMS = (
-    "its residual path is several streams, which each layer mixes by numbers of its own for each "
-    "token (hyper-connections); no layer here does that"
+    "its residual path is several streams, which each layer mixes with each other by a matrix of "
+    "each token (hyper-connections); streams here are read and written by gates alone"
 )
 _CONVOLVED = "convolutions within its attention keep a recurrent state beside the pages of a layer"
 _INKLING = (
@@ -44,7 +44,6 @@ REFUSED: Mapping[str, str] = {
     "DeepseekV4ForCausalLM": _BLOCKS,
     "Qwen4ExpForCausalLM": f"{_BLOCKS}; it also looks up n-grams of the last tokens",
     "Qwen4ExpForConditionalGeneration": f"{_BLOCKS}; it also looks up n-grams of the last tokens",
-    "HYV4ForCausalLM": _STREAMS,
     "InklingForCausalLM": _INKLING,
     "InklingForConditionalGeneration": _INKLING,
     "Inkling2ForCausalLM": _INKLING2,

@@ -21,6 +21,7 @@ from ferryman.model.layers.rotation import halves_apart
 from ferryman.model.shapes.attention_shapes import (
     AttentionShape,
     GateActivation,
+    GateShape,
     ValueSource,
 )
 from ferryman.model.shapes.batch import PrefillBatch, StepBatch
@@ -143,7 +144,7 @@ def load_attention(weights: Weights, shape: AttentionShape, place: LayerPlace) -
         shape=shape.shard(group.num_ranks),
         qkv=join_linear(_projected(weights, shape, hidden_dim), bias),
         placement=load_placement(weights, shape, place),
-        sinks=_sinks(weights, shape) if shape.has_sinks else None,
+        sinks=load_sinks(weights, shape.q_heads) if shape.has_sinks else None,
         out=summed_linear(share_of(out, shape.q_heads, group, axis=1), out_bias, group),
         gate=_load_gate(weights, shape, hidden_dim),
     )
@@ -155,11 +156,21 @@ _ACTIVATIONS = {GateActivation.SIGMOID: sigmoid, GateActivation.SOFTPLUS: softpl
 def _load_gate(weights: Weights, shape: AttentionShape, hidden_dim: int) -> OutputGate | None:
     if shape.gate is None:
         return None
-    channels = 1 if shape.gate.is_by_head else shape.value_head_dim
-    rows = weights.matrix(f"{shape.gate.name}.weight", shape.q_heads * channels, hidden_dim)
-    product = share_of(rows, shape.q_heads, weights.group).linear(None)
-    q_heads = shape.shard(weights.group.num_ranks).q_heads
-    return OutputGate(product, _ACTIVATIONS[shape.gate.activation], q_heads)
+    heads = (shape.q_heads, shape.value_head_dim)
+    return load_output_gate(weights, shape.gate, heads, hidden_dim)
+
+
+def load_output_gate(
+    weights: Weights, gate: GateShape, heads: tuple[int, int], hidden_dim: int
+) -> OutputGate:
+    """The gate under `weights` on the outputs of `heads`: their number, and the channels of each. A
+    rank has those of its heads."""
+    q_heads, value_dim = heads
+    channels = 1 if gate.is_by_head else value_dim
+    rows = weights.matrix(f"{gate.name}.weight", q_heads * channels, hidden_dim)
+    rank_rows = share_of(rows, q_heads, weights.group)
+    rank_heads = rank_rows.shape[0] // channels
+    return OutputGate(rank_rows.linear(None), _ACTIVATIONS[gate.activation], rank_heads)
 
 
 def _projected(weights: Weights, shape: AttentionShape, hidden_dim: int) -> list[Matrix]:
@@ -241,7 +252,11 @@ def _turned(rows: Tensor, shape: AttentionShape) -> Tensor:
     return by_head[:, halves_apart(shape.positions, shape.head_dim)].flatten(0, 1)
 
 
-def _sinks(weights: Weights, shape: AttentionShape) -> Tensor:
-    rank_heads = partial(share_of, heads=shape.q_heads, group=weights.group)
-    name = weights.first_of("sinks", "attention_sink_bias", "softmax_offset")
-    return weights.precise(name, shape.q_heads, part=rank_heads)
+SINKS = ("sinks", "attention_sink_bias", "softmax_offset", "learnable_sink_param")
+"""The names of sinks, of which the first is read that a checkpoint has."""
+
+
+def load_sinks(weights: Weights, q_heads: int) -> Tensor:
+    """A rank's sinks of `q_heads` heads, in the accumulation dtype."""
+    rank_heads = partial(share_of, heads=q_heads, group=weights.group)
+    return weights.precise(weights.first_of(*SINKS), q_heads, part=rank_heads)

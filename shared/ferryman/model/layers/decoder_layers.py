@@ -106,6 +106,42 @@ def load_norm(weights: Weights, name: str, dim: int, eps: float, origin: float =
     return RmsNorm(weights.precise(f"{name}.weight", dim) + origin, eps)
 
 
+class Residual(Protocol):
+    """The hidden states that wait beside a part of a layer for its output."""
+
+    def plus(self, output: Tensor) -> Tensor:
+        """The hidden states after the part, whose output is [tokens, hidden_dim]."""
+        ...
+
+
+class ResidualPath(Protocol):
+    """The path around a part of a layer, and the norm of what the part reads."""
+
+    def entered(self, hidden: Tensor) -> tuple[Tensor, Residual]:
+        """The part's input [tokens, hidden_dim], and what its output is added to."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PlainResidual:
+    """Hidden states [tokens, hidden_dim]."""
+
+    hidden: Tensor
+
+    def plus(self, output: Tensor) -> Tensor:
+        return self.hidden + output
+
+
+@dataclass(frozen=True, slots=True)
+class NormedPath:
+    """hidden + part(norm(hidden))."""
+
+    norm: Norm
+
+    def entered(self, hidden: Tensor) -> tuple[Tensor, Residual]:
+        return self.norm(hidden), PlainResidual(hidden)
+
+
 @dataclass(frozen=True, slots=True)
 class MixerLayer:
     """A mixer alone after a norm, with a residual path (Nemotron-H)."""

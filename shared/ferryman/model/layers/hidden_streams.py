@@ -20,6 +20,7 @@ streams  = corrected by the output; all but the first += the token's own input o
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -90,19 +91,26 @@ class AlternatingUpdates:
 
 
 @dataclass(frozen=True, slots=True)
-class SpreadLayer:
-    """The first layer: its input [tokens, hidden_dim] becomes one stream, and `projections` of it
-    the others."""
+class ProjectedStreams:
+    """The hidden state itself as one stream, and `projections` of it as the others."""
 
     projections: tuple[Linear, ...]
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        others = (as_long_as(hidden, project(hidden)) for project in self.projections)
+        return torch.stack((hidden, *others), dim=1)
+
+
+@dataclass(frozen=True, slots=True)
+class SpreadLayer:
+    """The first layer: `spread` makes streams [tokens, streams, hidden_dim] of its input
+    [tokens, hidden_dim]."""
+
+    spread: Callable[[Tensor], Tensor]
     inner: Layer
 
     def forward(self, hidden: Tensor, batch: StepBatch, state: ModelState) -> Tensor:
-        return self.inner.forward(self._spread(hidden), batch, state)
-
-    def _spread(self, hidden: Tensor) -> Tensor:
-        others = (as_long_as(hidden, project(hidden)) for project in self.projections)
-        return torch.stack((hidden, *others), dim=1)
+        return self.inner.forward(self.spread(hidden), batch, state)
 
 
 @dataclass(frozen=True, slots=True)

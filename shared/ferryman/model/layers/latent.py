@@ -4,7 +4,7 @@
     q_plain, q_rope = residual · Wqb, by head;            q_rope rotated by position
     row            = norm(latent of x · Wkva), the rest of it rotated: written to its page
     q              = (q_plain · Wk, q_rope)               the keys' up-projection goes into q
-    y              = (softmax(scale · q·rows)·latents) · Wv · Wo
+    y              = (softmax(scale · q·rows)·latents) · Wv · Wo      (the heads of Wv may be gated)
 
 All heads read one row a token, which is never expanded to keys and values.
 """
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ferryman.cache.manifest import Kind
-from ferryman.model.layers.attention import OutputGate
+from ferryman.model.layers.attention import OutputGate, load_output_gate, load_sinks
 from ferryman.model.layers.decoder_layers import LayerPlace, RmsNorm, load_norm
 from ferryman.model.layers.rotation import RotaryEmbedding, grown, load_rotary
 from ferryman.model.shapes.attention_shapes import LatentShape
@@ -30,7 +30,6 @@ from ferryman.model.weights.linear import Linear, PanelLinear, make_linear
 from ferryman.model.weights.matrix import summed_linear
 from ferryman.model.weights.named_weights import Weights
 from ferryman_kernels.attention.latent_pages import write_latents
-from ferryman_kernels.elementwise.activations import sigmoid
 from ferryman_kernels.products.packed_product import (
     PanelStack,
     packed_grouped_product,
@@ -115,6 +114,8 @@ class LatentProjections:
     """Projections into rows and absorbed queries, and out of attended latents.
 
     By head, `keys_up` goes from plain_dim to latent_dim, and `values_up` from there to value_dim.
+    `sinks` [heads] are in the accumulation dtype, or None; `gate` yields factors of the heads'
+    outputs, or is None.
     """
 
     shape: LatentShape
@@ -126,6 +127,8 @@ class LatentProjections:
     keys_up: HeadProducts
     values_up: HeadProducts
     out: Linear
+    sinks: Tensor | None
+    gate: OutputGate | None
 
     def write(self, hidden: Tensor, residual: Tensor, batch: StepBatch, pages: Tensor) -> Tensor:
         """Writes the tokens' rows; returns their queries [tokens, heads, latent_dim + rope_dim]."""
@@ -142,46 +145,37 @@ class LatentProjections:
         q = torch.cat((self.keys_up(plain), turned), dim=2)
         return q if shape.growth is None else grown(q, shape.growth, batch.positions)
 
-    def finish(self, attended: Tensor, factors: Tensor | None = None) -> Tensor:
-        """Hidden [tokens, hidden_dim] from attended latents [tokens, heads, latent_dim]. With
-        `factors` [tokens, heads, 1] the heads' outputs are multiplied by them."""
+    def finish(self, attended: Tensor, hidden: Tensor) -> Tensor:
+        """The output [tokens, hidden_dim] from attended latents [tokens, heads, latent_dim] and
+        the attention's input."""
         heads = self.values_up(attended)
-        return self.out((heads if factors is None else heads * factors).flatten(1))
+        return self.out((heads if self.gate is None else heads * self.gate(hidden)).flatten(1))
 
 
 @dataclass(frozen=True, slots=True)
 class LatentAttention:
-    """The mixer of layer `layer`; a token attends to all earlier positions. `gate` yields a factor
-    of each head's output, or is None."""
+    """The mixer of layer `layer`; a token attends to all earlier positions."""
 
     layer: int
     projections: LatentProjections
-    gate: OutputGate | None = None
 
     def forward(self, hidden: Tensor, batch: StepBatch, state: ModelState) -> Tensor:
         pages, shape = state.latent[self.layer], self.projections.shape
         q = self.projections.write(hidden, self.projections.residual(hidden), batch, pages)
-        table, sizes = batch.page_tables[Kind.FULL], (shape.latent_dim, shape.scale)
+        table, sinks = batch.page_tables[Kind.FULL], self.projections.sinks
+        sizes = (shape.latent_dim, shape.scale, sinks)
         if isinstance(batch, PrefillBatch):
             attended = state.kernels.latent_prefill(q, pages, table, batch.spans, *sizes)
         else:
             attended = state.kernels.latent_decode(q, pages, table, batch.positions, *sizes)
-        return self.projections.finish(attended, None if self.gate is None else self.gate(hidden))
+        return self.projections.finish(attended, hidden)
 
 
 def load_latent_attention(
     weights: Weights, shape: LatentShape, place: LayerPlace
 ) -> LatentAttention:
     """Dense latent attention with projections under `weights`."""
-    gate = load_head_gate(weights, shape, place) if shape.gates_heads else None
-    return LatentAttention(place.layer, load_projections(weights, shape, place), gate)
-
-
-def load_head_gate(weights: Weights, shape: LatentShape, place: LayerPlace) -> OutputGate:
-    """A gate of one number a head (Ling 3)."""
-    rows = weights.matrix("g_proj.weight", shape.q_heads, place.hidden_dim)
-    rank_rows = share_of(rows, shape.q_heads, weights.group)
-    return OutputGate(rank_rows.linear(None), sigmoid, rank_rows.shape[0])
+    return LatentAttention(place.layer, load_projections(weights, shape, place))
 
 
 def load_projections(weights: Weights, shape: LatentShape, place: LayerPlace) -> LatentProjections:
@@ -204,7 +198,16 @@ def load_projections(weights: Weights, shape: LatentShape, place: LayerPlace) ->
         keys_up=head_products(keys_up.transpose(1, 2)),
         values_up=head_products(values_up),
         out=summed_linear(share_of(out, heads, group, axis=1), out_bias, group),
+        sinks=load_sinks(weights, heads) if shape.has_sinks else None,
+        gate=_load_gate(weights, shape, place),
     )
+
+
+def _load_gate(weights: Weights, shape: LatentShape, place: LayerPlace) -> OutputGate | None:
+    if shape.gate is None:
+        return None
+    heads = (shape.q_heads, shape.value_dim)
+    return load_output_gate(weights, shape.gate, heads, place.hidden_dim)
 
 
 def _residual(weights: Weights, shape: LatentShape, place: LayerPlace) -> Linear:

@@ -34,13 +34,15 @@ class GatedActivation:
 
 @dataclass(frozen=True, slots=True)
 class ClampedSwiglu:
-    """(up + 1) · gate · sigmoid(alpha · gate), clamped; gate's channels come first (gpt-oss)."""
+    """(up + added) · gate · sigmoid(alpha · gate), both cut at `limit`; gate's channels come
+    first. gpt-oss and MiniMax M3 add 1, HY V4 nothing."""
 
     alpha: float
     limit: float
+    added: float
 
     def __call__(self, gate_up: Tensor) -> Tensor:
-        return clamped_swiglu(gate_up, self.alpha, self.limit)
+        return clamped_swiglu(gate_up, self.alpha, self.limit, self.added)
 
 
 def gated_by(

@@ -223,11 +223,13 @@ def load_grouped_mixture(
     names: tuple[str, str, str] = GATE_UP_DOWN,
     shared: tuple[str, ...] = ("shared_experts",),
     act: Callable[[Tensor], Tensor] = silu,
+    shared_act: Callable[[Tensor], Tensor] = silu,
 ) -> FeedForward:
     """A mixture with the routing of DeepSeek-V3, whose router is called otherwise.
 
     `names` are those of an expert's products; `shared` those of the MLP that every token goes
-    through, of which the first is read that a checkpoint has. `act` is that of all.
+    through, of which the first is read that a checkpoint has. `act` is that of routed experts,
+    `shared_act` that of the MLP.
     """
     if not isinstance(shape.routing, GroupedRouting):
         raise TypeError(f"these experts are routed in groups, not by {shape.routing}")
@@ -237,7 +239,7 @@ def load_grouped_mixture(
     if shape.shared is None:
         return experts
     name = next((name for name in shared if weights.has_module(f"{name}.down_proj")), shared[0])
-    inner = load_gated_mlp(weights.under(name), shape.shared, hidden_dim, act)
+    inner = load_gated_mlp(weights.under(name), shape.shared, hidden_dim, shared_act)
     return ExpertsBesideShared(experts, inner)
 
 

@@ -1,7 +1,7 @@
 """Sparse latent attention (DeepSeek-V3.2): a lightning indexer chooses the positions to attend to.
 
 index q      = residual · Wq, by head;    index key = layer_norm(x · Wk): written to its page
-               the first channels of both rotated by position
+               the first channels of both, or the last, rotated by position
 head weights = x · Ww / √(heads · head_dim)
 y            = latent attention over the chosen positions alone
 
@@ -14,13 +14,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ferryman.cache.manifest import Kind
 from ferryman.model.layers.centred_norm import LayerNorm
-from ferryman.model.layers.decoder_layers import DecoderLayer, FeedForward, Layer, LayerPlace, Norm
+from ferryman.model.layers.decoder_layers import (
+    DecoderLayer,
+    FeedForward,
+    Layer,
+    LayerPlace,
+    NormedPath,
+    Residual,
+    ResidualPath,
+)
 from ferryman.model.layers.latent import LatentProjections, load_projections
 from ferryman.model.layers.rotation import RotaryEmbedding
 from ferryman.model.shapes.attention_shapes import IndexShape, LatentShape
@@ -29,8 +38,6 @@ from ferryman.model.shapes.state import ModelState
 from ferryman.model.weights.linear import Linear, make_linear
 from ferryman.model.weights.named_weights import Weights, accumulation_dtype
 from ferryman_kernels.attention.latent_pages import write_latents
-
-INDEX_NORM_EPS = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +85,8 @@ class PlacedLatentAttention:
         pages, shape = state.latent[self.layer], self.projections.shape
         q = self.projections.write(hidden, residual, batch, pages)
         attend = state.kernels.latent_places
-        attended = attend(q, pages, places, shape.latent_dim, shape.scale)
-        return self.projections.finish(attended)
+        attended = attend(q, pages, places, shape.latent_dim, shape.scale, self.projections.sinks)
+        return self.projections.finish(attended, hidden)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +141,7 @@ def load_indexer(
         key_norm=LayerNorm(
             under.precise("k_norm.weight", index.head_dim)[order],
             under.precise("k_norm.bias", index.head_dim)[order],
-            INDEX_NORM_EPS,
+            index.norm_eps,
         ),
         head_weights=make_linear(
             under.precise("weights_proj.weight", index.heads, place.hidden_dim) * scale
@@ -145,33 +152,43 @@ def load_indexer(
 
 
 def _halves_apart(index: IndexShape, rope_dim: int) -> Tensor:
-    """The order of an index head's channels in which the two of a rotated pair are rope_dim / 2
-    apart: queries and keys share it, so scores stay the same."""
+    """The order of an index head's channels in which those that turn come first, and the two of a
+    rotated pair are rope_dim / 2 apart: queries and keys share it, so scores stay the same."""
     channels = torch.arange(index.head_dim)
+    if index.turns_last:
+        channels = channels.roll(rope_dim)
     if not index.is_interleaved:
         return channels
     turning = channels[:rope_dim]
     return torch.cat((turning[0::2], turning[1::2], channels[rope_dim:]))
 
 
+class Entered(NamedTuple):
+    """The attention's input, the latent that its queries are computed from, and what its output is
+    added to."""
+
+    normed: Tensor
+    latent: Tensor
+    residual: Residual
+
+
 @dataclass(frozen=True, slots=True)
 class PlacedLayer:
-    """Latent attention to given places and a feed-forward, each after a norm and with a residual
-    path."""
+    """Latent attention to given places and a feed-forward, each with a path around it."""
 
-    mixer_norm: Norm
+    mixer_path: ResidualPath
     attention: PlacedLatentAttention
-    feed_forward_norm: Norm
+    feed_forward_path: ResidualPath
     feed_forward: FeedForward
 
-    def normed(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """The attention's input, and the latent that its queries are computed from."""
-        normed = self.mixer_norm(hidden)
-        return normed, self.attention.projections.residual(normed)
+    def entered(self, hidden: Tensor) -> Entered:
+        normed, residual = self.mixer_path.entered(hidden)
+        return Entered(normed, self.attention.projections.residual(normed), residual)
 
-    def finish(self, hidden: Tensor, mixed: Tensor) -> Tensor:
-        hidden = hidden + mixed
-        return hidden + self.feed_forward(self.feed_forward_norm(hidden))
+    def finish(self, residual: Residual, mixed: Tensor) -> Tensor:
+        """The hidden states after the layer, from the attention's output."""
+        normed, rest = self.feed_forward_path.entered(residual.plus(mixed))
+        return rest.plus(self.feed_forward(normed))
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,13 +199,14 @@ class SharedIndexLayers:
     layers: tuple[PlacedLayer, ...]
 
     def forward(self, hidden: Tensor, batch: StepBatch, state: ModelState) -> Tensor:
-        inputs = self.layers[0].normed(hidden)
-        places = self.chooser.chosen(*inputs, batch, state)
+        first = self.layers[0].entered(hidden)
+        places = self.chooser.chosen(first.normed, first.latent, batch, state)
         for number, layer in enumerate(self.layers):
             # The first layer's are there already, because the choice needs them.
-            normed, residual = layer.normed(hidden) if number else inputs
-            mixed = layer.attention.attend(normed, residual, places, batch, state)
-            hidden = layer.finish(hidden, mixed)
+            entered = layer.entered(hidden) if number else first
+            attend = layer.attention.attend
+            mixed = attend(entered.normed, entered.latent, places, batch, state)
+            hidden = layer.finish(entered.residual, mixed)
         return hidden
 
 
@@ -213,7 +231,8 @@ def _runs(
 
 
 def _layer(chooser: SparseLatentAttention, layers: list[PlacedLayer]) -> Layer:
-    if len(layers) > 1:
-        return SharedIndexLayers(chooser, tuple(layers))
-    alone = layers[0]
-    return DecoderLayer(alone.mixer_norm, chooser, alone.feed_forward_norm, alone.feed_forward)
+    match layers:
+        case [PlacedLayer(NormedPath(mixer_norm), _, NormedPath(feed_forward_norm), feed_forward)]:
+            # This layer leaves its last sum to the norm of the next one.
+            return DecoderLayer(mixer_norm, chooser, feed_forward_norm, feed_forward)
+    return SharedIndexLayers(chooser, tuple(layers))

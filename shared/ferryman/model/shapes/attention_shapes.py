@@ -185,8 +185,8 @@ class LatentShape:
     rotated; its value has `value_dim`. Plain keys and values are computed from the row's
     `latent_dim` channels, queries from a latent of `query_rank` channels (0: directly from hidden).
     `is_interleaved`: neighbouring channels are rotated together, not channels half of `rope_dim`
-    apart. `gates_heads`: a gate of one number multiplies each head's output (Ling 3). `growth` is
-    that of queries, or None (Mistral 4).
+    apart. `gate` multiplies the heads' outputs (Ling 3, HY V4). `growth` is that of queries, or
+    None (Mistral 4). `has_sinks` as in AttentionShape (HY V4).
     """
 
     q_heads: int
@@ -199,8 +199,9 @@ class LatentShape:
     has_bias: bool
     positions: RotaryPositions | NoPositions
     is_interleaved: bool
-    gates_heads: bool = False
+    gate: GateShape | None = None
     growth: QueryGrowth | None = None
+    has_sinks: bool = False
 
     @property
     def row_dim(self) -> int:
@@ -224,14 +225,17 @@ class IndexShape:
     """The lightning indexer of sparse attention (DeepSeek-V3.2), which chooses the positions to
     attend to.
 
-    `heads` queries choose `count` positions. The first of their `head_dim` channels are rotated, as
-    many as in the attention; `is_interleaved` as in RotaryPositions.
+    `heads` queries choose `count` positions. The first of their `head_dim` channels are rotated, or
+    the last (`turns_last`, HY V4), as many as in the attention; `is_interleaved` as in
+    RotaryPositions. `norm_eps` is that of the keys' norm.
     """
 
     heads: int
     head_dim: int
     count: int
     is_interleaved: bool = False
+    turns_last: bool = False
+    norm_eps: float = 1e-6
 
     @property
     def kind(self) -> Kind:

@@ -6,7 +6,7 @@ and a token's row is taken from the panel of 64 rows that it lies in.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from ferryman.model.shapes.model_shapes import TrunkShape
 from ferryman.model.weights.linear import Linear, make_joined, padded_rows
-from ferryman.model.weights.named_weights import Weights
+from ferryman.model.weights.named_weights import Weights, accumulation_dtype
 from ferryman.model.weights.quantisation.gguf_matrix import BlockLinear, GgufMatrix
 from ferryman_kernels.products.blocks.block_product import BlockPanels, block_rows
 
@@ -86,6 +86,26 @@ def load_columns(weights: Weights, name: str, size: tuple[int, int], columns: ra
         return BlockEmbedding(coded.narrow(1, start, length).panels())
     part = partial(torch.narrow, dim=1, start=start, length=length)
     return PlainEmbedding(weights.tensor(name, *size, part=part))
+
+
+@dataclass(frozen=True, slots=True)
+class WideHead:
+    """A head whose weight is in `dtype`, the accumulation dtype, for hidden states of any dtype."""
+
+    product: Linear
+    dtype: torch.dtype
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.product(x.to(self.dtype))
+
+
+def load_wide_head(weights: Weights, embedding: Embedding, trunk: TrunkShape) -> Linear:
+    """`load_head` with a weight of its own in the accumulation dtype. A tied one is the embedding,
+    in whose dtype it stays."""
+    if trunk.ties_embeddings:
+        return load_head(weights, embedding, trunk)
+    wide = accumulation_dtype(weights.dtype)
+    return WideHead(load_head(replace(weights, dtype=wide), embedding, trunk), wide)
 
 
 def load_head(weights: Weights, embedding: Embedding, trunk: TrunkShape) -> Linear:

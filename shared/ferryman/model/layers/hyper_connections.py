@@ -1,0 +1,133 @@
+"""Hyper-connections: a residual path of several streams [tokens, streams, hidden_dim].
+
+A part of a layer, its attention or its feed-forward, reads one row of them and writes to each:
+
+x       = Σ_s read_s · stream_s;    y = part(norm(x))
+stream_s ← stream_s + written_s · y
+
+The gates `read` and `written` are computed from all of a token's streams (`hyper_connection.py` has
+the formula). All streams begin as the embedding, and the final norm reads one row of them by gates
+of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ferryman.model.layers.decoder_layers import Norm, Residual
+from ferryman.model.shapes.model_shapes import TrunkShape
+from ferryman.model.weights.linear import Linear, make_linear
+from ferryman.model.weights.named_weights import Weights, accumulation_dtype
+from ferryman_kernels.elementwise.hyper_connection import (
+    GateNumbers,
+    expand_streams,
+    read_streams,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class HyperShape:
+    """`count` streams; gates that write lie between 0 and `magnitude`, plus `eps` as all gates."""
+
+    count: int
+    magnitude: float
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class StreamGates:
+    """The gates of a part; `mix` takes the accumulation dtype."""
+
+    mix: Linear
+    numbers: GateNumbers
+
+    def read(self, streams: Tensor) -> tuple[Tensor, Tensor]:
+        """The row [tokens, hidden_dim] that is read, and all gates [tokens, gates]."""
+        wide = accumulation_dtype(streams.dtype)
+        return read_streams(streams, self.mix(streams.flatten(1).to(wide)), self.numbers)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamResidual:
+    """The streams beside a part, and its gates [tokens, streams] for writing to them."""
+
+    streams: Tensor
+    gates: Tensor
+
+    def plus(self, output: Tensor) -> Tensor:
+        return expand_streams(self.streams, output, self.gates)
+
+
+@dataclass(frozen=True, slots=True)
+class HyperPath:
+    """The path around a part that reads `norm` of a row of the streams."""
+
+    gates: StreamGates
+    norm: Norm
+
+    def entered(self, hidden: Tensor) -> tuple[Tensor, Residual]:
+        x, gates = self.gates.read(hidden)
+        return self.norm(x), StreamResidual(hidden, gates[:, hidden.shape[1] :])
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedStreams:
+    """The hidden state [tokens, hidden_dim] as each of `count` streams."""
+
+    count: int
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        return hidden[:, None].expand(-1, self.count, -1).contiguous()
+
+
+@dataclass(frozen=True, slots=True)
+class ReadStreamsNorm:
+    """The final norm: of the row that its gates read of the streams."""
+
+    gates: StreamGates
+    norm: Norm
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """[tokens, hidden_dim] for `hidden` [tokens, streams, hidden_dim]."""
+        return self.norm(self.gates.read(hidden)[0])
+
+
+GateNames = tuple[str, str, str]
+"""A checkpoint's names for the product of gates, what is added to it, and its scales."""
+
+
+def load_part_gates(
+    weights: Weights, names: GateNames, shape: HyperShape, trunk: TrunkShape
+) -> StreamGates:
+    """Gates that read and gates that write, under `weights`. The first scale is that of all gates
+    that read, the second that of the others."""
+    scales = weights.precise(names[2], 2).repeat_interleave(shape.count)
+    factors = torch.ones_like(scales)
+    factors[shape.count :] = shape.magnitude
+    return _gates(weights, names, (scales, factors), shape, trunk)
+
+
+def load_end_gates(
+    weights: Weights, names: GateNames, shape: HyperShape, trunk: TrunkShape
+) -> StreamGates:
+    """Gates that read alone, as those of the final norm."""
+    scales = weights.precise(names[2], 1).repeat_interleave(shape.count)
+    return _gates(weights, names, (scales, torch.ones_like(scales)), shape, trunk)
+
+
+def _gates(
+    weights: Weights,
+    names: GateNames,
+    of_gates: tuple[Tensor, Tensor],
+    shape: HyperShape,
+    trunk: TrunkShape,
+) -> StreamGates:
+    """`of_gates` are the scale and the factor of each gate."""
+    scales, factors = of_gates
+    mix = weights.precise(names[0], len(scales), shape.count * trunk.hidden_dim)
+    base = weights.precise(names[1], len(scales))
+    numbers = GateNumbers(scales, base, factors, trunk.norm_eps, shape.eps)
+    return StreamGates(make_linear(mix), numbers)
