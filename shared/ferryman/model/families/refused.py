@@ -1,8 +1,9 @@
 """Architectures that transformers 5.23 has and no family reads, each with the reason.
 
-Most keep state that no resume set has a rule for, or mix tokens in a way for which there is no
-kernel with one order of sums (docs/decisions/0165-state-without-a-rule-is-refused-by-name.md). The
-operations that the others lack here are in docs/decisions/0197-a-refusal-names-the-operation.md.
+Most mix tokens in a way for which there is no kernel with one order of sums
+(docs/decisions/0165-state-without-a-rule-is-refused-by-name.md). The operations that the others
+lack here are in docs/decisions/0197-a-refusal-names-the-operation.md; what DeepSeek-V4 needs is in
+docs/decisions/0202-a-half-full-block-is-a-recurrence.md.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 _BLOCKS = (
-    "keys of several tokens are compressed into one, and a block that is not full yet is state "
-    "between two pages, for which no resume set has a rule"
+    "keys of several tokens are compressed into one by a running softmax, and a token attends to "
+    "these and to a window of keys at once; no layer here does either"
 )
-_STREAMS = (
+_MIXED_STREAMS = (
     "its residual path is several streams, which each layer mixes with each other by a matrix of "
     "each token (hyper-connections); streams here are read and written by gates alone"
 )
@@ -31,8 +32,13 @@ _NARROW_LATENTS = (
     "attention here does not have"
 )
 _POOLED_INDEX = (
-    f"{_STREAMS}; its indexers choose groups of pooled keys, and a group that is not full yet is "
-    "state between two pages"
+    f"{_MIXED_STREAMS}; its indexers choose groups of tokens by one key of each group, where "
+    "indexers here choose tokens"
+)
+_BLOCKS_BY_MEANS = (
+    "its indexers choose blocks of tokens by the mean of each block's keys, where indexers here "
+    "choose tokens; its residual path is several streams, of which products mix what is read; it "
+    "also looks up n-grams of the last tokens"
 )
 _LINEAR_BAILING = (
     "Ling 2.5 and Ring 2.5: lightning attention whose q and k have norms and turn, with a norm of "
@@ -41,9 +47,9 @@ _LINEAR_BAILING = (
 )
 
 REFUSED: Mapping[str, str] = {
-    "DeepseekV4ForCausalLM": _BLOCKS,
-    "Qwen4ExpForCausalLM": f"{_BLOCKS}; it also looks up n-grams of the last tokens",
-    "Qwen4ExpForConditionalGeneration": f"{_BLOCKS}; it also looks up n-grams of the last tokens",
+    "DeepseekV4ForCausalLM": f"{_BLOCKS}; {_MIXED_STREAMS}",
+    "Qwen4ExpForCausalLM": _BLOCKS_BY_MEANS,
+    "Qwen4ExpForConditionalGeneration": _BLOCKS_BY_MEANS,
     "InklingForCausalLM": _INKLING,
     "InklingForConditionalGeneration": _INKLING,
     "Inkling2ForCausalLM": _INKLING2,
