@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from ferryman.errors import ConfigError
+from ferryman.gguf.absent_models import why_no_config, why_no_model
 from ferryman.gguf.documents import has_document
 from ferryman.gguf.model_file import model_exists, model_name
 from ferryman.settings.cluster import UpOptions
@@ -135,6 +136,6 @@ def demo_model() -> Path:
 def check_model_folder(folder: Path) -> None:
     """Raises ConfigError unless there is a folder with a config in it, or a GGUF file."""
     if not model_exists(folder):
-        raise ConfigError(f"--model {folder}: there is no such folder, and no such GGUF file")
+        raise ConfigError(f"--model {folder}: {why_no_model(folder)}")
     if not has_document(folder / "config.json"):
-        raise ConfigError(f"--model {folder}: there is no config.json in it")
+        raise ConfigError(f"--model {folder}: {why_no_config(folder)}")

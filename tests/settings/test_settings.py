@@ -148,7 +148,12 @@ BAD = [
     ("PAGE_SIZE", "48", "should be a power of two"),
     ("SNAPSHOT_GRID", "32", "should be a multiple of a page of 64 tokens"),
     ("MEMORY_BYTES", "lots", "it should be a size such as 512M, 2G or 1048576"),
-    ("MODEL", "/nowhere", "there is no such folder, and no such GGUF file"),
+    (
+        "MODEL",
+        "/nowhere",
+        "there is no such folder, and no such GGUF file; name one, or a model on the hub as "
+        "owner/name",
+    ),
     ("DRAFT", "/nowhere", "should be ngram, mtp, or a folder or GGUF file with a draft model"),
     ("DRAFT_TOKENS", "0", "should be greater than or equal to 1"),
     ("DTYPE", "float8", "it should be one of auto, float32, bfloat16, float64"),

@@ -22,6 +22,7 @@ from ferryman.errors import ConfigError
 from ferryman.gguf.tensor_types import TENSOR_TYPES, TensorType, refused_type
 
 MAGIC = b"GGUF"
+_LFS = b"version https://git-lfs"
 VERSIONS = (2, 3)
 MAX_TENSORS = 1_000_000
 MAX_KEYS = 100_000
@@ -130,7 +131,8 @@ class _Cursor:
     at: int = 0
 
     def cut(self, what: str) -> HeadCut:
-        return HeadCut(str(self.refusal(f"it ends after {len(self.content)} bytes, within {what}")))
+        end = f"it ends after {len(self.content)} bytes, within {what}; complete the download"
+        return HeadCut(str(self.refusal(end)))
 
     def refusal(self, why: str) -> ConfigError:
         return ConfigError(f"{self.file} is not a complete GGUF file: {why}")
@@ -207,8 +209,10 @@ class _TensorSizes:
 
 def _counts(cursor: _Cursor) -> tuple[int, int]:
     """The numbers of tensors and of keys."""
+    if bytes(cursor.content[: len(_LFS)]) == _LFS:
+        raise cursor.refusal("it is a pointer of Git LFS; fetch the file with `git lfs pull`")
     if bytes(cursor.take(len(MAGIC), "its first word")) != MAGIC:
-        raise cursor.refusal("it does not begin with GGUF")
+        raise cursor.refusal("it does not begin with GGUF; name another, or download it again")
     version = cursor.number("I", "its version")
     if version not in VERSIONS:
         is_swapped = int.from_bytes(version.to_bytes(4, "little"), "big") in VERSIONS

@@ -205,6 +205,8 @@ def _check_shards(metadata: GgufMetadata, heads: list[GgufHead]) -> None:
 def _mapped(file: Path) -> memoryview:
     if not file.is_file():
         raise ConfigError(f"{file} is missing; complete the download of the model")
+    if not file.stat().st_size:
+        raise ConfigError(f"{file} is empty; complete the download of the model")
     try:
         with file.open("rb") as opened:
             return memoryview(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))

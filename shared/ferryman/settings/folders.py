@@ -13,6 +13,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator
 
+from ferryman.gguf.absent_models import why_no_model
 from ferryman.gguf.model_file import model_exists
 
 MAX_ADAPTERS = 64
@@ -60,7 +61,7 @@ def _check(name: str, folder: str) -> None:
 
 def _check_model(model: Path) -> Path:
     if not model_exists(model):
-        raise ValueError("there is no such folder, and no such GGUF file")
+        raise ValueError(why_no_model(model))
     return model
 
 
