@@ -13,9 +13,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -29,8 +29,15 @@ from ferryman.runtime.embedded import free_ports
 from ferryman_bench.endpoint.client import open_endpoint
 from ferryman_bench.hardware import machine_json, machine_now
 from ferryman_bench.report import figure
-from ferryman_bench.serve.load_run import ArrivalLoop, FullLoop, LoadRun, TraceLoop
-from ferryman_bench.serve.run import IGNORE_EOS
+from ferryman_bench.serve.load_run import (
+    ArrivalLoop,
+    Ends,
+    FullLoop,
+    LoadRun,
+    TraceLoop,
+    ignoring_ends,
+    without_ends,
+)
 from ferryman_bench.serve.turn_record import TurnRecord, percentiles_of, samples
 from ferryman_bench.serve.workload import LoadSession, LoadShape, LoadTurn, made_sessions
 
@@ -41,24 +48,13 @@ STREAMS_BESIDE = 4
 
 @dataclass(frozen=True, slots=True)
 class ContestServer:
-    """A server by the command that starts it; `url` answers once it is ready. `endless` gives the
+    """A server by the command that starts it; `url` answers once it is ready. `ends` gives the
     fields that keep the ends of text out of an answer of so many tokens."""
 
     name: str
     command: tuple[str, ...]
     url: str
-    endless: Callable[[int], Mapping[str, Any]]
-
-
-def without_ends(num_tokens: int) -> Mapping[str, Any]:
-    """Ferryman's way, and vLLM's. With `ignore_eos` an end is drawn and the answer goes on; it has
-    no text, so a client that counts pieces of text would see one gap for two tokens."""
-    return {"min_tokens": num_tokens}
-
-
-def ignoring_ends(_num_tokens: int) -> Mapping[str, Any]:
-    """llama.cpp's way: there `ignore_eos` means that no end is drawn."""
-    return IGNORE_EOS
+    ends: Ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,21 +189,13 @@ async def measured_cases(
     """The records of each case, after a first one that is not kept."""
     async with open_endpoint(server.url) as (client, _):
         warm = made_sessions("random", LoadShape(2, 1, 40, 1, 8, seed=99))
-        await LoadRun(client, {}).run(server_sessions(server, warm), FullLoop(2))
+        await LoadRun(client, server.ends).run(warm, FullLoop(2))
         results = {}
         for case in cases:
-            sessions = server_sessions(server, case.sessions)
-            results[case.name] = await LoadRun(client, {}).run(sessions, case.loop)
+            results[case.name] = await LoadRun(client, server.ends).run(case.sessions, case.loop)
             # A run that is stopped has shown what it measured.
             print(f"{server.name}: {case_line(case.name, results[case.name])}", file=sys.stderr)
         return results
-
-
-def server_sessions(server: ContestServer, sessions: Sequence[LoadSession]) -> list[LoadSession]:
-    """The sessions with the server's fields: the answers of one session are equally long."""
-    return [
-        replace(session, fields=server.endless(session.turns[0].max_tokens)) for session in sessions
-    ]
 
 
 def case_line(name: str, records: Sequence[TurnRecord]) -> str:

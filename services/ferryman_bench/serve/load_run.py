@@ -46,14 +46,33 @@ class TraceLoop:
 
 ArrivalLoop = FullLoop | OpenLoop | TraceLoop
 
+Ends = Callable[[int], Mapping[str, Any]]
+"""The fields by which a server lets an answer of so many tokens end, or not."""
+
+
+def own_ends(_num_tokens: int) -> Mapping[str, Any]:
+    """The model ends an answer."""
+    return {}
+
+
+def ignoring_ends(_num_tokens: int) -> Mapping[str, Any]:
+    """llama.cpp draws no end then. Ferryman and vLLM draw one, and the answer goes on."""
+    return {"ignore_eos": True}
+
+
+def without_ends(num_tokens: int) -> Mapping[str, Any]:
+    """Ferryman and vLLM draw no end before `min_tokens`; with `ignore_eos` beside it they would. An
+    end has no text, so a client that counts pieces of text would see one gap for two tokens."""
+    return {"min_tokens": num_tokens}
+
 
 @dataclass(slots=True)
 class LoadRun:
-    """One run against one engine. `fields` go with every request; `progress` is called after each
-    turn."""
+    """One run against one engine. `ends` gives fields for every request; `progress` is called after
+    each turn."""
 
     engine: AskedEngine
-    fields: Mapping[str, Any]
+    ends: Ends
     progress: Callable[[], object] = lambda: None
     records: list[TurnRecord] = field(default_factory=list)
     _began: float = 0.0
@@ -90,7 +109,7 @@ class LoadRun:
     async def _session(self, number: int, session: LoadSession) -> None:
         answers: tuple[str, ...] = ()
         for place, turn in enumerate(session.turns):
-            inquiry = session.inquiry(place, answers).with_fields(self.fields)
+            inquiry = session.inquiry(place, answers).with_fields(self.ends(turn.max_tokens))
             sent = self._now
             try:
                 reply = await self.engine.ask(inquiry, Delivery.STREAMED)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -17,13 +18,20 @@ from ferryman_bench.endpoint.client import EndpointClient, EndpointRefusal, open
 from ferryman_bench.endpoint.inquiry import ChatMessage, Delivery, EndpointDoor, Inquiry
 from ferryman_bench.hardware import machine_now
 from ferryman_bench.serve.load_result import LoadResult, show_result
-from ferryman_bench.serve.load_run import ArrivalLoop, FullLoop, LoadRun
+from ferryman_bench.serve.load_run import (
+    ArrivalLoop,
+    Ends,
+    FullLoop,
+    LoadRun,
+    ignoring_ends,
+    own_ends,
+    without_ends,
+)
 from ferryman_bench.serve.report_page import write_page
 from ferryman_bench.serve.turn_record import LatencyLimits
 from ferryman_bench.serve.workload import LoadSession
 from ferryman_simulator.report import load_pyplot
 
-IGNORE_EOS = {"ignore_eos": True}
 _TRIAL = Inquiry((ChatMessage("user", "Say yes."),), 2)
 
 
@@ -74,30 +82,40 @@ async def loaded_endpoint(choice: ServeOptions) -> LoadResult:
     date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M")
     options = {"model": choice.model, "api_key": choice.api_key}
     async with open_endpoint(choice.url, door=choice.door, **options) as (client, card):
-        fields = {} if choice.has_right_answers else await _accepted_fields(client)
+        ends = own_ends if choice.has_right_answers else await _accepted_ends(client)
         total = sum(len(session.turns) for session in choice.sessions)
         columns = TextColumn("turns"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
         with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
             task = bar.add_task("", total=total)
-            run = LoadRun(client, fields, lambda: bar.advance(task))
+            run = LoadRun(client, ends, lambda: bar.advance(task))
             records = await run.run(choice.sessions, choice.loop, choice.seed)
         server = f"{client.model} ({card.owner})" if card.owner else client.model
         return LoadResult(choice.title, server, date, machine_now(), choice.limits, records)
 
 
-async def _accepted_fields(client: EndpointClient) -> dict[str, bool]:
-    """`ignore_eos`, so that all answers are as long as asked for, where the server takes it.
+async def _accepted_ends(client: EndpointClient) -> Ends:
+    """The way to answers as long as asked for, of one piece a token, that the server takes.
 
+    A server that knows `min_tokens` refuses more of them than `max_tokens`; others pass over them.
     Raises ConfigError if it answers to nothing.
     """
+    too_many = without_ends(_TRIAL.max_tokens + 1)
+    ways: list[Ends] = [without_ends] if await _refusal(client, too_many) else []
+    refusal = ""
+    for ends in (*ways, ignoring_ends, own_ends):
+        refusal = await _refusal(client, ends(_TRIAL.max_tokens))
+        if not refusal:
+            return ends
+    raise ConfigError(f"{client.place}: {refusal}")
+
+
+async def _refusal(client: EndpointClient, fields: Mapping[str, Any]) -> str:
+    """What the server says against a request with `fields`, or "". Raises ConfigError if there is
+    no server."""
     try:
-        await client.ask(_TRIAL.with_fields(IGNORE_EOS), Delivery.STREAMED)
-        return IGNORE_EOS
+        await client.ask(_TRIAL.with_fields(fields), Delivery.STREAMED)
     except EndpointRefusal as refusal:
         if not refusal.status:
             raise ConfigError(str(refusal)) from None
-    try:
-        await client.ask(_TRIAL, Delivery.STREAMED)
-        return {}
-    except EndpointRefusal as refusal:
-        raise ConfigError(f"{client.place}: {refusal}") from None
+        return str(refusal)
+    return ""

@@ -16,7 +16,7 @@ from tests.bench.verify.toy_engine import ToyEngine
 from ferryman_bench.endpoint.client import EndpointRefusal
 from ferryman_bench.endpoint.inquiry import Delivery, Inquiry
 from ferryman_bench.endpoint.reply import Reply, ReportedUsage
-from ferryman_bench.serve.load_run import FullLoop, LoadRun, OpenLoop
+from ferryman_bench.serve.load_run import FullLoop, LoadRun, OpenLoop, own_ends
 from ferryman_bench.serve.workload import LoadShape, made_sessions
 from ferryman_cli.app import run
 
@@ -109,7 +109,7 @@ async def _others_run() -> None:
 @pytest.mark.parametrize("loop", [FullLoop(3), OpenLoop(1e6)], ids=str)
 async def test_a_refusal_ends_its_session_and_no_other(loop: FullLoop | OpenLoop) -> None:
     engine, sessions = CrowdedEngine(), made_sessions("chat", LoadShape(9, 2, 5, 5))
-    records = await LoadRun(engine, {}).run(sessions, loop)
+    records = await LoadRun(engine, own_ends).run(sessions, loop)
     assert sum(bool(record.error) for record in records) == 1
     assert len(records) == 17
     assert {record.session for record in records} == set(range(9))
