@@ -60,7 +60,8 @@ TRANSFORMERS: Mapping[str, PretrainedConfig] = {
     "starcoder2": Starcoder2Config(**_HEADS, norm_epsilon=1e-5, sliding_window=4096),
     "gptneox": GPTNeoXConfig(**_SIZES, rotary_pct=0.25, layer_norm_eps=1e-5),
     "cohere2": Cohere2Config(**_CENTRED, head_dim=16, sliding_window=32, logit_scale=0.125),
-    "phi2": PhiConfig(**{**_CENTRED, "num_key_value_heads": 4}),
+    # The converter takes four times the hidden size, whatever the config says.
+    "phi2": PhiConfig(**{**_CENTRED, "num_key_value_heads": 4, "intermediate_size": 256}),
     "phi3": Phi3Config(
         **_RMS, sliding_window=32, rope_parameters=_PLAIN, original_max_position_embeddings=1024
     ),

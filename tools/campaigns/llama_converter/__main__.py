@@ -41,7 +41,7 @@ from tools.campaigns.llama_converter.refused_names import refusals
 from tools.campaigns.llama_converter.vocabularies import published_vocabulary
 from tools.markdown_table import short_table
 
-from ferryman.errors import FerrymanError
+from ferryman.errors import ConfigError, FerrymanError
 
 HEADS = ("model", "architecture", "tokenizer", "transformers", "llama.cpp", "config", "texts")
 RECORD = Path(__file__).parents[3] / "tests" / "gguf_models" / "divisions.json"
@@ -63,7 +63,7 @@ def rows(
                 saved_folder(model, vocabulary, folder)
                 converter.convert(folder, file, drafts=model.has_drafts_to_refuse)
                 yield compare(name, folder, file, asks_llama=asks_llama)
-            except (ConversionFailed, FerrymanError) as error:
+            except (ConversionFailed, ConfigError, FerrymanError) as error:
                 print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr)
 
 

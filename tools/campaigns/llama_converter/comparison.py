@@ -18,7 +18,7 @@ from tools.campaigns.llama_converter.divisions import PAGE
 from tools.campaigns.published_tokenizers import TEXTS
 from torch import Tensor
 
-from ferryman.errors import FerrymanError
+from ferryman.errors import ConfigError, FerrymanError
 from ferryman.gguf.documents import read_document
 from ferryman.gguf.model_file import read_model
 from ferryman.model.config import load_config
@@ -60,7 +60,7 @@ class ConvertedRow:
 
 
 def compare(name: str, folder: Path, file: Path, *, asks_llama: bool) -> ConvertedRow:
-    """Raises FerrymanError for a file that Ferryman does not read."""
+    """Raises ConfigError for a file that Ferryman does not read."""
     metadata = read_model(file).metadata
     ours = _logits(file)
     theirs = load_oracle(folder, torch.float64).logits(PROMPT)
@@ -117,7 +117,7 @@ def _llama_difference(file: Path, ours: Tensor) -> float | str:
     try:
         with contender_process(LLAMA_CPP, BenchModel(file, "float32", threads=1)) as llama:
             answer = llama.ask(do="logits", token_ids=PROMPT)["logits"]
-    except (FerrymanError, OSError, EOFError) as error:
+    except (ConfigError, FerrymanError, OSError, EOFError) as error:
         return str(error).splitlines()[-1][:60] or type(error).__name__
     return _difference(torch.tensor(answer, dtype=torch.float64), ours)
 

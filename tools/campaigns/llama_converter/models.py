@@ -35,7 +35,7 @@ BENCH = {
     "granite-hybrid": "granitehybrid",
     "granite-hybrid-experts": "granitehybrid",
 }
-PIECES = ("gemma", "gemma2", "gemma3", "gemma3n", "ernie4_5", "jamba")
+PIECES = ("gemma", "gemma2", "gemma3", "gemma3n", "ernie4_5", "ernie4_5-moe", "jamba")
 """Architectures whose converter reads a `tokenizer.model`."""
 DRAFTS = ("qwen3next", "qwen35", "qwen35moe")
 """Architectures whose converter wants layers for drafts unless it is told that there are none."""
@@ -48,6 +48,7 @@ DENSE_APART: Mapping[str, Mapping[str, str]] = {
 _WORDS: Mapping[str, Mapping[str, Any]] = {
     "afmoe": {"route_norm": True},
     "exaone-moe": {"scoring_func": "sigmoid"},
+    "cohere2": {"rotary_pct": 1.0},
 }
 """Fields of published configs that transformers 5.23 does not save, and llama.cpp asks for."""
 GLM_TOKENS = ("<|user|>", "[gMASK]", "<|observation|>")

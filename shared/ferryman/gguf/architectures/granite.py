@@ -145,7 +145,7 @@ def hybrid_fields(model: GgufFile) -> Fields:
         "layer_types": kinds,
         "position_embedding_type": "rope" if turns else "nope",
         "intermediate_size": inner_dim(model),
-        "shared_intermediate_size": metadata.whole(shared) if has_experts else inner_dim(model),
+        "shared_intermediate_size": metadata.whole(shared, 0) or inner_dim(model),
         **(
             expert_fields(model, count="num_local_experts")
             if has_experts
