@@ -42,6 +42,7 @@ MASKED = frozenset(
         "deepseek_v2",
         "deepseek_v3",
         "deepseek_v32",
+        "dots3_note",
         "glm4_moe_lite",
         "glm_moe_dsa",
         "hy_v4",

@@ -29,6 +29,7 @@ PAGE_SIZE = 16
 OF_EACH_KIND = (
     NATIVE,
     "deepseek_v32",
+    "dots3_note",
     "falcon_mamba",
     "kimi_linear",
     "llama4",

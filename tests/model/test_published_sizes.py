@@ -95,6 +95,7 @@ number: those of the text model, without a layer that drafts."""
 NOT_COMPARED = frozenset(
     """
     Aleph-Alpha/Kolibri-1 RecursiveSI/flint allenai/Olmo-Hybrid-7B arcee-ai/AFM-4.5B
+    dots-studio/dots3-note-prev
     google/gemma-3n-E4B-it google/gemma-4-E2B-it google/gemma-4-E4B-it google/vaultgemma-1b
     ibm-granite/granite-swash-2b inclusionAI/Ling-3.0-Flash openai/gpt-oss-120b openai/gpt-oss-20b
     poolside/Laguna-S-2.1 tencent/Hy3-preview zai-org/GLM-5 zai-org/GLM-5-FP8 zai-org/GLM-5.1
@@ -179,6 +180,12 @@ STATE: Mapping[str, Mapping[str, int]] = {
     "deepseek-ai/DeepSeek-V3": {"full": 61 * (512 + 64) * 2},
     # Two attentions a layer.
     "meituan-longcat/LongCat-Flash-Chat": {"full": 2 * 28 * (512 + 64) * 2},
+    # Every fourth layer and the first two: a latent and an index key; the others, in windows, a
+    # wider latent.
+    "dots-studio/dots3-note-prev": {
+        "full": 13 * (512 + 64 + 128) * 2,
+        "window": 33 * (1024 + 64) * 2,
+    },
     # Keys and values in all layers, an index key in all but the first three.
     "MiniMaxAI/MiniMax-M3": {"full": (60 * 2 * 4 * 128 + 57 * 128) * 2},
     # Recurrent layers: channels · (conv width - 1) in bfloat16, and the scan's state in float32.

@@ -1,7 +1,8 @@
 """Multi-head latent attention in its absorbed form (DeepSeek-V2): every head reads the same rows.
 
     row     = (latent, rope), one a token for any number of heads         [latent_dim + rope_dim]
-    score   = scale · q·row                        for the rows a token attends to
+    score   = scale · q·row                        for the rows a token attends to: those up to its
+                                                   own, all or the last `window_len`, or chosen ones
     out     = softmax(score)·latent                [tokens, heads, latent_dim]
     with sinks: softmax over those scores and sink[head], a score without a value
 
@@ -11,13 +12,14 @@ Softmax is computed in float32 (float64 for float64).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from ferryman_kernels._precision import wide_dtype
 from ferryman_kernels.attention._block_attention_compiled import (
+    Blocks,
     StoredRows,
     attend_blocks,
     blocks_of,
@@ -103,6 +105,7 @@ def latent_attention_prefill(
     latent_dim: int,
     scale: float,
     sinks: Tensor | None = None,
+    window_len: int = 0,
 ) -> Tensor:
     """Causal attention of several chunks, flattened; q and pages as for `latent_attention`.
 
@@ -115,10 +118,13 @@ def latent_attention_prefill(
     assert sum(end - start for start, end in spans) == len(q), (spans, q.shape)
     if _serves(q):
         sizes = (pages.stride(0), pages.shape[1])
-        blocks = blocks_of(tuple(spans), q.shape[1])
-        return attend_blocks(
-            q, _rows(pages, sizes, latent_dim), page_table, blocks, scale, 0, sinks
-        )
+        blocks = blocks_of(tuple(spans), q.shape[1], window_len)
+        stored = _rows(pages, sizes, latent_dim)
+        return attend_blocks(q, stored, page_table, blocks, scale, window_len, sinks)
+    if window_len:
+        # Pages before a window may be gone, so each token names what it sees.
+        asked = q, pages, page_table, spans, latent_dim, scale, sinks, window_len
+        return _by_places(latent_attention, *asked)
     out = torch.empty(*q.shape[:2], latent_dim, dtype=q.dtype, device=q.device)
     for table, (start, end), first in zip(page_table, spans, first_tokens(spans), strict=False):
         named = table[: -(-end // pages.shape[1])]
@@ -152,9 +158,20 @@ def latent_attention_decode(
     latent_dim: int,
     scale: float,
     sinks: Tensor | None = None,
+    window_len: int = 0,
 ) -> Tensor:
-    """One query of each row of `page_table` over its whole past: dense decode."""
-    places = _all_places(q, pages, page_table, positions)
+    """One query of each row of `page_table` over its whole past, or a window of it: dense decode.
+
+    On a CPU windows are cut where those of a chunk are, from position 0 on.
+    """
+    if window_len and _serves(q):
+        _check(q, pages, latent_dim)
+        tokens, reach = torch.arange(len(q)), page_table.shape[1] * pages.shape[1]
+        spans = torch.stack((tokens, tokens, positions, positions + 1), dim=1)
+        blocks = Blocks(spans.numpy(), len(q) * min(window_len, reach))
+        rows = _rows(pages, (pages.stride(0), pages.shape[1]), latent_dim)
+        return attend_blocks(q, rows, page_table, blocks, scale, window_len, sinks)
+    places = _all_places(q, pages, page_table, positions, window_len)
     return latent_attention(q, pages, places, latent_dim, scale, sinks)
 
 
@@ -182,24 +199,39 @@ def latent_prefill_by_splits(
     latent_dim: int,
     scale: float,
     sinks: Tensor | None = None,
+    window_len: int = 0,
 ) -> Tensor:
     """`latent_attention_prefill`; on a card each token names the places it sees, as decode
     does."""
+    asked = q, pages, page_table, spans, latent_dim, scale, sinks, window_len
     if not q.is_cuda or q.dtype == torch.float64:
-        return latent_attention_prefill(q, pages, page_table, spans, latent_dim, scale, sinks)
+        return latent_attention_prefill(*asked)
+    return _by_places(latent_attention_by_splits, *asked)
+
+
+def _by_places(
+    attend: Callable[[Tensor, Tensor, Tensor, int, float, Tensor | None], Tensor],
+    q: Tensor,
+    pages: Tensor,
+    page_table: Tensor,
+    spans: Sequence[Span],
+    latent_dim: int,
+    scale: float,
+    sinks: Tensor | None,
+    window_len: int,
+) -> Tensor:
+    """`attend` for each token of several chunks, with the places that it sees."""
     page_size, parts = pages.shape[1], list[Tensor]()
     for row, ((start, end), first) in enumerate(zip(spans, first_tokens(spans), strict=False)):
         table = page_table[row : row + 1, : -(-end // page_size)]
-        block = max(1, BLOCK // end)
+        block = max(1, BLOCK // (min(window_len, end) if window_len else end))
         for low in range(start, end, block):
             high = min(low + block, end)
             rows = torch.zeros(high - low, dtype=torch.int64, device=q.device)
-            seen = all_positions(torch.arange(low, high, device=q.device), high)
+            seen = all_positions(torch.arange(low, high, device=q.device), high, window_len)
             places = places_of(seen, table, rows, page_size)
             asking = q[first + low - start : first + high - start]
-            parts.append(
-                latent_attention_by_splits(asking, pages, places, latent_dim, scale, sinks)
-            )
+            parts.append(attend(asking, pages, places, latent_dim, scale, sinks))
     return torch.cat(parts)
 
 
@@ -211,16 +243,22 @@ def latent_decode_by_splits(
     latent_dim: int,
     scale: float,
     sinks: Tensor | None = None,
+    window_len: int = 0,
 ) -> Tensor:
     """`latent_attention_decode`, over those splits."""
-    places = _all_places(q, pages, page_table, positions)
+    if not q.is_cuda or q.dtype == torch.float64:
+        asked = q, pages, page_table, positions, latent_dim, scale, sinks, window_len
+        return latent_attention_decode(*asked)
+    places = _all_places(q, pages, page_table, positions, window_len)
     return latent_attention_by_splits(q, pages, places, latent_dim, scale, sinks)
 
 
-def _all_places(q: Tensor, pages: Tensor, page_table: Tensor, positions: Tensor) -> Tensor:
-    """The places of everything up to each position."""
+def _all_places(
+    q: Tensor, pages: Tensor, page_table: Tensor, positions: Tensor, window_len: int
+) -> Tensor:
+    """The places of everything up to each position, or of a window of it."""
     rows, page_size = torch.arange(len(q), device=q.device), pages.shape[1]
-    seen = all_positions(positions, page_table.shape[1] * page_size)
+    seen = all_positions(positions, page_table.shape[1] * page_size, window_len)
     return places_of(seen, page_table, rows, page_size)
 
 

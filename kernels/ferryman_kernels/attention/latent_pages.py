@@ -96,7 +96,10 @@ def places_of(positions: Tensor, page_table: Tensor, rows: Tensor, page_size: in
     return torch.where(named, pages * page_size + positions % page_size, -1)
 
 
-def all_positions(positions: Tensor, reach: int) -> Tensor:
-    """All positions below `reach` that tokens at `positions` [tokens] see, then -1."""
-    keys = torch.arange(reach, device=positions.device)
+def all_positions(positions: Tensor, reach: int, window_len: int = 0) -> Tensor:
+    """All positions below `reach` that tokens at `positions` [tokens] see, then -1. With a window
+    they are the last `window_len`, a token's own included."""
+    keys = torch.arange(min(reach, window_len) if window_len else reach, device=positions.device)
+    if window_len:
+        keys = (positions - window_len + 1).clamp_min(0)[:, None] + keys
     return torch.where(keys <= positions[:, None], keys, -1)

@@ -17,6 +17,7 @@ from ferryman.model.families import (
     cohere,
     deepseek,
     dense_latent,
+    dots3_note,
     ernie,
     exaone,
     falcon_h1,
@@ -350,6 +351,13 @@ FAMILIES: tuple[Family[Any], ...] = (
         ("DeepseekV32ForCausalLM",),
         deepseek.read_deepseek_v32,
         deepseek.load_sparse_deepseek,
+    ),
+    Family(
+        "dots3_note",
+        ("Dots3NoteForCausalLM", "Dots3NoteForConditionalGeneration"),
+        dots3_note.read_dots3_note,
+        dots3_note.load_dots3_note,
+        kinds=WINDOWED,
     ),
     Family(
         "mistral4",

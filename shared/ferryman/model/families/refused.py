@@ -27,10 +27,6 @@ _INKLING2 = (
     f"{_CONVOLVED}, with filters that depend on the token; layers also attend to the sums of "
     "blocks of earlier layers, and scores depend on distance by learned profiles"
 )
-_NARROW_LATENTS = (
-    "its latent attention has windows, sizes by layer, and a norm of the rotated key, which latent "
-    "attention here does not have"
-)
 _POOLED_INDEX = (
     f"{_MIXED_STREAMS}; its indexers choose groups of tokens by one key of each group, where "
     "indexers here choose tokens"
@@ -54,8 +50,6 @@ REFUSED: Mapping[str, str] = {
     "InklingForConditionalGeneration": _INKLING,
     "Inkling2ForCausalLM": _INKLING2,
     "Inkling2ForConditionalGeneration": _INKLING2,
-    "Dots3NoteForCausalLM": _NARROW_LATENTS,
-    "Dots3NoteForConditionalGeneration": _NARROW_LATENTS,
     "Glm5NextForConditionalGeneration": _POOLED_INDEX,
     "BailingMoeV2_5ForCausalLM": _LINEAR_BAILING,
     "MistralLarge4ForConditionalGeneration": (

@@ -3,6 +3,7 @@
     residual       = norm(x · Wqa)                        (or x itself, without a query latent)
     q_plain, q_rope = residual · Wqb, by head;            q_rope rotated by position
     row            = norm(latent of x · Wkva), the rest of it rotated: written to its page
+                     (dots3 note: the rest has a norm, too, before it is rotated)
     q              = (q_plain · Wk, q_rope)               the keys' up-projection goes into q
     y              = (softmax(scale · q·rows)·latents) · Wv · Wo      (the heads of Wv may be gated)
 
@@ -11,14 +12,14 @@ All heads read one row a token, which is never expanded to keys and values.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from ferryman.cache.manifest import Kind
 from ferryman.model.layers.attention import OutputGate, load_output_gate, load_sinks
 from ferryman.model.layers.decoder_layers import LayerPlace, RmsNorm, load_norm
 from ferryman.model.layers.rotation import RotaryEmbedding, grown, load_rotary
@@ -35,9 +36,6 @@ from ferryman_kernels.products.packed_product import (
     packed_grouped_product,
     stack_panels,
 )
-
-LATENT_NORM_EPS = 1e-6
-"""The epsilon of norms on latents, independent of a model's other norms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +112,8 @@ class LatentProjections:
     """Projections into rows and absorbed queries, and out of attended latents.
 
     By head, `keys_up` goes from plain_dim to latent_dim, and `values_up` from there to value_dim.
-    `sinks` [heads] are in the accumulation dtype, or None; `gate` yields factors of the heads'
-    outputs, or is None.
+    `rope_norm` is the norm of the rotating part of a row, or returns it as it is. `sinks` [heads]
+    are in the accumulation dtype, or None; `gate` yields factors of the heads' outputs, or is None.
     """
 
     shape: LatentShape
@@ -123,6 +121,7 @@ class LatentProjections:
     query_up: Linear
     row_down: Linear
     row_norm: RmsNorm
+    rope_norm: Callable[[Tensor], Tensor]
     turn: RotaryEmbedding
     keys_up: HeadProducts
     values_up: HeadProducts
@@ -138,9 +137,9 @@ class LatentProjections:
         )
         heads = self.query_up(residual).view(len(hidden), shape.q_heads, -1)
         plain, turning = heads.split_with_sizes((shape.plain_dim, shape.rope_dim), dim=2)
-        turned, row_ropes = self.turn(turning, ropes[:, None], batch.positions)
+        turned, row_ropes = self.turn(turning, self.rope_norm(ropes)[:, None], batch.positions)
         rows = torch.cat((self.row_norm(latents), row_ropes[:, 0]), dim=1)
-        table = batch.page_tables[Kind.FULL]
+        table = batch.page_tables[shape.kind]
         write_latents(pages, rows, table, batch.rows, batch.positions)
         q = torch.cat((self.keys_up(plain), turned), dim=2)
         return q if shape.growth is None else grown(q, shape.growth, batch.positions)
@@ -162,8 +161,8 @@ class LatentAttention:
     def forward(self, hidden: Tensor, batch: StepBatch, state: ModelState) -> Tensor:
         pages, shape = state.latent[self.layer], self.projections.shape
         q = self.projections.write(hidden, self.projections.residual(hidden), batch, pages)
-        table, sinks = batch.page_tables[Kind.FULL], self.projections.sinks
-        sizes = (shape.latent_dim, shape.scale, sinks)
+        table, sinks = batch.page_tables[shape.kind], self.projections.sinks
+        sizes = (shape.latent_dim, shape.scale, sinks, shape.window_len)
         if isinstance(batch, PrefillBatch):
             attended = state.kernels.latent_prefill(q, pages, table, batch.spans, *sizes)
         else:
@@ -193,7 +192,10 @@ def load_projections(weights: Weights, shape: LatentShape, place: LayerPlace) ->
         residual=_residual(weights, shape, place),
         query_up=_query_up(weights, shape, place),
         row_down=_row_down(weights, shape, place),
-        row_norm=load_norm(weights, "kv_a_layernorm", latent_dim, LATENT_NORM_EPS),
+        row_norm=_latent_norm(
+            weights, "kv_a_layernorm", latent_dim, shape.norm_eps, shape.latent_scale
+        ),
+        rope_norm=_rope_norm(weights, shape) if shape.norms_rope else no_latent,
         turn=load_rotary(weights, shape.positions),
         keys_up=head_products(keys_up.transpose(1, 2)),
         values_up=head_products(values_up),
@@ -216,7 +218,19 @@ def _residual(weights: Weights, shape: LatentShape, place: LayerPlace) -> Linear
     weight = weights.matrix("q_a_proj.weight", shape.query_rank, place.hidden_dim)
     bias = weights.tensor("q_a_proj.bias", shape.query_rank) if shape.has_bias else None
     down = weight.linear(bias)
-    return QueryLatent(down, load_norm(weights, "q_a_layernorm", shape.query_rank, LATENT_NORM_EPS))
+    sizes = shape.query_rank, shape.norm_eps, shape.query_scale
+    return QueryLatent(down, _latent_norm(weights, "q_a_layernorm", *sizes))
+
+
+def _latent_norm(weights: Weights, name: str, dim: int, eps: float, scale: float) -> RmsNorm:
+    norm = load_norm(weights, name, dim, eps)
+    return norm if scale == 1.0 else replace(norm, weight=norm.weight * scale)
+
+
+def _rope_norm(weights: Weights, shape: LatentShape) -> RmsNorm:
+    norm = load_norm(weights, "k_rope_only_layernorm", shape.rope_dim, shape.norm_eps)
+    order = _halves_apart(shape, 0).to(norm.weight.device)
+    return replace(norm, weight=norm.weight[order])
 
 
 def _query_up(weights: Weights, shape: LatentShape, place: LayerPlace) -> Linear:

@@ -160,6 +160,10 @@ class AttentionShape:
         )
 
 
+LATENT_NORM_EPS = 1e-6
+"""The epsilon of norms on latents, for most families independent of a model's other norms."""
+
+
 @dataclass(frozen=True, slots=True)
 class ExpertHeadsShape(AttentionShape):
     """Attention whose queries and outputs are made by the experts of `num_experts` that a router
@@ -186,7 +190,10 @@ class LatentShape:
     `latent_dim` channels, queries from a latent of `query_rank` channels (0: directly from hidden).
     `is_interleaved`: neighbouring channels are rotated together, not channels half of `rope_dim`
     apart. `gate` multiplies the heads' outputs (Ling 3, HY V4). `growth` is that of queries, or
-    None (Mistral 4). `has_sinks` as in AttentionShape (HY V4).
+    None (Mistral 4). `has_sinks` as in AttentionShape (HY V4). A query sees the last `window_len`
+    positions, its own included; 0: all of them. `norms_rope`: the rotating part of a row has a norm
+    before it turns. Normed latents of queries and of rows are multiplied by `query_scale` and
+    `latent_scale`. All these norms have `norm_eps` (dots3 note).
     """
 
     q_heads: int
@@ -202,14 +209,24 @@ class LatentShape:
     gate: GateShape | None = None
     growth: QueryGrowth | None = None
     has_sinks: bool = False
+    window_len: int = 0
+    norms_rope: bool = False
+    query_scale: float = 1.0
+    latent_scale: float = 1.0
+    norm_eps: float = LATENT_NORM_EPS
 
     @property
     def row_dim(self) -> int:
         return self.latent_dim + self.rope_dim
 
     @property
+    def reach(self) -> int:
+        """The last positions that hold all a query sees, its own included; 0: all of them."""
+        return self.window_len
+
+    @property
     def kind(self) -> Kind:
-        return Kind.FULL
+        return Kind.WINDOW if self.window_len else Kind.FULL
 
     def sections(self, place: StatePlace) -> tuple[SectionSpec, ...]:
         shape = (place.page_size, self.row_dim)

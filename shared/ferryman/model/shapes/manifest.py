@@ -72,7 +72,9 @@ def _layouts(config: ModelConfig, place: StatePlace, num_ranks: int) -> tuple[Ki
 def _window_len(config: ModelConfig) -> int:
     """The longest window or chunk: older pages of the kind are freed together. A layer with a
     shorter one reads less of them."""
-    return max((shape.reach for shape in attentions(config)), default=0)
+    shapes = (shape for states in config.states for shape in states)
+    reaches = [s.reach for s in shapes if isinstance(s, AttentionShape | LatentShape)]
+    return max(reaches, default=0)
 
 
 def pads_prompts(config: ModelConfig) -> bool:
