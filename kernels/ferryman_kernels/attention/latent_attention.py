@@ -165,7 +165,7 @@ def latent_attention_decode(
     On a CPU windows are cut where those of a chunk are, from position 0 on.
     """
     if window_len and _serves(q):
-        _check(q, pages, latent_dim)
+        _check(q, pages, latent_dim, sinks)
         tokens, reach = torch.arange(len(q)), page_table.shape[1] * pages.shape[1]
         spans = torch.stack((tokens, tokens, positions, positions + 1), dim=1)
         blocks = Blocks(spans.numpy(), len(q) * min(window_len, reach))
