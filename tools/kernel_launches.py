@@ -219,6 +219,19 @@ def launch_split_attention(dtype: torch.dtype, heads: tuple[int, int], head_dim:
         split_decode_triton(q, codes, codes, table, index, 0.1, 0, None, 0.0, (scales, scales))
 
 
+def launch_profiled_attention(
+    dtype: torch.dtype, heads: tuple[int, int], head_dim: int, extent: int
+) -> None:
+    """Attention with profiles of distance, which has the one order of sums alone."""
+    index, table = torch.zeros(8, dtype=torch.int64), torch.zeros(8, 32, dtype=torch.int64)
+    q = torch.zeros(8, heads[0], head_dim, dtype=dtype)
+    pages = torch.zeros(4, heads[1], 64, head_dim, dtype=dtype)
+    profiles = torch.zeros(8, heads[0], extent, dtype=dtype)
+    split_decode_triton(q, pages, pages, table, index, 0.1, 0, profiles=profiles)
+    span = ((0, 8),)
+    split_prefill_triton(q, pages, pages, table[:1], span, 0.1, 0, profiles=profiles)
+
+
 def launch_rotation(
     dtype: torch.dtype, heads: tuple[int, int], head_dim: int, rotary_dim: int
 ) -> None:
@@ -484,6 +497,7 @@ def launch_all(dtype: torch.dtype) -> None:
     launch_experts(dtype, 32, 2880, 5760)
     launch_kimi_delta(dtype, 32, 128)
     launch_split_attention(dtype, (32, 8), 128)
+    launch_profiled_attention(dtype, (64, 8), 128, 1024)
     launch_dense(dtype, 2048, 8192)
     launch_dense(dtype, 2048, 100_352)
     launch_experts_in_one_order(dtype, 32, 2880, 5760)

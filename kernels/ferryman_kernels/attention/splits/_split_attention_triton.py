@@ -44,6 +44,10 @@ EVERY_SPLIT = 1 << 30
 """The splits of a program that folds all of its tile's."""
 
 
+PROFILED_KEYS, PROFILED_STAGES = 16, 2
+"""The keys of a product whose scores have a term of their own, and its stages."""
+
+
 class SplitTiles(NamedTuple):
     """The rows and keys of one product, its warps and stages of loads; for any number of
     queries."""
@@ -121,6 +125,7 @@ def _split_attention_kernel(
     partial_ptr: tl.tensor,
     tops_ptr: tl.tensor,
     norms_ptr: tl.tensor,
+    profiles_ptr: tl.tensor,
     stride_page: int,
     stride_scale_page: int,
     stride_table_row: int,
@@ -128,6 +133,7 @@ def _split_attention_kernel(
     window_len: int,
     page_size: int,
     head_dim: int,
+    extent: int,
     scale: float,
     cap: float,
     GROUP: tl.constexpr,
@@ -139,6 +145,7 @@ def _split_attention_kernel(
     NARROW: tl.constexpr,
     HAS_CAP: tl.constexpr,
     CODED: tl.constexpr,
+    HAS_PROFILES: tl.constexpr,
 ) -> None:
     """Some queries of one request with the heads of one group, over some of their splits.
 
@@ -196,6 +203,11 @@ def _split_attention_kernel(
                 scores = cap - 2 * cap / (tl.exp(2 * scores / cap) + 1)
             seen = keys_at[None, :] <= sees_to[:, None]
             seen = seen & (keys_at[None, :] >= sees_from[:, None])
+            if HAS_PROFILES:  # [tokens, q_heads, extent]
+                distance = sees_to[:, None] - keys_at[None, :]
+                near_at = profiles_ptr + heads[:, None] * extent + distance
+                near = tl.load(near_at, mask=seen & (distance < extent), other=0.0)
+                scores += near.to(tl.float32)
             scores = tl.where(seen, scores, float("-inf"))
             peak = tl.maximum(next_top, tl.max(scores, axis=1))
             # A row without any key so far has the peak -inf, and must not become NaN.
@@ -268,25 +280,30 @@ def split_attention_triton(
     tiles: Tiles,
     splits: tuple[Tensor, int],
     seen: tuple[float, int, Tensor | None, float, bool],
+    profiles: Tensor | None = None,
 ) -> Tensor:
     """`splits` are the memory for the sums of weights [tokens, q_heads, parts], zeros for a row of
     no tile, and the splits of each part; `seen` is the scale of scores, the window, the sinks, the
-    scores' cap, and whether pages are codes."""
+    scores' cap, and whether pages are codes. `profiles` are those of `profiled_attention`."""
     (norms, each), (scale, window_len, sinks, score_cap, is_coded) = splits, seen
     q, (tokens, q_heads, head_dim), parts = laid_out(q), q.shape, norms.shape[2]
     kv_heads, page_size = pages[0].shape[1:3]
     group, block_dim = q_heads // kv_heads, max(16, next_power_of_two(head_dim))
     block_group = next_power_of_two(group)
     chosen = split_tiles(q.dtype, block_dim, block_group)
+    if profiles is not None:
+        chosen = chosen._replace(keys=PROFILED_KEYS, stages=PROFILED_STAGES)
     partial = torch.empty(tokens, q_heads, parts, head_dim, device=q.device)
     tops = torch.empty_like(norms)
     _split_attention_kernel[len(tiles[0]), kv_heads, parts](
         q, *pages, page_table, *tiles, partial, tops, norms,
+        tops if profiles is None else laid_out(profiles),
         pages[0].stride(0), pages[2].stride(0), page_table.stride(0), each,
-        window_len, page_size, head_dim, scale, score_cap,
+        window_len, page_size, head_dim, 0 if profiles is None else profiles.shape[2],
+        scale, score_cap,
         GROUP=group, BLOCK_GROUP=block_group, ROWS=chosen.rows, KEYS=chosen.keys,
         SPLIT=SPLIT_KEYS, BLOCK_DIM=block_dim, NARROW=dot_type(q),
-        HAS_CAP=score_cap > 0, CODED=is_coded,
+        HAS_CAP=score_cap > 0, CODED=is_coded, HAS_PROFILES=profiles is not None,
         num_warps=chosen.warps, num_stages=chosen.stages,
     )  # fmt: skip
     return fold_splits_triton(partial, tops, norms, sinks, q.dtype)
@@ -317,6 +334,7 @@ def split_prefill_triton(
     sinks: Tensor | None = None,
     score_cap: float = 0.0,
     scales: PageScales | None = None,
+    profiles: Tensor | None = None,
 ) -> Tensor:
     _check_strides(q, key_pages, value_pages, page_table)
     group = next_power_of_two(q.shape[1] // key_pages.shape[1])
@@ -329,7 +347,7 @@ def split_prefill_triton(
     seen = scale, window_len, sinks, score_cap, scales is not None
     pages = _as_read(key_pages, value_pages, scales)
     norms = result_for(spans, q[:, :, :1], torch.float32)
-    return split_attention_triton(q, pages, page_table, tiles, (norms, EVERY_SPLIT), seen)
+    return split_attention_triton(q, pages, page_table, tiles, (norms, EVERY_SPLIT), seen, profiles)
 
 
 def _columns(rows: Sequence[tuple[int, ...]], device: torch.device) -> Tiles:
@@ -351,6 +369,7 @@ def split_decode_triton(
     sinks: Tensor | None = None,
     score_cap: float = 0.0,
     scales: PageScales | None = None,
+    profiles: Tensor | None = None,
 ) -> Tensor:
     """A tile has one query. The number of parts follows the table's width: positions stay on the
     device; a part behind a query's last split has nothing to do."""
@@ -362,4 +381,4 @@ def split_decode_triton(
     seen = scale, window_len, sinks, score_cap, scales is not None
     pages = _as_read(key_pages, value_pages, scales)
     norms = torch.empty(*q.shape[:2], parts, device=q.device)
-    return split_attention_triton(q, pages, page_table, tiles, (norms, 1), seen)
+    return split_attention_triton(q, pages, page_table, tiles, (norms, 1), seen, profiles)
