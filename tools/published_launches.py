@@ -30,6 +30,7 @@ from tools.kernel_launches import (
     launch_mamba_step,
     launch_mlstm,
     launch_norms,
+    launch_profiled_attention,
     launch_residual,
     launch_rg_lru,
     launch_rotation,
@@ -41,6 +42,7 @@ from tools.kernel_launches import (
 
 from ferryman.model.families.gpt_oss import GptOssConfig
 from ferryman.model.families.hy_v4 import HyV4Config
+from ferryman.model.families.inkling import InklingConfig
 from ferryman.model.families.minimax_m3 import MiniMaxM3Config
 from ferryman.model.families.nemotron_h import ExpertsShape
 from ferryman.model.layers.hidden_streams import StreamsShape
@@ -69,6 +71,7 @@ from ferryman.model.shapes.model_shapes import ModelConfig
 from ferryman.model.shapes.recurrent_shapes import (
     HeadConvShape,
     HeadedMamba1Shape,
+    LayerConvShape,
     LightningShape,
     Mamba1Shape,
     MambaShape,
@@ -89,6 +92,13 @@ def launches_of(config: ModelConfig) -> Iterator[Launch]:
     yield launch_residual, hidden_dim, getattr(config, "residual_multiplier", 1.0)
     yield from _choices_of_groups(config)
     yield from _choices_with_identities(config)
+    if isinstance(config, InklingConfig):
+        for layer, attention in enumerate(config.attentions):
+            yield from _recurrent(config.conv(layer))
+            distance = config.distances[layer]
+            heads = attention.q_heads, attention.kv_heads
+            yield launch_profiled_attention, heads, attention.head_dim, distance.extent
+            yield launch_dense, distance.state_dim, distance.extent
     for shape in _values(config):
         yield from _attending(shape)
         yield from _recurrent(shape)
@@ -227,6 +237,9 @@ def _recurrent(shape: Any) -> Iterator[Launch]:
             yield launch_conv, shape.hidden_dim, 2, False, False
         case ShortConvShape():
             yield launch_conv, shape.dim, shape.conv_width, shape.has_bias, False
+        case LayerConvShape():
+            for dim in (2 * shape.kv_dim, shape.hidden_dim):
+                yield launch_conv, dim, shape.conv_width, False, False
         case HeadConvShape():
             q, k, v = shape.widths
             for dim in (q + k + v, (shape.head_width - 1) * (q + k)):

@@ -57,7 +57,7 @@ def test_a_published_config_is_read_completely(published: PublishedConfig, tmp_p
     kinds = {shape.kind for layer in read.states for shape in layer}
     assert kinds <= set(family_of(tmp_path).kinds)
     assert (read.trunk.vocab_size, read.trunk.hidden_dim) == (
-        text["vocab_size"],
+        text.get("unpadded_vocab_size", text["vocab_size"]),
         text.get("hidden_size", text.get("n_embd")),
     )
     ignored = {

@@ -85,6 +85,7 @@ CARDS: Mapping[str, float] = {
     "tencent/Hunyuan-7B-Instruct": 7.5,
     "tencent/Hunyuan-A13B-Instruct": 80,
     "tencent/Hy4-preview": 770,
+    "thinkingmachines/Inkling": 975,
     "togethercomputer/RedPajama-INCITE-Base-3B-v1": 2.78,
     "zai-org/GLM-4.5-Air": 106,
     "zai-org/GLM-4.7-Flash": 30,
@@ -98,7 +99,8 @@ NOT_COMPARED = frozenset(
     dots-studio/dots3-note-prev
     google/gemma-3n-E4B-it google/gemma-4-E2B-it google/gemma-4-E4B-it google/vaultgemma-1b
     ibm-granite/granite-swash-2b inclusionAI/Ling-3.0-Flash openai/gpt-oss-120b openai/gpt-oss-20b
-    poolside/Laguna-S-2.1 tencent/Hy3-preview zai-org/GLM-5 zai-org/GLM-5-FP8 zai-org/GLM-5.1
+    poolside/Laguna-S-2.1 tencent/Hy3-preview thinkingmachines/Inkling-Small
+    zai-org/GLM-5 zai-org/GLM-5-FP8 zai-org/GLM-5.1
     zai-org/GLM-5.1-FP8 zai-org/GLM-5.2 zai-org/GLM-5.2-FP8
     """.split()
 )
@@ -209,6 +211,12 @@ STATE: Mapping[str, Mapping[str, int]] = {
     "NX-AI/xLSTM-7b": {"recurrent": 32 * (8 * (512 * 256 + 256 + 1) * 4 + 32)},
     # The inputs of the token before, twice, in bfloat16, and three numbers of each channel.
     "RWKV/rwkv-4-169m-pile": {"recurrent": 12 * 768 * (2 * 2 + 3 * 4)},
+    # Of keys and values, and of the outputs of attention and experts: three inputs each.
+    "thinkingmachines/Inkling": {
+        "full": 11 * 2 * 8 * 128 * 2,
+        "window": 55 * 2 * 16 * 128 * 2,
+        "recurrent": (11 * 2 * 8 * 128 + 55 * 2 * 16 * 128 + 66 * 2 * 6144) * 3 * 2,
+    },
     "google/recurrentgemma-2b": {
         "window": 8 * 2 * 256 * 2,
         "recurrent": 18 * 2560 * (3 * 2 + 4),

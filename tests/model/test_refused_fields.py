@@ -77,6 +77,11 @@ SWITCHED = [
     ("hy_v4", {"index_head_dim": 1}),
     ("hy_v4", {"hc_mult": 0}),
     ("hy_v4", {"swiglu_limit": 0.0}),
+    ("inkling", {"shared_expert_sink": False}),
+    ("inkling", {"use_sconv": False}),
+    ("inkling", {"gate_activation": "softmax"}),
+    ("inkling", {"final_logit_softcapping": 30.0}),
+    ("inkling", {"swa_num_key_value_heads": 7}),
 ]
 
 

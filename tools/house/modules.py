@@ -11,7 +11,7 @@ from tools.house.source import REPOSITORY, Module
 SMALL_LINES = 60
 MAX_MODULES = 16
 # Words of the field that end like a gerund, and proper nouns.
-NOUNS = frozenset({"drafting", "gating", "grouped_routing", "routing"})
+NOUNS = frozenset({"drafting", "gating", "grouped_routing", "inkling", "routing"})
 # Adverbs and metaphors that once were module names.
 BANNED = frozenset(
     """

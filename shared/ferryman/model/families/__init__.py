@@ -31,6 +31,7 @@ from ferryman.model.families import (
     granite,
     hunyuan,
     hy_v4,
+    inkling,
     jamba,
     jetmoe,
     kimi_linear,
@@ -482,6 +483,13 @@ FAMILIES: tuple[Family[Any], ...] = (
     ),
     Family("zamba", ("ZambaForCausalLM",), zamba.read_zamba, zamba.load_zamba, kinds=HYBRID),
     Family("zamba2", ("Zamba2ForCausalLM",), zamba2.read_zamba2, zamba2.load_zamba2, kinds=HYBRID),
+    Family(
+        "inkling",
+        ("InklingForCausalLM", "InklingForConditionalGeneration"),
+        inkling.read_inkling,
+        inkling.load_inkling,
+        kinds=EVERY_KIND,
+    ),
     Family("zaya", ("ZayaForCausalLM",), zaya.read_zaya, zaya.load_zaya, kinds=EVERY_KIND),
     Family(
         "mamba", ("MambaForCausalLM",), mamba.read_mamba, mamba.load_mamba1_model, kinds=RECURRENT

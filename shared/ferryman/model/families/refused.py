@@ -19,10 +19,6 @@ _MIXED_STREAMS = (
     "each token (hyper-connections); streams here are read and written by gates alone"
 )
 _CONVOLVED = "convolutions within its attention keep a recurrent state beside the pages of a layer"
-_INKLING = (
-    f"{_CONVOLVED}: keys and values go through convolutions, as do the outputs of attention and "
-    "experts; scores also depend on distance by learned profiles, which no attention here adds"
-)
 _INKLING2 = (
     f"{_CONVOLVED}, with filters that depend on the token; layers also attend to the sums of "
     "blocks of earlier layers, and scores depend on distance by learned profiles"
@@ -46,8 +42,6 @@ REFUSED: Mapping[str, str] = {
     "DeepseekV4ForCausalLM": f"{_BLOCKS}; {_MIXED_STREAMS}",
     "Qwen4ExpForCausalLM": _BLOCKS_BY_MEANS,
     "Qwen4ExpForConditionalGeneration": _BLOCKS_BY_MEANS,
-    "InklingForCausalLM": _INKLING,
-    "InklingForConditionalGeneration": _INKLING,
     "Inkling2ForCausalLM": _INKLING2,
     "Inkling2ForConditionalGeneration": _INKLING2,
     "Glm5NextForConditionalGeneration": _POOLED_INDEX,

@@ -62,6 +62,25 @@ class QueryGrowth:
     first: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class LogGrowth:
+    """Queries grow with their position: by 1 + alpha · log((position + 1) / floor), from position
+    `floor` on (Inkling)."""
+
+    alpha: float
+    floor: int
+
+
+@dataclass(frozen=True, slots=True)
+class DistanceShape:
+    """A term of distance in each score (Inkling): a query head's state of `state_dim` numbers mixes
+    learned profiles, which have a number for each distance below `extent`."""
+
+    state_dim: int
+    extent: int
+    growth: LogGrowth | None
+
+
 class GateActivation(StrEnum):
     """The activation of a gate."""
 

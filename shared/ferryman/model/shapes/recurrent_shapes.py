@@ -281,3 +281,33 @@ class HeadConvShape:
             q_heads=per_rank("q_heads", self.q_heads, num_ranks),
             kv_heads=per_rank_replicated("kv_heads", self.kv_heads, num_ranks),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class LayerConvShape:
+    """Four convolutions of a layer of attention and a feed-forward (Inkling): of its keys, of its
+    values, and of the outputs of both parts, over `conv_width` tokens each."""
+
+    kv_heads: int
+    head_dim: int
+    hidden_dim: int
+    conv_width: int
+
+    @property
+    def kv_dim(self) -> int:
+        return self.kv_heads * self.head_dim
+
+    @property
+    def kind(self) -> Kind:
+        return Kind.RECURRENT
+
+    def sections(self, place: StatePlace) -> tuple[SectionSpec, ...]:
+        kv_dim, dim = self.kv_dim, self.hidden_dim
+        parts = (("k", kv_dim), ("v", kv_dim), ("mixed", dim), ("fed", dim))
+        conv = (2 * kv_dim + 2 * dim, self.conv_width - 1)
+        return (SectionSpec("conv", place.layer, conv, place.dtype, shard_axis=0, parts=parts),)
+
+    def shard(self, num_ranks: int) -> LayerConvShape:
+        """A share of keys and values; every rank convolves the outputs, which are sums."""
+        kv_heads = per_rank_replicated("kv_heads", self.kv_heads, num_ranks)
+        return replace(self, kv_heads=kv_heads)
