@@ -24,7 +24,6 @@ from ferryman_kernels.attention.splits._split_attention_triton import (
     split_decode_triton,
     split_prefill_triton,
 )
-from ferryman_kernels.elementwise.clamped_swiglu import clamped_swiglu_triton
 from ferryman_kernels.elementwise.expert_choice import (
     NO_NUMBERS,
     ExpertGroups,
@@ -36,8 +35,10 @@ from ferryman_kernels.elementwise.expert_choice import (
     choose_one_by_one_triton,
 )
 from ferryman_kernels.elementwise.finite_argmax import finite_argmax_triton
-from ferryman_kernels.elementwise.gated_silu import gated_silu_triton
 from ferryman_kernels.elementwise.gated_sum import add_gated_triton_
+from ferryman_kernels.elementwise.gates.clamped_swiglu import clamped_swiglu_triton
+from ferryman_kernels.elementwise.gates.gated_silu import gated_silu_triton
+from ferryman_kernels.elementwise.gates.limited_silu import limited_silu_triton
 from ferryman_kernels.elementwise.heads_into_pages import (
     HeadNorms,
     HeadTurn,
@@ -50,7 +51,6 @@ from ferryman_kernels.elementwise.hyper_connection import (
     expand_streams_triton,
     read_streams_triton,
 )
-from ferryman_kernels.elementwise.limited_silu import limited_silu_triton
 from ferryman_kernels.elementwise.rms_norm import (
     add_rms_norm_triton,
     gated_rms_norm_triton,

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ferryman_kernels.elementwise.clamped_swiglu import (
+from ferryman_kernels.elementwise.gates.clamped_swiglu import (
     clamped_swiglu,
     clamped_swiglu_reference,
     clamped_swiglu_triton,

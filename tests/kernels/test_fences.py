@@ -21,8 +21,12 @@ from ferryman_kernels.attention.paged_attention import (
     paged_attention_reference,
 )
 from ferryman_kernels.attention.pages import write_kv, write_kv_reference
-from ferryman_kernels.elementwise.clamped_swiglu import clamped_swiglu, clamped_swiglu_reference
-from ferryman_kernels.elementwise.gated_silu import gated_silu, gated_silu_reference
+from ferryman_kernels.elementwise.gates.clamped_swiglu import (
+    clamped_swiglu,
+    clamped_swiglu_reference,
+)
+from ferryman_kernels.elementwise.gates.gated_silu import gated_silu, gated_silu_reference
+from ferryman_kernels.elementwise.gates.limited_silu import limited_silu, limited_silu_reference
 from ferryman_kernels.elementwise.hyper_connection import (
     GateNumbers,
     expand_streams,
@@ -30,7 +34,6 @@ from ferryman_kernels.elementwise.hyper_connection import (
     read_streams,
     read_streams_reference,
 )
-from ferryman_kernels.elementwise.limited_silu import limited_silu, limited_silu_reference
 from ferryman_kernels.elementwise.rms_norm import (
     add_rms_norm,
     gated_rms_norm,

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from ferryman_kernels.elementwise.gated_silu import (
+from ferryman_kernels.elementwise.gates.gated_silu import (
     gated_silu,
     gated_silu_reference,
     gated_silu_triton,

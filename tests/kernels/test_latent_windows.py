@@ -51,7 +51,7 @@ def _decoded(
     """All tokens of SPANS as single ones."""
     rows = torch.cat([torch.full((end - start,), i) for i, (start, end) in enumerate(SPANS)])
     positions = torch.cat([torch.arange(start, end) for start, end in SPANS])
-    return run(q, pages, table[rows].contiguous(), positions, LATENT, SCALE, window)
+    return run(q, pages, table[rows].contiguous(), positions, LATENT, SCALE, window_len=window)
 
 
 @pytest.mark.parametrize("window", WINDOWS)
@@ -59,7 +59,7 @@ def _decoded(
 def test_a_token_sees_its_window_alone(dtype: torch.dtype, window: int) -> None:
     q, pages, table = _prompt(dtype, window)
     expected = _expected(q, pages, table, window)
-    chunk = latent_attention_prefill(q, pages, table, SPANS, LATENT, SCALE, window)
+    chunk = latent_attention_prefill(q, pages, table, SPANS, LATENT, SCALE, window_len=window)
     assert_close(chunk, expected, TOLERANCE[dtype])
     assert_close(
         _decoded(latent_attention_decode, q, pages, table, window), expected, TOLERANCE[dtype]
@@ -70,7 +70,7 @@ def test_a_token_sees_its_window_alone(dtype: torch.dtype, window: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_chunk_has_the_bits_of_its_tokens(dtype: torch.dtype, window: int) -> None:
     q, pages, table = _prompt(dtype, window)
-    chunk = latent_attention_prefill(q, pages, table, SPANS, LATENT, SCALE, window)
+    chunk = latent_attention_prefill(q, pages, table, SPANS, LATENT, SCALE, window_len=window)
     assert torch.equal(_decoded(latent_attention_decode, q, pages, table, window), chunk)
     wider = torch.cat((table, torch.full_like(table, -1)), dim=1)
     assert torch.equal(_decoded(latent_attention_decode, q, pages, wider, window), chunk)
@@ -82,7 +82,7 @@ def test_a_card_s_chunk_has_the_bits_of_its_tokens(dtype: torch.dtype) -> None:
     window, spans = 11, ((13, 40),)
     pages, table = row_pages(dtype, SLOTS, LATENT + ROPE), table_of([40], SLOTS)
     q, positions = torch.randn(27, 2, LATENT + ROPE).to(dtype), torch.arange(13, 40)
-    sizes = LATENT, SCALE, window
+    sizes = LATENT, SCALE, None, window
     with on_a_card():
         chunk = latent_prefill_by_splits(q, pages, table, spans, *sizes)
         tables = torch.cat((table, torch.full_like(table, -1)), dim=1).expand(27, -1).contiguous()
@@ -99,6 +99,6 @@ def test_a_token_that_pads_a_batch_gets_zeros() -> None:
     pages, table = row_pages(torch.float32, SLOTS, LATENT + ROPE), table_of([40, 40], SLOTS)
     table[1] = -1
     q, positions = torch.randn(2, 3, LATENT + ROPE), torch.tensor([39, -1])
-    found = latent_attention_decode(q, pages, table, positions, LATENT, SCALE, 11)
+    found = latent_attention_decode(q, pages, table, positions, LATENT, SCALE, window_len=11)
     assert bool(found[0].any())
     assert not bool(found[1].any())

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ferryman_kernels.elementwise.limited_silu import (
+from ferryman_kernels.elementwise.gates.limited_silu import (
     limited_silu,
     limited_silu_reference,
     limited_silu_triton,

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ferryman_kernels.elementwise.clamped_swiglu import clamped_swiglu
-from ferryman_kernels.elementwise.gated_silu import gated_silu
+from ferryman_kernels.elementwise.gates.clamped_swiglu import clamped_swiglu
+from ferryman_kernels.elementwise.gates.gated_silu import gated_silu
 from ferryman_kernels.elementwise.rms_norm import add_rms_norm
 from ferryman_kernels.products.int8_product import int8_product, int8_quad_product, quads_of_codes
 from ferryman_kernels.products.packed_product import pack_panels, packed_product

@@ -19,14 +19,14 @@ from torch.nn import functional as F
 from ferryman_kernels._precision import wide_dtype
 from ferryman_kernels.cpu import _compiled
 from ferryman_kernels.elementwise.activations import gelu, gelu_tanh, sigmoid, silu, softplus
-from ferryman_kernels.elementwise.clamped_swiglu import clamped_swiglu
-from ferryman_kernels.elementwise.gated_silu import gated_silu
+from ferryman_kernels.elementwise.gates.clamped_swiglu import clamped_swiglu
+from ferryman_kernels.elementwise.gates.gated_silu import gated_silu
+from ferryman_kernels.elementwise.gates.limited_silu import limited_silu
 from ferryman_kernels.elementwise.hyper_connection import (
     GateNumbers,
     expand_streams,
     read_streams,
 )
-from ferryman_kernels.elementwise.limited_silu import limited_silu
 from ferryman_kernels.elementwise.rms_norm import (
     add_rms_norm,
     gated_rms_norm,

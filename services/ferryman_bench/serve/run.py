@@ -110,7 +110,7 @@ async def _accepted_ends(client: EndpointClient) -> Ends:
 
 
 async def _refusal(client: EndpointClient, fields: Mapping[str, Any]) -> str:
-    """What the server says against a request with `fields`, or "". Raises ConfigError if there is
+    """The server's answer to a request with `fields` if it refuses it, or "". Raises ConfigError if there is
     no server."""
     try:
         await client.ask(_TRIAL.with_fields(fields), Delivery.STREAMED)

@@ -16,9 +16,9 @@ from ferryman.model.weights.linear import Linear
 from ferryman.model.weights.matrix import Matrix, join_linear, split_rows, summed_linear
 from ferryman.model.weights.named_weights import Weights
 from ferryman_kernels.elementwise.activations import silu
-from ferryman_kernels.elementwise.clamped_swiglu import clamped_swiglu
-from ferryman_kernels.elementwise.gated_silu import gated_silu
-from ferryman_kernels.elementwise.limited_silu import limited_silu
+from ferryman_kernels.elementwise.gates.clamped_swiglu import clamped_swiglu
+from ferryman_kernels.elementwise.gates.gated_silu import gated_silu
+from ferryman_kernels.elementwise.gates.limited_silu import limited_silu
 
 
 @dataclass(frozen=True, slots=True)
