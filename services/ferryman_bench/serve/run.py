@@ -110,8 +110,8 @@ async def _accepted_ends(client: EndpointClient) -> Ends:
 
 
 async def _refusal(client: EndpointClient, fields: Mapping[str, Any]) -> str:
-    """The server's answer to a request with `fields` if it refuses it, or "". Raises ConfigError if there is
-    no server."""
+    """The server's refusal of a request with `fields`; "" if it answers. Raises ConfigError if
+    there is no server."""
     try:
         await client.ask(_TRIAL.with_fields(fields), Delivery.STREAMED)
     except EndpointRefusal as refusal:
