@@ -63,8 +63,8 @@ def warm_up(
 ) -> None:
     """Prefills one page and a token, then decodes one token, on slot 0 of each pool; then a step of
     padding of each sort of `sizes`, or without them the largest decode step, and that of one token
-    until it is recorded. Before them run short
-    prompts as they are and padded, and the largest prefill step.
+    until it is recorded. Before them run short prompts as they are and padded, and the largest
+    prefill step.
 
     Raises ConfigError when the logits are not finite.
     """
