@@ -16,8 +16,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
@@ -31,14 +32,6 @@ from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ferryman_kernels._triton import Kernel
-from ferryman_kernels.attention import (
-    _latent_attention_triton,
-    _paged_attention_triton,
-    _sparse_index_triton,
-)
-from ferryman_kernels.attention.splits import _split_attention_triton
-from ferryman_kernels.products import _grouped_product_triton
-from ferryman_kernels.recurrence import _ssd_chunk_scan_triton
 
 HOPPER = GPUTarget("cuda", 90, 32)
 POINTERS = {
@@ -126,16 +119,17 @@ def compiling_for_a_gpu() -> Iterator[None]:
     def launch(kernel: Kernel, _: tuple[int, ...]) -> Any:
         return lambda *args, **constants: compile_kernel(kernel, *args, **constants)
 
-    with (
-        patch.object(Kernel, "__getitem__", launch),
-        patch.object(_ssd_chunk_scan_triton, "dot_type", dot_type),
-        patch.object(_paged_attention_triton, "dot_type", dot_type),
-        patch.object(_split_attention_triton, "dot_type", dot_type),
-        patch.object(_latent_attention_triton, "dot_type", dot_type),
-        patch.object(_sparse_index_triton, "dot_type", dot_type),
-        patch.object(_grouped_product_triton, "dot_type", dot_type),
-    ):
+    with ExitStack() as patched:
+        patched.enter_context(patch.object(Kernel, "__getitem__", launch))
+        for module in _modules_with("dot_type"):
+            patched.enter_context(patch.object(module, "dot_type", dot_type))
         yield
+
+
+def _modules_with(name: str) -> list[ModuleType]:
+    """The modules of kernels that have this name, imported from another or their own."""
+    modules = [module for key, module in sys.modules.items() if key.startswith("ferryman_kernels.")]
+    return [module for module in modules if hasattr(module, name)]
 
 
 def main(words: list[str]) -> None:

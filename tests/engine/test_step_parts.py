@@ -14,7 +14,12 @@ import torch
 from ferryman.cache.manifest import Kind
 from ferryman.engine.forward.draw_tensors import pack_draws, unpack_draws
 from ferryman.engine.forward.packed_step import StepViews
-from ferryman.engine.forward.replayed_forward import MAX_REQUESTS, StepShape, _shape_of
+from ferryman.engine.forward.replayed_forward import (
+    LEAST_PAGES,
+    MAX_REQUESTS,
+    StepShape,
+    _shape_of,
+)
 from ferryman.engine.tensor_parallel.rank import Command, Inbox
 from ferryman.schedule.batch import SampleRequest
 from ferryman.schedule.request import SamplingParams
@@ -23,14 +28,14 @@ PATIENCE_SECONDS = 120.0
 
 
 def _shape(waves: tuple[int, ...], adapters: object = (), padding: object = None) -> Any:
-    tables = {Kind.FULL: torch.zeros(2, 17), Kind.WINDOW: torch.zeros(2, 3)}
+    tables = {Kind.FULL: torch.zeros(2, LEAST_PAGES + 1), Kind.WINDOW: torch.zeros(2, 3)}
     tensors = SimpleNamespace(waves=waves, adapters=adapters, padding=padding, page_tables=tables)
     return _shape_of(cast(Any, tensors))
 
 
 def test_a_step_is_recorded_by_its_requests_and_its_widest_table() -> None:
-    assert _shape((2,)) == StepShape(2, 32)
-    assert _shape((MAX_REQUESTS,)) == StepShape(MAX_REQUESTS, 32)
+    assert _shape((2,)) == StepShape(2, 2 * LEAST_PAGES)
+    assert _shape((MAX_REQUESTS,)) == StepShape(MAX_REQUESTS, 2 * LEAST_PAGES)
 
 
 @pytest.mark.parametrize(
