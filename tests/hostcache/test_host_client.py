@@ -66,8 +66,8 @@ class UnitByUnit:
         self.left: list[int] = []
         self.may_go_on = asyncio.Event()
 
-    async def next_run(self, sizes: Sequence[int]) -> int:
-        self.left.append(len(sizes))
+    async def next_run(self, sizes: Sequence[int], first: int) -> int:
+        self.left.append(len(sizes) - first)
         if len(self.left) == 3:
             await self.may_go_on.wait()
         return 1

@@ -64,15 +64,14 @@ class StoredHost:
         lease_id = f"lease-{next(self._numbers)}"
         room = self.store_.reserve(ReserveRequest(lease_id, ME, keys, asked), 0.0)
         digests: dict[UnitName, bytes] = {}
-        left = list(room)
-        while left:
-            count = await pace.next_run([unit.num_bytes for unit in left])
-            for unit in left[:count]:
+        sizes = [unit.num_bytes for unit in room]
+        while len(digests) < len(room):
+            first = len(digests)
+            for unit in room[first : first + await pace.next_run(sizes, first)]:
                 content = bytearray(unit.num_bytes)
                 name = unit.kind, unit.page_index
                 digests[name] = sources[name].copy(memoryview(content))
                 self.content[unit.kind, keys[unit.page_index]] = bytes(content)
-            left = left[count:]
         return self.store_.commit(lease_id, digests, 0.0) if room else 0
 
     def drop_chain(self, first: PageKey) -> None:

@@ -7,10 +7,13 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
+from itertools import count
 
+import pytest
 from tests.doubles.stamps import fake_manifest
 from tests.harness.pair import engine_of
 from tests.harness.schedule import PAGE, ScheduledWorker, request
+from tests.harness.schedule import worker as schedule_worker
 from tests.worker.stored_host import StoredHost
 
 from ferryman.cache.keys import PageKey
@@ -30,6 +33,7 @@ from ferryman.worker.loop import StepLoop
 PAGES_ONLY = fake_manifest(PAGE, kinds=[Kind.FULL])
 UNIT = PAGES_ONLY.layout(Kind.FULL).slot_bytes
 ROOM = 200
+HOST_ROOM = 2_000
 
 
 class SteppedWorker:
@@ -38,7 +42,7 @@ class SteppedWorker:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._pending: deque[tuple[StepPlan, Future[StepOutcome]]] = deque()
-        self.host = StoredHost(PAGES_ONLY, {Kind.FULL: ROOM})
+        self.host = StoredHost(PAGES_ONLY, {Kind.FULL: HOST_ROOM})
         self.backup = DeviceBackup(
             engine.scheduler,
             engine.transfer.store_unit,
@@ -47,12 +51,13 @@ class SteppedWorker:
             lambda: None,
             StepPace(least_bytes=UNIT),
         )
+        ticks = count(1)
         self._loop = StepLoop(
             engine.scheduler,
             self._submit,
             asyncio.Event(),
             self._on_events,
-            lambda: 0.0,
+            lambda: float(next(ticks)),
             on_changes=self.backup.changed,
             on_steps=self.backup.stepped,
         )
@@ -80,6 +85,15 @@ class SteppedWorker:
         return self._engine.scheduler.flush()
 
     @property
+    def num_waiting(self) -> int:
+        """Requests that are not admitted yet."""
+        return self._engine.scheduler.statistics().waiting
+
+    @property
+    def num_free(self) -> int:
+        return self._engine.scheduler.allocator.pools[Kind.FULL].num_free
+
+    @property
     def num_copied(self) -> int:
         """Pages of which the host has the bytes, visible or not."""
         return len(self.host.content)
@@ -93,8 +107,13 @@ class SteppedWorker:
         await settled()
         return self.num_copied - before
 
-    async def steps(self, count: int) -> list[int]:
-        return [await self.step() for _ in range(count)]
+    async def steps(self, number: int) -> list[int]:
+        return [await self.step() for _ in range(number)]
+
+
+@pytest.fixture
+def long_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedule_worker, "MAX_LEN", 1_000)
 
 
 async def settled() -> None:
@@ -174,6 +193,72 @@ async def test_nothing_waits_for_steps_that_may_be_evicted_before_its_copy() -> 
         assert here.backup.num_lost == 0
 
 
+@pytest.mark.usefixtures("long_prompts")
+async def test_nothing_waits_for_steps_if_the_next_prompt_may_need_the_slots_of_as_much() -> None:
+    """A prompt is being copied and one waits; a fifth of the pool is free. A third one would evict
+    what waits."""
+    async with stepped_worker(num_slots=260, chunk=400 * PAGE) as here:
+        here.ask(prompt(1, first=2, max_tokens=300))
+        await here.steps(6)
+        for first in (1, 3):
+            here.ask(prompt(100, first=first, max_tokens=2))
+            await here.steps(2)
+        assert 0 < here.num_free < 100
+        here.ask(prompt(100, first=4, max_tokens=2))
+        await here.steps(4)
+        assert here.backup.num_lost == 0
+
+
+@pytest.mark.usefixtures("long_prompts")
+async def test_a_copy_hurries_whose_slots_the_next_prompt_waits_for() -> None:
+    async with stepped_worker(num_slots=320, chunk=400 * PAGE) as here:
+        here.ask(prompt(60, first=1, max_tokens=1))
+        await here.step()
+        here.ask(prompt(1, first=2, max_tokens=150))
+        await here.steps(6)
+        here.ask(prompt(200, first=3, max_tokens=2))
+        await here.steps(3)
+        here.ask(prompt(150, first=4, max_tokens=2))
+        await here.steps(4)
+        assert here.num_waiting == 0
+
+
+@pytest.mark.usefixtures("long_prompts")
+async def test_what_a_new_host_is_offered_is_copied_before_it_is_evicted() -> None:
+    async with stepped_worker(num_slots=260, chunk=400 * PAGE) as here:
+        offered = [prompt(80, first=1, max_tokens=1), prompt(80, first=3, max_tokens=1)]
+        for asked in offered:
+            here.ask(asked)
+            await here.step()
+        here.ask(prompt(1, first=2, max_tokens=300))
+        await here.steps(6)
+        here.host.restart()
+        here.backup.host_usable()
+        await settled()
+        for first in range(4, 16):
+            here.ask(prompt(14, first=first, max_tokens=2))
+            await here.steps(2)
+        assert [usable(here, asked.keys) for asked in offered] == [80, 80]
+
+
+async def test_a_step_that_ends_a_prompt_beside_streams_has_no_room_for_its_copy() -> None:
+    async with stepped_worker() as here:
+        here.ask(prompt(1, first=2))
+        await here.steps(4)
+        here.ask(prompt(10, first=3))
+        assert await here.steps(3) == [0, 0, 0], "two that were on their way, and the prompt's own"
+        assert await here.steps(3) == [1, 1, 1]
+
+
+async def test_a_worker_that_drains_copies_without_breaks() -> None:
+    async with stepped_worker() as here:
+        here.ask(asked := prompt(10))
+        assert await here.steps(2) == [0, 1]
+        here.backup.hurry()
+        await settled()
+        assert usable(here, asked.keys) == 10
+
+
 async def test_a_slot_whose_copy_waits_is_not_reused() -> None:
     async with stepped_worker() as here:
         here.ask(asked := prompt(10, max_tokens=30))
@@ -189,7 +274,26 @@ async def test_a_backlog_is_copied_in_a_number_of_steps() -> None:
     pace.stepped(0, 0, is_drawing=True)
     waiting = 3 * SPREAD_STEPS * LEAST_BYTES
     pace.stepped(1, waiting, is_drawing=True)
-    assert await pace.next_run([LEAST_BYTES] * 100) == 3
+    sizes = [LEAST_BYTES] * 100
+    assert await pace.next_run(sizes, 0) == 3
+
+
+async def test_pieces_do_not_shrink_with_what_is_left() -> None:
+    pace, copied = StepPace(least_bytes=1), list[int]()
+    pace.stepped(0, 0, is_drawing=True)
+    copying = asyncio.create_task(copy_all(pace, [1] * 320, copied))
+    for num_steps in range(SPREAD_STEPS + 1):
+        assert num_steps <= SPREAD_STEPS
+        await settled()
+        pace.stepped(1, 0, is_drawing=True)
+    await copying
+    assert len(copied) == 320
+
+
+async def test_a_worker_that_never_draws_copies_all_at_once() -> None:
+    pace = StepPace()
+    pace.stepped(1, 0, is_drawing=False)
+    assert await pace.next_run([LEAST_BYTES] * 100, 0) == 100
 
 
 async def test_a_unit_larger_than_a_piece_takes_the_room_of_later_steps() -> None:
@@ -206,7 +310,8 @@ async def test_a_unit_larger_than_a_piece_takes_the_room_of_later_steps() -> Non
 
 
 async def copy_all(pace: StepPace, sizes: list[int], copied: list[int]) -> None:
-    while sizes:
-        count = await pace.next_run(sizes)
-        copied += sizes[:count]
-        sizes = sizes[count:]
+    first = 0
+    while first < len(sizes):
+        end = first + await pace.next_run(sizes, first)
+        copied += sizes[first:end]
+        first = end

@@ -66,10 +66,12 @@ class Admission:
         self._limits = limits
         self._isolation = isolation
         self._events = events
+        self.lacks_slots = False
 
     def prompts(self, now: float) -> Iterator[RunningSequence]:
         """The prompts being prefilled in their order, then as many waiting requests as can be
         admitted."""
+        self.lacks_slots = False
         yield from list(self._sequences.prefilling)
         while admitted := self._try_admit_next(now):
             yield admitted
@@ -99,6 +101,7 @@ class Admission:
                     SequenceAdmitted(sequence.request_id, plan, waiting.was_retracted)
                 )
                 return sequence
+        self.lacks_slots = True
         return None
 
     def _resume_plans(self, waiting: PendingRequest) -> Iterator[ResumePlan]:

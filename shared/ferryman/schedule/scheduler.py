@@ -416,6 +416,11 @@ class Scheduler:
     def is_quarantined(self) -> bool:
         return self.limits.prefix_cache and not self.allocator.has_prefix_cache
 
+    @property
+    def lacks_slots(self) -> bool:
+        """Whether the head of the queue could not be admitted for lack of slots."""
+        return self.admission.lacks_slots
+
     def drop_chain(self, first: PageKey) -> None:
         """Removes a first page from the tree, with all that stands on it."""
         self.allocator.prompt_ends.drop_chain(first)

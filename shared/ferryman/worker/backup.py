@@ -13,8 +13,8 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import chain, islice
+from functools import cached_property, partial
+from itertools import islice
 from typing import Protocol
 
 from ferryman.cache.keys import PageKey
@@ -36,7 +36,8 @@ MAX_WAITING = 256
 
 EVICTED_SOON = 32
 """Slots of a kind, free or with units that are written, below which a copy waits for no step; in a
-small pool an eighth of it. A prompt of 512 tokens takes as many pages of 16."""
+small pool an eighth of it. A prompt of 512 tokens takes as many pages of 16. Nor does it if there
+are fewer of them than units that wait: the next prompt may be as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +79,17 @@ class HostWrites(Protocol):
     def drop_chain(self, first: PageKey) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Group:
     """Units on one path from the root, to be written together."""
 
     units: tuple[UnitKey, ...]
     tags: CallTags
+
+    @cached_property
+    def counts(self) -> Counter[Kind]:
+        """The units of each kind."""
+        return Counter(kind for kind, _ in self.units)
 
 
 class OwedBackups:
@@ -165,7 +171,7 @@ class DeviceBackup:
         self._owed, self._backlog = OwedBackups(), deque[_Group]()
         self._work = asyncio.Event()
         self._turn = asyncio.Lock()
-        self._pace = pace
+        self._pace, self._under_way = pace, Counter[Kind]()
         self._num_attaches, self._num_times_usable = client.num_attaches, client.num_times_usable
         self._dropped: set[PageKey] = set()
         self.written_units: Counter[Kind] = Counter()
@@ -209,23 +215,29 @@ class DeviceBackup:
     def stepped(self, num_ended: int, *, is_drawing: bool) -> None:
         """So many steps that draw tokens have ended, and one runs now, or none. Copies made here
         take the cores of the steps."""
-        waiting = chain.from_iterable(group.units for group in self._groups())
-        num_bytes = sum(self._manifest.layout(kind).slot_bytes for kind, _ in waiting)
         is_bound = is_drawing and not self._is_urgent()
-        self._pace.stepped(num_ended, num_bytes, is_drawing=is_bound)
+        self._pace.stepped(num_ended, self._waiting_bytes() if is_bound else 0, is_drawing=is_bound)
 
-    def _groups(self) -> Iterator[_Group]:
-        yield from self._waiting
-        yield from self._backlog
+    def hurry(self) -> None:
+        """Copies wait for no step from now on: the worker drains."""
+        self._pace.hurry()
+
+    def _waiting_bytes(self) -> int:
+        """The bytes of what is new. What a new host is offered takes its time."""
+        counts = [(self._manifest.layout(kind).slot_bytes, kind) for kind in self._manifest.kinds]
+        return sum(size * group.counts[kind] for group in self._waiting for size, kind in counts)
 
     def _is_urgent(self) -> bool:
-        """Whether slots may soon be wanted that a copy has leased, or whose units wait for one."""
-        has_work = self._turn.locked() or self._waiting or self._backlog
-        return bool(has_work) and any(map(self._is_short, self._manifest.kinds))
+        """Whether slots are wanted, or may soon be, that a copy has leased, or whose units wait for
+        one."""
+        if not (self._turn.locked() or self._waiting or self._backlog):
+            return False
+        return self._scheduler.lacks_slots or any(map(self._is_short, self._manifest.kinds))
 
     def _is_short(self, kind: Kind) -> bool:
         pool = self._scheduler.allocator.pools[kind]
-        num_wanted = min(EVICTED_SOON, pool.num_slots // 8) - pool.num_free
+        num_due = self._under_way[kind] + sum(group.counts[kind] for group in self._waiting)
+        num_wanted = max(min(EVICTED_SOON, pool.num_slots // 8), num_due) - pool.num_free
         if num_wanted <= 0:
             return False
         coldest = list(islice(self._scheduler.next_to_evict(kind), num_wanted))
@@ -297,6 +309,7 @@ class DeviceBackup:
 
     async def write_waiting(self) -> None:
         """Writes all waiting groups, one after the other, and then what a new host is owed."""
+        self._pace.begin()
         async with self._turn:
             self._note_new_host()
         while waiting := self._waiting or self._backlog:
@@ -305,21 +318,23 @@ class DeviceBackup:
     async def _write(self, group: _Group) -> None:
         async with self._turn:
             self._note_new_host()
-            # With the first token comes much other work.
+            self._under_way = group.counts
             await self._pace.turn()
-            units = self._to_write(group)
-            if not units:
-                return
-            self._dropped.clear()  # chains dropped from here on may have units in this copy
-            path = self._path(units)
-            stored = await self._copied(path, units, group.tags)
-            if stored is not None and stored < len(units):
-                # Other workers have stored some, or the host tier dropped the pages below: offer
-                # the whole chain.
-                units = self._scheduler.chain_units(path)
-                stored = await self._copied(path, units, group.tags)
-            names = [_name(unit) for unit in units]
-            (self._failed if stored is None else self._books.mark_written)(names)
+            if units := self._to_write(group):
+                await self._write_units(units, group.tags)
+            self._under_way = Counter()
+
+    async def _write_units(self, units: Sequence[CachedUnit], tags: CallTags) -> None:
+        self._dropped.clear()  # chains dropped from here on may have units in this copy
+        path = self._path(units)
+        stored = await self._copied(path, units, tags)
+        if stored is not None and stored < len(units):
+            # Other workers have stored some, or the host tier dropped the pages below: offer the
+            # whole chain.
+            units = self._scheduler.chain_units(path)
+            stored = await self._copied(path, units, tags)
+        names = [_name(unit) for unit in units]
+        (self._failed if stored is None else self._books.mark_written)(names)
 
     def _failed(self, units: Sequence[UnitKey]) -> None:
         """Units are not written: they are tried again when they are used, or by a new host."""
@@ -337,8 +352,9 @@ class DeviceBackup:
         elif self._num_times_usable == self._client.num_times_usable:
             return
         self._num_times_usable = self._client.num_times_usable
-        groups = self._owed.take(self._scheduler.allocator.tree)
-        self._backlog += (_Group(units, NO_TAGS) for units in groups)
+        for units in self._owed.take(self._scheduler.allocator.tree):
+            self._books.start(units)
+            self._backlog.append(_Group(units, NO_TAGS))
 
     def _to_write(self, group: _Group) -> tuple[CachedUnit, ...]:
         """The units of a group that are still here and not written, and the pages that they

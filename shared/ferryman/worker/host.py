@@ -85,6 +85,9 @@ class NoHostTier:
     def stepped(self, num_ended: int, *, is_drawing: bool) -> None:
         """No copies."""
 
+    def hurry(self) -> None:
+        """No copies."""
+
     def ended(self, request_id: str, tags: CallTags) -> None:
         """No tier to store it in."""
 
@@ -236,6 +239,10 @@ class HostTierBridge:
     def stepped(self, num_ended: int, *, is_drawing: bool) -> None:
         """So many steps that draw tokens have ended, and one runs now, or none."""
         self.backup.stepped(num_ended, is_drawing=is_drawing)
+
+    def hurry(self) -> None:
+        """Copies wait for no step from now on: the worker drains."""
+        self.backup.hurry()
 
     def ended(self, request_id: str, tags: CallTags) -> None:
         """A conversation paused: stores the resume set of its next turn."""

@@ -339,6 +339,7 @@ async def _serve(
             announce_ready(parts.role, parts.worker_id, address, parts.epoch, observe=observe)
             await stopping.wait()
             log.info("draining")
+            parts.host.hurry()
             # The way out of running requests is made first, while new ones still come.
             await service.prepare_drain()
             # Health changes before the service refuses requests, and the servers and the step loop

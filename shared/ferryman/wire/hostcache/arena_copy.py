@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -49,20 +49,25 @@ class ArenaCopier:
         """Fills `room` from `units`, in runs as `pace` says; returns the digest of each. A
         cancelled caller waits for the unit that is being copied."""
         digests: list[UnitDigest] = []
-        while (left := room[len(digests) :]) and not self._closing.is_set():
-            count = await pace.next_run([unit.num_bytes for unit in left])
-            await self._run(arena, units, left[:count], digests)
+        sources = {(unit.kind, unit.page_index): unit for unit in units}
+        sizes = [unit.num_bytes for unit in room]
+        while len(digests) < len(room):
+            first = len(digests)
+            count = await pace.next_run(sizes, first)
+            if self._closing.is_set():
+                break
+            await self._run(arena, sources, room[first : first + count], digests)
         return digests
 
     async def _run(
         self,
         arena: memoryview,
-        units: Sequence[UnitSource],
+        sources: Mapping[tuple[Kind, int], UnitSource],
         room: Sequence[pb.ReservedUnit],
         digests: list[UnitDigest],
     ) -> None:
         stop = threading.Event()
-        job = partial(self._copy_all, arena, units, room, digests, stop)
+        job = partial(self._copy_all, arena, sources, room, digests, stop)
         copying = asyncio.wrap_future(self._copier.submit(job))
         try:
             await asyncio.shield(copying)
@@ -73,12 +78,11 @@ class ArenaCopier:
     def _copy_all(
         self,
         arena: memoryview,
-        units: Sequence[UnitSource],
+        sources: Mapping[tuple[Kind, int], UnitSource],
         room: Sequence[pb.ReservedUnit],
         digests: list[UnitDigest],
         stop: threading.Event,
     ) -> None:
-        sources = {(unit.kind, unit.page_index): unit for unit in units}
         for unit in room:
             if stop.is_set() or self._closing.is_set():
                 return

@@ -19,8 +19,8 @@ LEAST_BYTES = 1 << 20
 the first time, and a step of the smallest models takes 10."""
 
 SPREAD_STEPS = 16
-"""All that waits is copied in about so many steps, so a backlog does not grow however many streams
-there are: after each step a sixteenth of it, or LEAST_BYTES."""
+"""All that waits is copied in so many steps, so a backlog does not grow however many streams there
+are: after each step a sixteenth of the most that waited, or LEAST_BYTES."""
 
 RUN_BYTES = 4 << 20
 """The longest run without a look whether a step draws tokens: 2 ms."""
@@ -29,17 +29,17 @@ RUN_BYTES = 4 << 20
 class CopyPace(Protocol):
     """Decides when units may be copied."""
 
-    async def next_run(self, sizes: Sequence[int]) -> int:
-        """Waits until units may be copied, and returns how many of the next ones: at least one.
-        `sizes` are the bytes of all that are left."""
+    async def next_run(self, sizes: Sequence[int], first: int) -> int:
+        """Waits until units may be copied, and returns how many from unit `first` on: at least one.
+        `sizes` are the bytes of all."""
         ...
 
 
 class AllAtOnce:
     """All units in one run."""
 
-    async def next_run(self, sizes: Sequence[int]) -> int:
-        return len(sizes)
+    async def next_run(self, sizes: Sequence[int], first: int) -> int:
+        return len(sizes) - first
 
 
 ALL_AT_ONCE: CopyPace = AllAtOnce()
@@ -49,8 +49,8 @@ class StepPace:
     """Gives room for copies, step by step. Used from one event loop."""
 
     def __init__(self, least_bytes: int = LEAST_BYTES) -> None:
-        self._least_bytes = least_bytes
-        self._is_bound = False
+        self._least_bytes = self._piece = least_bytes
+        self._has_drawn = self._is_bound = False
         self._num_hurried = 0
         self._room = 0  # what the last piece had too much counts against the next
         self._left_bytes = 0  # of the copy that is under way
@@ -64,14 +64,30 @@ class StepPace:
     def stepped(self, num_ended: int, waiting_bytes: int, *, is_drawing: bool) -> None:
         """So many steps that draw tokens have ended, and now one runs, or none. `waiting_bytes`
         are those of copies that have not begun."""
+        self._has_drawn |= is_drawing
         if not is_drawing:
             self._is_bound = False
         elif not self._is_bound:
             self._is_bound, self._room = True, 0
         elif num_ended:
-            num_bytes = waiting_bytes + self._left_bytes
-            piece = max(self._least_bytes, -(-num_bytes // SPREAD_STEPS))
-            self._room = min(self._room, 0) + num_ended * piece
+            self._piece = self._piece_of(waiting_bytes + self._left_bytes)
+            self._room = min(self._room, 0) + num_ended * self._piece
+        self._changed.set()
+
+    def _piece_of(self, num_bytes: int) -> int:
+        """The bytes after a step. They do not shrink with what is left, which would never end."""
+        if not num_bytes:
+            return self._least_bytes
+        return max(self._piece, -(-num_bytes // SPREAD_STEPS))
+
+    def begin(self) -> None:
+        """Copies begin after a while without any: the first piece comes after a step from now on,
+        not beside the first token, with which comes much other work."""
+        self._room, self._left_bytes = min(self._room, 0), 0
+
+    def hurry(self) -> None:
+        """Copies wait for no step from now on: the process ends."""
+        self._num_hurried += 1
         self._changed.set()
 
     @contextmanager
@@ -90,16 +106,19 @@ class StepPace:
             self._changed.clear()
             await self._changed.wait()
 
-    async def next_run(self, sizes: Sequence[int]) -> int:
-        """Waits until units may be copied, and returns how many of the next ones: at least one.
-        `sizes` are the bytes of all that are left. A unit is never cut: a step of one stream reads
-        and writes more."""
+    async def next_run(self, sizes: Sequence[int], first: int) -> int:
+        """Waits until units may be copied, and returns how many from unit `first` on: at least one.
+        A unit is never cut: a step of one stream reads and writes more."""
+        if not self._has_drawn:
+            return len(sizes) - first
+        if not first:
+            self._left_bytes = sum(sizes)
         await self.turn()
-        room, num_units = self._room if self.is_bound else RUN_BYTES, 0
-        while num_units < len(sizes) and room > 0:
-            room -= sizes[num_units]
-            num_units += 1
-        self._left_bytes = sum(sizes[num_units:])
+        room, end = self._room if self.is_bound else RUN_BYTES, first
+        while end < len(sizes) and room > 0:
+            room -= sizes[end]
+            self._left_bytes -= sizes[end]
+            end += 1
         if self.is_bound:
             self._room = room
-        return num_units
+        return end - first
