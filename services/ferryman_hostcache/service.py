@@ -111,14 +111,16 @@ async def running_host_cache(
         backlog = WritebackBacklog[CallTags](
             write_policy_named(settings.write_policy), wake=has_backlog.set
         )
+        breaks = WriteBreaks(lambda: backlog.is_behind)
         storage = await stack.enter_async_context(
             open_storage(
                 settings.storage,
                 key.subkey(Purpose.STORED_UNIT),
                 clock=time.monotonic,
-                breaks=WriteBreaks(lambda: backlog.statistics().num_waiting > 0),
+                breaks=breaks,
             )
         )
+        stack.callback(breaks.end)
         folders = await stack.enter_async_context(open_shared_folders(settings.storage, key, index))
         if folders:
             publisher.share(folders.own.life(storage.term))

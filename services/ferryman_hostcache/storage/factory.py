@@ -95,7 +95,8 @@ async def open_storage(
     breaks: WriteBreaks = NO_BREAKS,
 ) -> AsyncIterator[StorageTier]:
     """A storage tier for the length of a block; units become visible with `attach`, except units
-    that were not sealed with `key`. A folder is written with `breaks`, which end with the block.
+    that were not sealed with `key`. A folder is written with `breaks`; who made them
+    ends them before the block ends, which waits for the file that is being written.
 
     Raises ConfigError when the place cannot be used or belongs to another process.
     """
@@ -104,10 +105,7 @@ async def open_storage(
         return
     blobs = await asyncio.to_thread(open_blobs, settings.folder, breaks)
     async with storage_over(blobs, settings, key, clock=clock) as storage:
-        try:
-            yield storage
-        finally:
-            breaks.end()
+        yield storage
 
 
 def open_blobs(place: str, breaks: WriteBreaks = NO_BREAKS) -> BlobStore:

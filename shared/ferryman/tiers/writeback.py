@@ -11,7 +11,7 @@ Other servers say write back, offload or backup.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
@@ -20,8 +20,8 @@ from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind
 from ferryman.tiers.storage_values import TierEffect
 from ferryman.tiers.store import HostStore
-from ferryman.tiers.values import Residency, UnitForgotten, UnitName, UnitStored
-from ferryman.tiers.write_policy import PendingBackups, UnitKey, WritePolicy
+from ferryman.tiers.values import EvictionRefused, Residency, UnitForgotten, UnitName, UnitStored
+from ferryman.tiers.write_policy import LOW_FREE_SHARE, PendingBackups, UnitKey, WritePolicy
 
 MAX_WAITING = 256
 
@@ -64,6 +64,8 @@ class WritebackBacklog(Generic[Tags]):
         self._backups, self._wake = PendingBackups(policy), wake
         self._jobs: deque[WritebackJob[Tags]] = deque()
         self._dropped = self._lost = 0
+        self._num_to_group = 0  # units of the job that is being written, in no group yet
+        self._lacks_room = False  # because of the group that is being written
 
     # Events in both tiers.
 
@@ -72,6 +74,7 @@ class WritebackBacklog(Generic[Tags]):
         new = [(unit.kind, unit.key) for unit in effects if isinstance(unit, UnitStored)]
         gone = [(unit.kind, unit.key) for unit in effects if isinstance(unit, UnitForgotten)]
         self._lost += self._backups.on_removed(gone)
+        self._lacks_room |= any(isinstance(effect, EvictionRefused) for effect in effects)
         self._put(self._backups.on_added(new), tags)
 
     def on_hit(self, units: Iterable[UnitKey], tags: Tags) -> None:
@@ -121,12 +124,18 @@ class WritebackBacklog(Generic[Tags]):
         """Each group is made when the caller asks for it, from the units in both tiers at that
         time. Units that have left the host tier are in no group."""
         waiting = set(job.units)
-        while chain := host.deepest_chain(waiting):
-            path = set(chain)
-            units = {unit for unit in waiting if unit[1] in path}
-            waiting -= units
-            names = self._lacking(chain, units, host.manifest.kinds, in_storage(chain))
-            yield WritebackGroup(chain, names)
+        try:
+            while chain := host.deepest_chain(waiting):
+                path = set(chain)
+                units = {unit for unit in waiting if unit[1] in path}
+                waiting -= units
+                names = self._lacking(chain, units, host.manifest.kinds, in_storage(chain))
+                group = WritebackGroup(chain, names)
+                self._num_to_group = len(waiting)
+                self._lacks_room = _keeps_most(group, host)
+                yield group
+        finally:
+            self._num_to_group, self._lacks_room = 0, False
 
     def _lacking(
         self,
@@ -150,5 +159,21 @@ class WritebackBacklog(Generic[Tags]):
         passed the effects of storage to `on_storage_effects` before."""
         self._backups.on_failed(unit for unit in job.units if not self._backups.is_written(unit))
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether the group that is being written should be written as fast as it can: others wait,
+        or the slots that it keeps are wanted. Any thread may ask."""
+        return bool(self._jobs) or self._num_to_group > 0 or self._lacks_room
+
     def statistics(self) -> BacklogCounts:
         return BacklogCounts(len(self._jobs), self._dropped, self._lost)
+
+
+def _keeps_most(group: WritebackGroup, host: HostStore) -> bool:
+    """Whether a group keeps so many slots of a pool from eviction that little of it is left. A page
+    keeps all before it."""
+    kept = Counter(kind for kind, _ in group.names)
+    if group.names:
+        kept[Kind.FULL] = len(group.chain)
+    slots = host.layout.num_slots
+    return any(kept[kind] > (1 - LOW_FREE_SHARE) * count for kind, count in slots.items())
