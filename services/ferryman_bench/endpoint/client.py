@@ -31,7 +31,11 @@ _UNANSWERED = "without sending a response"
 
 
 class EndpointRefusal(Unavailable):
-    """The endpoint refused a request, or its answer cannot be read; `status` is HTTP's, or 0."""
+    """The endpoint refused a request, or its answer cannot be read.
+
+    `status` is HTTP's: 200 for an error within an answer. It is 0 where there is no answer, or none
+    that can be read.
+    """
 
     def __init__(self, message: str, status: int = 0) -> None:
         super().__init__(message)
@@ -165,5 +169,6 @@ def _object(text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise EndpointRefusal(f"no JSON object: {text[:_SHOWN_CHARACTERS]}")
     if error := value.get("error"):
-        raise EndpointRefusal(f"an error within the answer: {str(error)[:_SHOWN_CHARACTERS]}")
+        message = f"an error within the answer: {str(error)[:_SHOWN_CHARACTERS]}"
+        raise EndpointRefusal(message, httpx.codes.OK)
     return value

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import httpx
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -33,6 +34,10 @@ from ferryman_bench.serve.workload import LoadSession
 from ferryman_simulator.report import load_pyplot
 
 _TRIAL = Inquiry((ChatMessage("user", "Say yes."),), 2)
+
+_REFUSED_FIELD = (httpx.codes.BAD_REQUEST, httpx.codes.UNPROCESSABLE_ENTITY)
+# Such a refusal says nothing about the fields of a request.
+_BUSY = (httpx.codes.TOO_MANY_REQUESTS, httpx.codes.SERVICE_UNAVAILABLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,26 +101,28 @@ async def loaded_endpoint(choice: ServeOptions) -> LoadResult:
 async def _accepted_ends(client: EndpointClient) -> Ends:
     """The way to answers as long as asked for, of one piece a token, that the server takes.
 
-    A server that knows `min_tokens` refuses more of them than `max_tokens`; others pass over them.
-    Raises ConfigError if it answers to nothing.
+    A server that knows `min_tokens` refuses more of them than `max_tokens` as a bad request; others
+    pass over them. Raises ConfigError if it does not answer without such fields, or is busy.
     """
-    too_many = without_ends(_TRIAL.max_tokens + 1)
-    ways: list[Ends] = [without_ends] if await _refusal(client, too_many) else []
-    refusal = ""
-    for ends in (*ways, ignoring_ends, own_ends):
-        refusal = await _refusal(client, ends(_TRIAL.max_tokens))
-        if not refusal:
+    if refusal := await _refusal(client, own_ends(_TRIAL.max_tokens)):
+        raise ConfigError(f"{client.place}: {refusal}")
+    too_many = await _refusal(client, without_ends(_TRIAL.max_tokens + 1))
+    knows_field = too_many is not None and too_many.status in _REFUSED_FIELD
+    for ends in (without_ends, ignoring_ends) if knows_field else (ignoring_ends,):
+        if await _refusal(client, ends(_TRIAL.max_tokens)) is None:
             return ends
-    raise ConfigError(f"{client.place}: {refusal}")
+    return own_ends
 
 
-async def _refusal(client: EndpointClient, fields: Mapping[str, Any]) -> str:
-    """The server's refusal of a request with `fields`; "" if it answers. Raises ConfigError if
-    there is no server."""
+async def _refusal(client: EndpointClient, fields: Mapping[str, Any]) -> EndpointRefusal | None:
+    """The server's refusal of a request with `fields`, or an error within its answer; None if it
+    answers. Raises ConfigError if there is no server, or a busy one."""
     try:
         await client.ask(_TRIAL.with_fields(fields), Delivery.STREAMED)
     except EndpointRefusal as refusal:
         if not refusal.status:
             raise ConfigError(str(refusal)) from None
-        return str(refusal)
-    return ""
+        if refusal.status in _BUSY:
+            raise ConfigError(f"{client.place}: {refusal}; measure when it is ready") from None
+        return refusal
+    return None
