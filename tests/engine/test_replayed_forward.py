@@ -20,7 +20,7 @@ from ferryman.cache.manifest import Kind
 from ferryman.engine.forward import replayed_forward
 from ferryman.engine.forward.decode_forward import EagerForward, StepForward
 from ferryman.engine.forward.recorded_launches import recorded_launches
-from ferryman.engine.forward.replayed_forward import ReplayedForward
+from ferryman.engine.forward.replayed_forward import FIRST_AFTER, ReplayedForward, narrowest_table
 from ferryman.engine.memory.slabs import Slabs
 from ferryman.engine.runner import Runner
 from ferryman.engine.warm_up import MostTokens, warm_up
@@ -66,7 +66,7 @@ class Recordings:
         self.made: list[ReplayedForward] = []
 
     def forward_of(self, eager: EagerForward) -> StepForward:
-        self.made.append(ReplayedForward(eager, self._max_bytes))
+        self.made.append(ReplayedForward(eager, PAGE_SIZE, self._max_bytes))
         return self.made[-1]
 
     @property
@@ -151,11 +151,11 @@ def test_a_lone_request_is_replayed_from_its_first_step_to_its_thousandth(
     model = load_model(folder, LoadOptions("float32", page_size=PAGE_SIZE))
     slabs = Slabs.allocate(model.manifest, SIZES, "cpu")
     runner = Runner(model, slabs, max_rows=4, max_len=96, replays=recordings)
-    warm_up(runner, model.manifest, most=MostTokens(decode=4))
+    warm_up(runner, model.manifest, most=MostTokens(decode=4, lone_steps=FIRST_AFTER))
     launched: list[object] = []
     monkeypatch.setattr(EagerForward, "run", lambda _, tensors: launched.append(tensors))
     anna, *_ = guests(model.manifest.kinds)
-    for number, num_pages in enumerate((2, 16, 17, 64), start=1):
+    for number, num_pages in enumerate((2, 16, 17, narrowest_table(PAGE_SIZE)), start=1):
         step = decode(number, [(anna, 17)])
         tables = {
             kind: np.resize(table, (1, num_pages)) for kind, table in step.page_tables.items()

@@ -15,10 +15,10 @@ from ferryman.cache.manifest import Kind
 from ferryman.engine.forward.draw_tensors import pack_draws, unpack_draws
 from ferryman.engine.forward.packed_step import StepViews
 from ferryman.engine.forward.replayed_forward import (
-    LEAST_PAGES,
     MAX_REQUESTS,
     StepShape,
-    _shape_of,
+    narrowest_table,
+    recorded_shape,
 )
 from ferryman.engine.tensor_parallel.rank import Command, Inbox
 from ferryman.schedule.batch import SampleRequest
@@ -27,15 +27,28 @@ from ferryman.schedule.request import SamplingParams
 PATIENCE_SECONDS = 120.0
 
 
-def _shape(waves: tuple[int, ...], adapters: object = (), padding: object = None) -> Any:
-    tables = {Kind.FULL: torch.zeros(2, LEAST_PAGES + 1), Kind.WINDOW: torch.zeros(2, 3)}
+NARROWEST = 48
+
+
+def _shape(
+    waves: tuple[int, ...], adapters: object = (), padding: object = None, pages: int = 1
+) -> Any:
+    tables = {Kind.FULL: torch.zeros(2, pages), Kind.WINDOW: torch.zeros(2, min(pages, 3))}
     tensors = SimpleNamespace(waves=waves, adapters=adapters, padding=padding, page_tables=tables)
-    return _shape_of(cast(Any, tensors))
+    return recorded_shape(cast(Any, tensors), NARROWEST)
 
 
 def test_a_step_is_recorded_by_its_requests_and_its_widest_table() -> None:
-    assert _shape((2,)) == StepShape(2, 2 * LEAST_PAGES)
-    assert _shape((MAX_REQUESTS,)) == StepShape(MAX_REQUESTS, 2 * LEAST_PAGES)
+    for pages, width in ((1, 48), (48, 48), (49, 96), (96, 96), (97, 192), (192, 192), (193, 384)):
+        assert _shape((2,), pages=pages) == StepShape(2, width)
+    assert _shape((MAX_REQUESTS,), pages=49) == StepShape(MAX_REQUESTS, 96)
+
+
+@pytest.mark.parametrize(("page_size", "pages"), [(4, 256), (16, 64), (48, 22), (64, 16), (256, 8)])
+def test_the_narrowest_table_has_as_many_tokens_whatever_their_pages(
+    page_size: int, pages: int
+) -> None:
+    assert narrowest_table(page_size) == pages
 
 
 @pytest.mark.parametrize(

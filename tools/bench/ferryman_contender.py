@@ -52,7 +52,7 @@ class FerrymanDecoder:
         self._history[:, position] = token_ids
         model, state = room.model, room.state
         eager = EagerForward(model, None, state, self._history, SINGLE_RANK)
-        self._forward = ReplayedForward(eager)
+        self._forward = ReplayedForward(eager, model.manifest.page_size)
 
     @torch.inference_mode()
     def __call__(self) -> None:

@@ -19,7 +19,7 @@ from ferryman.cache.shards import over_ranks
 from ferryman.engine.device import ComputeDevice, CudaDevice, HostDevice
 from ferryman.engine.forward.decode_forward import CudaGraphs
 from ferryman.engine.forward.grammar_masks import GrammarMasks
-from ferryman.engine.forward.replayed_forward import StepRecordings
+from ferryman.engine.forward.replayed_forward import FIRST_AFTER, StepRecordings
 from ferryman.engine.forward.step import StepGraphs
 from ferryman.engine.memory.copy_stream import CopyStream
 from ferryman.engine.memory.loads import LoadQueue
@@ -188,7 +188,10 @@ def _engine_of(
         stream = stack.enter_context(ForwardStream(runner, context=device.entered()))
         # The processor has no plans to make, and would compute for seconds.
         longest = min(scheduler.limits.chunk_tokens, max_len) if options.is_on_card else 0
-        most = MostTokens(max(1, options.max_running) * (1 + options.drafting.num_tokens), longest)
+        crowd = max(1, options.max_running) * (1 + options.drafting.num_tokens)
+        # Steps of a draft model have drafts, and are not recorded.
+        records = isinstance(replays, StepRecordings) and drafter is None
+        most = MostTokens(crowd, longest, FIRST_AFTER if records else 0)
         stream.call(lambda: warm(runner, manifest, steps, most)).result()
         yield Engine(
             manifest=manifest,
@@ -236,7 +239,9 @@ def _replays(options: EngineOptions, steps: StepSizes | None) -> StepGraphs | St
         return None
     if steps is not None:
         return StepGraphs(steps.max_tokens, CudaGraphs())
-    return StepRecordings() if options.tp_size == 1 and options.decodes else None
+    if options.tp_size == 1 and options.decodes:
+        return StepRecordings(options.page_size)
+    return None
 
 
 def _drafting(options: EngineOptions, grammars: GrammarCompiler) -> Drafting:

@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ferryman.cache.manifest import Kind, StateManifest
-from ferryman.engine.forward.replayed_forward import FIRST_AFTER
 from ferryman.engine.ops import BEFORE_ALL
 from ferryman.engine.stream import StepEngine
 from ferryman.errors import ConfigError
@@ -41,10 +40,12 @@ from ferryman.schedule.step_sizes import PADDING, DecodeSize, StepSizes
 
 @dataclass(frozen=True, slots=True)
 class MostTokens:
-    """The tokens of the largest step of each sort; 0 for one that need not run."""
+    """The tokens of the largest step of each sort; 0 for one that need not run. `lone_steps` are
+    the further steps of a request alone until its step is recorded; 0 where it is not."""
 
     decode: int = 1
     prefill: int = 0
+    lone_steps: int = 0
 
 
 WarmUp = Callable[[StepEngine, StateManifest, StepSizes | None, MostTokens], None]
@@ -63,7 +64,7 @@ def warm_up(
 ) -> None:
     """Prefills one page and a token, then decodes one token, on slot 0 of each pool; then a step of
     padding of each sort of `sizes`, or without them the largest decode step, and that of one token
-    until it is recorded. Before them run short prompts as they are and padded, and the largest
+    as often as `most` says. Before them run short prompts as they are and padded, and the largest
     prefill step.
 
     Raises ConfigError when the logits are not finite.
@@ -86,7 +87,7 @@ def warm_up(
         # A request alone has no other steps. Four launched ones and a recorded one would be the
         # longest gaps of its answer.
         alone = replace(_decode(manifest, prompt_len), step_id=BEFORE_ALL)
-        for _ in range(FIRST_AFTER):
+        for _ in range(most.lone_steps):
             engine.launch(alone).outcome()
     else:
         for size in _each_sort(sizes):

@@ -42,10 +42,11 @@ AGAIN_AFTER = 32
 """Launched steps of a dropped size before it is recorded again: a recording costs as much as that
 many replays save."""
 
-LEAST_PAGES = 64
-"""The narrowest page tables of a recording: 1,024 tokens in pages of 16. The next ones are twice as
-wide. A step reads no page beyond its tokens, so a wide table costs a step nothing that shows, and a
-narrow one costs four launches and a recording when the longest answer outgrows it."""
+LEAST_TOKENS, LEAST_PAGES = 1024, 8
+"""The narrowest page tables of a recording have so many tokens, and at least so many pages. The
+next ones are twice as wide. A step reads no page beyond its tokens, so a wide table costs a step
+nothing that shows, and a narrow one costs four launches and a recording when the longest answer
+outgrows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +69,13 @@ class RecordedStep:
 
 class ReplayedForward:
     """Replays steps of a size that was seen before; `eager` runs all others: the first ones, those
-    with drafts or adapters, and those of a size whose forward cannot be recorded."""
+    with drafts or adapters, and those of a size whose forward cannot be recorded. Pages have
+    `page_size` tokens."""
 
-    def __init__(self, eager: EagerForward, max_bytes: int = RECORDING_BYTES) -> None:
-        self._eager = eager
+    def __init__(
+        self, eager: EagerForward, page_size: int, max_bytes: int = RECORDING_BYTES
+    ) -> None:
+        self._eager, self._narrowest = eager, narrowest_table(page_size)
         self._max_bytes = max_bytes
         self._to_launch: dict[StepShape, int] = {}
         self.refused: dict[StepShape, str] = {}
@@ -82,7 +86,7 @@ class ReplayedForward:
         return len(self._recorded)
 
     def run(self, tensors: ForwardTensors) -> Forwarded:
-        shape = _shape_of(tensors) if isinstance(tensors, DecodeTensors) else None
+        shape = self._shape_of(tensors) if isinstance(tensors, DecodeTensors) else None
         if not isinstance(tensors, DecodeTensors) or shape is None or shape in self.refused:
             return self._eager.run(tensors)
         if shape in self._recorded:
@@ -91,6 +95,9 @@ class ReplayedForward:
             self._to_launch[shape] = left - 1
             return self._eager.run(tensors)
         return self._record(shape, tensors)
+
+    def _shape_of(self, tensors: DecodeTensors) -> StepShape | None:
+        return recorded_shape(tensors, self._narrowest)
 
     def _replay(self, shape: StepShape, tensors: DecodeTensors) -> Forwarded:
         self._recorded.move_to_end(shape)
@@ -125,22 +132,32 @@ class ReplayedForward:
         self.refused[shape] = reason
 
 
+@dataclass(frozen=True, slots=True)
 class StepRecordings:
     """Makes the forward of a worker whose decode steps are recorded."""
 
+    page_size: int
+
     def forward_of(self, eager: EagerForward) -> StepForward:
-        return ReplayedForward(eager)
+        return ReplayedForward(eager, self.page_size)
 
 
-def _shape_of(tensors: DecodeTensors) -> StepShape | None:
-    """None for a step that is not recorded."""
+def narrowest_table(page_size: int) -> int:
+    """The pages of the narrowest page tables of a recording."""
+    return max(LEAST_PAGES, -(-LEAST_TOKENS // page_size))
+
+
+def recorded_shape(tensors: DecodeTensors, narrowest: int) -> StepShape | None:
+    """The shape of the step's recording, with tables of `narrowest` pages or twice as many, or four
+    times and so on; None for a step that is not recorded."""
     if len(tensors.waves) > 1 or tensors.adapters or tensors.padding is not None:
         return None
     (requests,) = tensors.waves
     if requests > MAX_REQUESTS:
         return None
     width = max((table.shape[1] for table in tensors.page_tables.values()), default=1)
-    return StepShape(requests, max(LEAST_PAGES, 1 << (width - 1).bit_length()))
+    doublings = max(0, -(-width // narrowest) - 1).bit_length()
+    return StepShape(requests, narrowest << doublings)
 
 
 def _inputs_for(shape: StepShape, tensors: DecodeTensors) -> DecodeTensors:
