@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import mmap
 import weakref
 from collections.abc import Iterator
@@ -9,8 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.native import native_config, save_native
 from torch import Tensor
 
+from ferryman.model.load_options import LoadOptions
+from ferryman.model.registry import load_model
 from ferryman_kernels.cpu import huge_pages
 from ferryman_kernels.cpu.huge_pages import HUGE_PAGE_BYTES, WeightMemory, huge_memory, weight_zeros
 from ferryman_kernels.products.packed_product import pack_panels, reads_panels
@@ -72,9 +76,8 @@ def test_weights_of_one_region_do_not_overlap() -> None:
         assert weight.untyped_storage().nbytes() == weight.nbytes, "others are none of its bytes"
 
 
-def test_a_region_goes_back_with_its_last_weight_and_not_before(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def watched_regions(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[mmap.mmap]]:
+    """The regions that are made from now on."""
     regions: list[weakref.ref[mmap.mmap]] = []
 
     def watched(num_bytes: int) -> memoryview:
@@ -83,6 +86,13 @@ def test_a_region_goes_back_with_its_last_weight_and_not_before(
         return content
 
     monkeypatch.setattr(huge_pages, "huge_memory", watched)
+    return regions
+
+
+def test_a_region_goes_back_with_its_last_weight_and_not_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    regions = watched_regions(monkeypatch)
     memory = WeightMemory(REGION)
     first, second = (memory.zeros((REGION // 2,), torch.uint8) for _ in range(2))
     beyond = memory.zeros((1,), torch.uint8)
@@ -93,3 +103,17 @@ def test_a_region_goes_back_with_its_last_weight_and_not_before(
     del second
     assert [region() is None for region in regions] == [True, False]
     assert not beyond.any(), "it lies in the next region"
+
+
+@pytest.mark.skipif(not reads_panels(torch.float32), reason="there is no AVX-512")
+def test_models_share_no_region_and_layers_of_a_model_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save_native(tmp_path, native_config())
+    regions = watched_regions(monkeypatch)
+    monkeypatch.delattr(huge_pages, "_memory_of_process")  # nor one with weights of no model
+    models = [load_model(folder, LoadOptions("float32")) for _ in range(3)]
+    assert len(regions) == len(models)
+    del models[1]
+    gc.collect()
+    assert [region() is None for region in regions] == [False, True, False]

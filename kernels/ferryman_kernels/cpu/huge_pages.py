@@ -8,7 +8,9 @@ pages of Linux) it reads faster. Where there are none, memory is the same in sma
 from __future__ import annotations
 
 import mmap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from math import prod
 from threading import Lock
@@ -63,8 +65,23 @@ class WeightMemory:
             return part
 
 
+_memory: ContextVar[WeightMemory | None] = ContextVar("weight_memory", default=None)
+
+
+@contextmanager
+def regions_of_one_model() -> Iterator[None]:
+    """Weights that are made in the block, in this context or a copy of it, share no region with
+    others: a model that is dropped gives all its regions back."""
+    token = _memory.set(WeightMemory())
+    try:
+        yield
+    finally:
+        _memory.reset(token)
+
+
 @cache
 def _memory_of_process() -> WeightMemory:
+    """For weights that belong to no model."""
     return WeightMemory()
 
 
@@ -72,4 +89,4 @@ def weight_zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device)
     """A weight of zeros for products to read; on a processor in huge pages."""
     if device.type != "cpu":
         return torch.zeros(*shape, dtype=dtype, device=device)
-    return _memory_of_process().zeros(shape, dtype)
+    return (_memory.get() or _memory_of_process()).zeros(shape, dtype)

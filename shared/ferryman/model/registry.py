@@ -35,6 +35,7 @@ from ferryman.model.weights.load_progress import ByteCount, LoadStage
 from ferryman.model.weights.named_weights import OnRead, WeightFormat, Weights, uncounted
 from ferryman.model.weights.safetensors_header import StoredTensor
 from ferryman.model.weights.weight_formats import AS_STORED
+from ferryman_kernels.cpu.huge_pages import regions_of_one_model
 
 FINGERPRINT_BYTES = 16
 
@@ -61,12 +62,13 @@ def _loaded(folder: Path | str, options: LoadOptions) -> Iterator[tuple[Decoder,
     # Options that do not suit the folder are refused here, before a byte of its weights is read.
     weights = options.weights(checkpoint, copied.on_read)
     fingerprint = fingerprint_of(config, checkpoint, options.dtype, weights.format, hashed.on_read)
-    model = family_of(folder).load(config, _manifest(config, fingerprint, options), weights)
-    if weights.lora is not None:
-        model = replace(model, lora=weights.lora.served())
-    if model.manifest.is_exact_on_card:
-        model = in_one_order(model)
-    yield model, weights
+    with regions_of_one_model():
+        model = family_of(folder).load(config, _manifest(config, fingerprint, options), weights)
+        if weights.lora is not None:
+            model = replace(model, lora=weights.lora.served())
+        if model.manifest.is_exact_on_card:
+            model = in_one_order(model)
+        yield model, weights
     checkpoint.check_unchanged()  # the fingerprint is of what was loaded
     copied.finish()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -224,7 +225,8 @@ def side_by_side(load: Callable[[P], T], places: Sequence[P]) -> tuple[T, ...]:
         _single_threaded_operations() as num_threads,
         ThreadPoolExecutor(num_threads, "layer-loader") as pool,
     ):
-        return tuple(pool.map(load, places))
+        contexts = [copy_context() for _ in places]  # weights lie in the caller's regions
+        return tuple(pool.map(lambda context, place: context.run(load, place), contexts, places))
 
 
 @contextmanager
