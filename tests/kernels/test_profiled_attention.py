@@ -7,6 +7,7 @@ that a few keys make several of them.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 from transformers.models.inkling.modeling_inkling import InklingRelativeLogits
 
 from ferryman_kernels.attention.splits import _split_attention_triton as split_attention
+from ferryman_kernels.attention.splits import profiled_attention
 from ferryman_kernels.attention.splits._profiled_attention_compiled import (
     _attend_loop,
     profiled_attention_compiled,
@@ -129,6 +131,29 @@ def test_one_thread_and_two_have_the_same_bits(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch, _attend_loop, lambda: by_token(profiled_attention_compiled, prompt, 0)
     )
     assert torch.equal(alone, shared)
+
+
+@pytest.mark.parametrize("window", [0, 40])
+def test_queries_in_pieces_have_the_bits_of_a_whole_step(
+    window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A piece of three queries at most, by sums of the splits that they see and by pages."""
+    pytest.importorskip("numba")
+    prompt = Prompt(LOOP_LENGTH, HeadSizes(2, 2, 16), torch.float32)
+    whole = by_chunk(prompt, [], window)
+    splits, pages = 2 if window else 3, -(-LOOP_LENGTH // PAGE)
+    each = splits * prompt.q.shape[1] * (prompt.q.shape[2] + 2) + pages
+    sizes = []
+
+    def counted(q: Tensor, *asked: Any) -> Tensor:
+        sizes.append(len(q))
+        return profiled_attention_compiled(q, *asked)
+
+    monkeypatch.setattr(profiled_attention, "profiled_attention_compiled", counted)
+    monkeypatch.setattr(profiled_attention, "NUMBERS", 3 * each)
+    assert torch.equal(by_chunk(prompt, [300], window), whole)
+    assert torch.equal(by_token(profiled_decode, prompt, window), whole)
+    assert max(sizes) == 3
 
 
 def test_a_query_that_pads_a_batch_gets_zeros() -> None:

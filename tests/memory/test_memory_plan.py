@@ -24,8 +24,10 @@ from ferryman.engine.memory.slabs import Slabs
 from ferryman.errors import ConfigError
 from ferryman.llm import LLM
 from ferryman.model.config import load_config
+from ferryman.model.families.inkling import read_inkling
 from ferryman.model.footprint import weight_bytes
 from ferryman.model.load_options import LoadOptions
+from ferryman.model.shapes.config_fields import ConfigFields
 from ferryman.model.shapes.manifest import state_manifest
 from ferryman.model.shapes.ranks import SingleRank
 from ferryman.model.shapes.state import state_views
@@ -390,6 +392,17 @@ def test_a_step_of_more_tokens_takes_more(folder: Path) -> None:
     config = MemoryPlanner(files_of(folder), WITH_BFLOAT16).config(EngineOptions(model=folder))
     few, many = (EngineOptions(model=folder, chunk_tokens=n) for n in (64, 4096))
     assert step_bytes(config, few) < step_bytes(config, many)
+
+
+def test_a_step_counts_the_profiles_of_its_tokens() -> None:
+    """Inkling's published sizes: 64 heads with a number for each of 1,024 distances."""
+    path = Path(__file__).parents[1] / "model" / "published" / "thinkingmachines--Inkling.json"
+    config = read_inkling(ConfigFields(path, json.loads(path.read_text())["config"]))
+    options = EngineOptions(model=path.parent, dtype="bfloat16", chunk_tokens=512)
+    without = replace(config, distances=tuple(replace(term, extent=0) for term in config.distances))
+    assert step_bytes(config, options) - step_bytes(without, options) == 64 << 20
+    halved = options.model_copy(update={"tp_size": 2})
+    assert step_bytes(config, halved) - step_bytes(without, halved) == 32 << 20
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])

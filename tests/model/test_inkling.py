@@ -17,7 +17,8 @@ from tests.model.test_image_models import oracle_logits
 from tests.tiny_models import save_drawn
 from transformers import AutoModelForImageTextToText, InklingConfig
 
-from ferryman.model.layers.profiled_attention import growth_of
+from ferryman.model.layers import profiled_attention
+from ferryman.model.layers.profiled_attention import grow, growth_of
 from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_model
 from ferryman.model.shapes.attention_shapes import LogGrowth
@@ -63,3 +64,12 @@ def test_growth_has_the_same_bits_for_any_number_of_positions() -> None:
     assert whole[:7].eq(1.0).all()
     single = [growth_of(growth, position[None], torch.float32) for position in positions]
     assert torch.equal(torch.cat(single), whole)
+
+
+def test_numbers_grow_in_pieces_without_a_copy_of_them_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers, factors = torch.randn(7, 3, 5).to(torch.bfloat16), torch.rand(7) + 1
+    expected = (numbers.float() * factors[:, None, None]).to(torch.bfloat16)
+    monkeypatch.setattr(profiled_attention, "GROWN_NUMBERS", 2 * 15)
+    grown = grow(numbers, factors)
+    assert grown.data_ptr() == numbers.data_ptr()
+    assert torch.equal(grown, expected)

@@ -14,6 +14,7 @@ from ferryman.model.shapes.manifest import (
     attentions,
     chooses_blocks,
     pads_prompts,
+    profile_len,
     state_manifest,
 )
 from ferryman.model.shapes.model_shapes import AS_COMPUTED, ModelConfig
@@ -229,8 +230,8 @@ def _demand(options: EngineOptions, sized: StateManifest, model_len: int) -> Sta
 def step_bytes(config: ModelConfig, options: EngineOptions) -> int:
     """The bytes of one rank except weights and state: the process, and its largest step's tensors.
 
-    A step holds a few tensors of [tokens, hidden_dim], and logits of its rows in 32 bits with as
-    much again twice for the draw.
+    A step holds a few tensors of [tokens, hidden_dim], the profiles of distance of a layer, if it
+    has some, and logits of its rows in 32 bits with as much again twice for the draw.
     """
     item = 8 if options.dtype == "float64" else 4
     trunk = config.trunk
@@ -238,7 +239,9 @@ def step_bytes(config: ModelConfig, options: EngineOptions) -> int:
     hidden = 24 * options.chunk_tokens * trunk.hidden_dim * item
     logits = 3 * rows * trunk.vocab_size * item
     process = PROCESS_BYTES if options.device == CPU else CARD_BYTES
-    return process + hidden + logits + opened_bytes(config, options) + replay_bytes(config, options)
+    profiles = profile_len(config, options.tp_size) * options.chunk_tokens
+    largest = hidden + logits + profiles * _ITEM_BYTES[options.dtype]
+    return process + largest + opened_bytes(config, options) + replay_bytes(config, options)
 
 
 def opened_bytes(config: ModelConfig, options: EngineOptions) -> int:

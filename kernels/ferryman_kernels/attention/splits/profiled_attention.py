@@ -6,16 +6,20 @@
 Each query has a profile for each of its heads: [tokens, q_heads, extent]. At a distance of `extent`
 and more it is zero. A term is added to its score, and to nothing else, so sums have the order of
 `paged_attention`: on a CPU one loop computes prompts and single tokens, on a card the one kernel of
-`splits`.
+`splits`. On a CPU a step's queries are taken in pieces, which bounds their sums over splits.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ferryman_kernels._precision import wide_dtype
 from ferryman_kernels.attention.page_layout import PageScales
+from ferryman_kernels.attention.splits._attention_split_compiled import SPLIT
 from ferryman_kernels.attention.splits._profiled_attention_compiled import (
     profiled_attention_compiled,
 )
@@ -25,6 +29,10 @@ from ferryman_kernels.attention.splits._split_attention_triton import (
 )
 from ferryman_kernels.cpu._compiled import serves
 from ferryman_kernels.ragged import Spans, check_rows
+
+NUMBERS = 1 << 24
+"""Sums over splits, and entries of the page table, that a piece of a step's queries has at most on
+a CPU, if it has more than one query."""
 
 
 def profiled_attention_reference(
@@ -81,8 +89,13 @@ def profiled_decode(
         return split_decode_triton(
             q, key_pages, value_pages, *seen, scales=scales, profiles=profiles
         )
-    run = profiled_attention_compiled if serves(q) else profiled_attention_reference
-    return run(q, profiles, key_pages, value_pages, page_table, positions, scale, window_len)
+    pages = key_pages, value_pages
+    pieces = _pieces(q, key_pages, page_table, window_len)
+    mixed = [
+        _attend(q[of], profiles[of], *pages, page_table[of], positions[of], scale, window_len)
+        for of in pieces
+    ]
+    return torch.cat(mixed)
 
 
 def profiled_prefill(
@@ -107,8 +120,30 @@ def profiled_prefill(
         return split_prefill_triton(
             q, key_pages, value_pages, *seen, scales=scales, profiles=profiles
         )
-    pages = key_pages, value_pages, page_table[rows]
-    return profiled_decode(q, profiles, *pages, positions, scale, window_len)
+    pages = key_pages, value_pages
+    pieces = _pieces(q, key_pages, page_table, window_len)
+    mixed = [
+        _attend(q[of], profiles[of], *pages, page_table[rows[of]], positions[of], scale, window_len)
+        for of in pieces
+    ]
+    return torch.cat(mixed)
+
+
+def _attend(q: Tensor, *asked: Any) -> Tensor:
+    run = profiled_attention_compiled if serves(q) else profiled_attention_reference
+    return run(q, *asked)
+
+
+def _pieces(q: Tensor, key_pages: Tensor, page_table: Tensor, window_len: int) -> Iterator[slice]:
+    """Neighbouring queries, as many as have NUMBERS at once; at least one piece."""
+    tokens, q_heads, head_dim = q.shape
+    pages = page_table.shape[1]
+    reach = pages * key_pages.shape[2]
+    # A window may begin and end within a split.
+    splits = (min(reach, window_len) if window_len else reach) // SPLIT + 2
+    at_once = max(1, NUMBERS // (splits * q_heads * (head_dim + 2) + pages))
+    for low in range(0, max(tokens, 1), at_once):
+        yield slice(low, low + at_once)
 
 
 def _check(q: Tensor, profiles: Tensor, key_pages: Tensor, value_pages: Tensor) -> None:

@@ -31,6 +31,9 @@ from ferryman.model.weights.named_weights import Part, Weights, accumulation_dty
 from ferryman_kernels.attention.splits.profiled_attention import profiled_decode, profiled_prefill
 from ferryman_kernels.elementwise.heads_into_pages import ProjectedHeads, TokenPlaces
 
+GROWN_NUMBERS = 1 << 22
+"""Numbers that are multiplied by their growth at once, if they are of more than one token."""
+
 
 @dataclass(frozen=True, slots=True)
 class ProfiledAttention:
@@ -61,7 +64,7 @@ class ProfiledAttention:
         profiles = self.bank(r.reshape(-1, self.distance.state_dim)).view(*q.shape[:2], -1)
         if self.distance.growth is not None:
             factors = growth_of(self.distance.growth, batch.positions, q.dtype)
-            q, profiles = _grown(q, factors), _grown(profiles, factors)
+            q, profiles = grow(q, factors), grow(profiles, factors)
         opened, table = pages.opened(table, q.dtype)
         keys = opened.key_pages, opened.value_pages, table
         seen = shape.scale, shape.window_len, opened.scales
@@ -80,8 +83,17 @@ def growth_of(growth: LogGrowth, positions: Tensor, dtype: torch.dtype) -> Tenso
     return (1.0 + growth.alpha * counted.clamp_min(1.0).log()).to(accumulation_dtype(dtype))
 
 
-def _grown(numbers: Tensor, factors: Tensor) -> Tensor:
-    return (numbers.to(factors.dtype) * factors[:, None, None]).to(numbers.dtype)
+def grow(numbers: Tensor, factors: Tensor) -> Tensor:
+    """Multiplies `numbers` [tokens, heads, dim] by their token's factor, in place, and rounds once.
+
+    In pieces, because a piece is there in the accumulation dtype as well: profiles are large.
+    """
+    at_once = max(1, GROWN_NUMBERS // numbers[:1].numel())
+    for part, factor in zip(
+        torch.split(numbers, at_once), torch.split(factors, at_once), strict=True
+    ):
+        part.copy_(part.to(factors.dtype) * factor[:, None, None])
+    return numbers
 
 
 def load_residual_taps(

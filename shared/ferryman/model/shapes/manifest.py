@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Protocol, runtime_checkable
 
 from ferryman.cache.manifest import (
     ANY_ARITHMETIC,
@@ -14,7 +15,12 @@ from ferryman.cache.manifest import (
     lay_out,
 )
 from ferryman.errors import ConfigError
-from ferryman.model.shapes.attention_shapes import AttentionShape, BlockIndexShape, LatentShape
+from ferryman.model.shapes.attention_shapes import (
+    AttentionShape,
+    BlockIndexShape,
+    DistanceShape,
+    LatentShape,
+)
 from ferryman.model.shapes.model_shapes import AS_COMPUTED, ModelConfig, StatePlace, share_of_rank
 
 SCAN_BLOCK = 64
@@ -97,3 +103,23 @@ def attentions(config: ModelConfig) -> Iterator[AttentionShape]:
     """The layers' attention over pages of keys and values; latents and indices are others."""
     for layer in config.states:
         yield from (shape for shape in layer if isinstance(shape, AttentionShape))
+
+
+@runtime_checkable
+class ProfiledConfig(Protocol):
+    """The config of a model whose scores have terms of distance: one shape for each layer."""
+
+    @property
+    def attentions(self) -> tuple[AttentionShape, ...]: ...
+
+    @property
+    def distances(self) -> tuple[DistanceShape, ...]: ...
+
+
+def profile_len(config: ModelConfig, num_ranks: int) -> int:
+    """The most numbers that the profiles of one token have in a layer, on one of `num_ranks` ranks;
+    0 for a model without profiles of distance."""
+    if not isinstance(config, ProfiledConfig):
+        return 0
+    layers = zip(config.attentions, config.distances, strict=True)
+    return max(shape.shard(num_ranks).q_heads * term.extent for shape, term in layers)
