@@ -12,7 +12,7 @@ from ferryman.model.layers.mlp import load_gated_mlp
 from ferryman.model.layers.moe import ExpertsBesideShared, load_mixture
 from ferryman.model.layers.transformer import TransformerConfig, load_transformer
 from ferryman.model.readers.config_readers import check_activation, read_trunk
-from ferryman.model.readers.transformer_readers import read_experts
+from ferryman.model.readers.transformer_readers import WINDOW, read_experts
 from ferryman.model.shapes.config_fields import ConfigFields
 from ferryman.model.shapes.feed_forward_shapes import (
     BiasedScoreRouting,
@@ -23,6 +23,9 @@ from ferryman.model.shapes.feed_forward_shapes import (
 from ferryman.model.shapes.model_shapes import NormPlaces
 from ferryman.model.weights.linear import make_linear
 from ferryman.model.weights.named_weights import Weights
+
+WINDOW_LEN = 513
+"""The meaning of "sliding_window" where a config leaves it out; null is no window."""
 
 DEFAULTS = {"head_dim": 128, "num_key_value_heads": 4, "sliding_window_pattern": 5}
 """The meaning of fields that a config leaves out; the last is that of "layer_types"."""
@@ -40,7 +43,9 @@ _BIASES = ("moe.router.expert_bias", "mlp.gate.e_score_correction_bias")
 
 def read_kolibri1(config: ConfigFields) -> TransformerConfig:
     """Kolibri 1: EXAONE 4's heads between norms; in all layers experts, chosen by biased scores."""
-    fields = config.with_former(num_experts="num_local_experts").with_defaults(**DEFAULTS)
+    named = config.with_former(num_experts="num_local_experts").with_defaults(**DEFAULTS)
+    fields = ConfigFields(named.source, {"sliding_window": WINDOW_LEN, **named.raw})
+    _refuse_windows_of_no_length(fields)
     check_activation(fields)
     trunk = read_trunk(fields)
     mixture = MixtureShape(
@@ -54,6 +59,13 @@ def read_kolibri1(config: ConfigFields) -> TransformerConfig:
         feed_forwards=(mixture,) * trunk.num_layers,
         norms=NormPlaces.AROUND,
     )
+
+
+def _refuse_windows_of_no_length(fields: ConfigFields) -> None:
+    """Without "layer_types" the first layer has a window."""
+    words = fields.raw.get("layer_types")
+    if fields.raw["sliding_window"] is None and (words is None or WINDOW in words):
+        raise fields.refusal("sliding_window", f"above 0 where layers are {WINDOW}")
 
 
 def load_kolibri1(config: TransformerConfig, manifest: StateManifest, weights: Weights) -> Decoder:
