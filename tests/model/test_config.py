@@ -315,3 +315,20 @@ def test_a_cap_of_logits_may_be_absent_but_not_negative(
     folder = edited("gemma3", lambda raw: raw.update(final_logit_softcapping=-30.0))
     with pytest.raises(ConfigError, match="final_logit_softcapping"):
         load_config(folder)
+
+
+@pytest.mark.parametrize(
+    "widths",
+    [
+        {"hidden_size": None, "embedding_dim": 4096},
+        {"hidden_size": 4096, "embedding_dim": None},
+        {"embedding_dim": 4096},
+    ],
+)
+def test_null_is_no_name_of_a_width(widths: dict[str, int | None], tmp_path: Path) -> None:
+    """xLSTM's config may name its width in either of two ways."""
+    path = Path(__file__).parent / "published" / "NX-AI--xLSTM-7b.json"
+    raw = json.loads(path.read_text())["config"]
+    rest = {name: raw[name] for name in raw if name not in ("hidden_size", "embedding_dim")}
+    (tmp_path / "config.json").write_text(json.dumps({**rest, **widths}))
+    assert load_config(tmp_path).trunk.hidden_dim == 4096

@@ -111,6 +111,11 @@ def test_what_the_layers_do_not_compute_is_refused_by_its_name(
         read(tmp_path, {**published(), field: value})
 
 
+def test_null_under_the_new_name_of_a_field_leaves_the_former_one(tmp_path: Path) -> None:
+    config = read(tmp_path, {**published(), "sliding_window": None})
+    assert {shape.window_len for shape in config.attention} == {0, 513}
+
+
 def test_full_attention_has_no_index_where_the_config_says_so(tmp_path: Path) -> None:
     config = read(tmp_path, {**published(), "use_dsa": False})
     assert not any(config.has_index)

@@ -79,7 +79,7 @@ def _of_one_name(config: ConfigFields) -> ConfigFields:
     of two, and transformers makes some parts by one of them and some by the other."""
     fields = config.with_former(hidden_size="embedding_dim", num_hidden_layers="num_blocks")
     for name, other in {"hidden_size": "embedding_dim", "num_hidden_layers": "num_blocks"}.items():
-        if other in fields.raw and fields.whole(other) != fields.whole(name):
+        if fields.raw.get(other) is not None and fields.whole(other) != fields.whole(name):
             raise fields.refusal(other, f"{name} {fields.whole(name)}, if both are there")
     return fields
 

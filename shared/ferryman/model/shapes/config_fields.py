@@ -84,10 +84,14 @@ class ConfigFields:
         return ConfigFields(self.source, {**self.raw, **nested})
 
     def with_former(self, **former: str) -> ConfigFields:
-        """These fields; one that is missing is read by its former name, as in
+        """These fields; one that is missing or null is read by its former name, as in
         `with_former(head_dim="attention_head_dim")`."""
-        older = {name: self.raw[old] for name, old in former.items() if old in self.raw}
-        return ConfigFields(self.source, {**older, **self.raw})
+        older = {
+            name: self.raw[old]
+            for name, old in former.items()
+            if self.raw.get(old) is not None and self.raw.get(name) is None
+        }
+        return ConfigFields(self.source, {**self.raw, **older})
 
     def with_defaults(self, **defaults: object) -> ConfigFields:
         """These fields; one that is missing or null has its default."""
