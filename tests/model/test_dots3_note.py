@@ -97,6 +97,7 @@ def test_sizes_by_layer_are_those_of_the_published_fields(tmp_path: Path) -> Non
         ("swa_attention_gate_type", "none"),
         ("apply_mla_qkv_lora_rescale", False),
         ("scoring_func", "softmax"),
+        ("topk_method", "group_limited_greedy"),
         ("num_key_value_heads", 8),
         ("index_head_dim", 32),
         ("moe_layer_freq", [1, 0]),

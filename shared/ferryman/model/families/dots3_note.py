@@ -147,6 +147,8 @@ def _refuse_other_layers(fields: ConfigFields) -> None:
     for name, value in expected.items():
         if fields.raw.get(name, value) != value:
             raise fields.refusal(name, f"{value!r}; nothing else is supported")
+    if fields.raw.get("topk_method", "noaux_tc") not in (None, "noaux_tc"):
+        raise fields.refusal("topk_method", "'noaux_tc'")
     if fields.raw.get("scoring_func", "noaux_tc") not in ("noaux_tc", "sigmoid"):
         raise fields.refusal("scoring_func", "'noaux_tc'")
 
