@@ -107,6 +107,30 @@ def test_a_folder_as_it_is_published_is_the_model_that_transformers_writes(tmp_p
     assert torch.equal(logits(tmp_path), expected)
 
 
+PUBLISHED = Path(__file__).parent / "published" / "stepfun-ai--Step-3.7-Flash.json"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("yarn_only_types", []),
+        ("yarn_only_types", None),
+        ("moe_router_activation", ""),
+        ("moe_every_n_layer", 0),
+        ("moe_layers_enum", "3-44"),
+        ("moe_layers_enum", "3,4,+5"),
+    ],
+)
+def test_what_the_layers_do_not_compute_is_refused_by_its_name(
+    field: str, value: object, tmp_path: Path
+) -> None:
+    raw = json.loads(PUBLISHED.read_text())["config"]
+    raw["text_config"][field] = value
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    with pytest.raises(ConfigError, match=field):
+        load_config(tmp_path)
+
+
 FLAT = {
     "architectures": ["Step3p7FlashForCausalLM"],
     "model_type": "step3p7",

@@ -87,7 +87,7 @@ def _refuse_other_parts(fields: ConfigFields) -> None:
         zero_centered=True,
     )
     for name, meant in MEANT.items():
-        if (fields.raw.get(name) or meant) != meant:
+        if fields.raw.get(name) is not None and fields.raw[name] != meant:
             raise fields.refusal(name, repr(meant))
 
 
@@ -143,6 +143,8 @@ def _with_rope(fields: ConfigFields, word: str, words: list[str]) -> ConfigField
         return with_rope_of(fields, word)
     if fields.raw.get("rope_theta") is None:
         raise fields.refusal("rope_theta", "given: this family's waves differ by layer")
+    if fields.raw.get("rope_scaling") and fields.raw.get("yarn_only_types") is None:
+        raise fields.refusal("yarn_only_types", f"[{FULL!r}]: no scaling of windows is supported")
     waves = {
         "rope_theta": _of_type(fields, "rope_theta", word, words),
         "rope_scaling": fields.raw.get("rope_scaling") if word == FULL else None,
@@ -191,7 +193,8 @@ def _sparse_layers(fields: ConfigFields, num_layers: int) -> list[bool]:
         return [word == "sparse" for word in words]
     entries = fields.raw.get("moe_layers_enum")
     if isinstance(entries, str):
-        entries = [int(entry) for entry in entries.split(",") if entry.strip().isdecimal()]
+        parts = [part.strip() for part in entries.split(",")]
+        entries = [int(part) if part.isdecimal() else part for part in parts if part]
     if not isinstance(entries, list) or not all(isinstance(entry, int) for entry in entries):
         raise fields.refusal("moe_layers_enum", "the indices of layers with experts")
     return [layer in entries for layer in range(num_layers)]
