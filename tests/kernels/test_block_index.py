@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from tests.kernels.loop_versions import answers_of_one_thread_and_two
 from tests.kernels.slabs import row_pages, rows_of, spoil_beyond, table_of
 from torch import Tensor
 
-from ferryman_kernels.attention.blocks import _block_index_compiled
+from ferryman_kernels.attention.blocks import _block_index_compiled, block_index
 from ferryman_kernels.attention.blocks._block_index_compiled import (
     _score_loop,
     block_scores_compiled,
@@ -101,6 +102,21 @@ def test_the_best_blocks_and_the_last_ones_are_chosen(
             expected = naive_choice(scores, rule)
             found = chosen[token, head].tolist()
             assert found == expected + [-1] * (len(found) - len(expected))
+
+
+def test_tokens_in_pieces_choose_as_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asking, rule = IndexedTokens(POSITIONS, 3, torch.float32).asking(), BlockRule(8, 4, 1)
+    whole, sizes = choose_blocks(*asking, rule), []
+
+    def counted(q: Tensor, *rest: Any) -> Tensor:
+        sizes.append(len(q))
+        return block_scores_compiled(q, *rest)
+
+    blocks = -(-asking[2].shape[1] * asking[1].shape[1] // rule.length)
+    monkeypatch.setattr(block_index, "block_scores_compiled", counted)
+    monkeypatch.setattr(block_index, "SCORE_BLOCK", 4 * 3 * blocks)
+    assert torch.equal(choose_blocks(*asking, rule), whole)
+    assert sizes == [4, 2]
 
 
 def test_equal_blocks_are_chosen_from_the_lowest_on() -> None:

@@ -20,7 +20,7 @@ from ferryman_kernels._precision import wide_dtype
 from ferryman_kernels.attention.blocks._block_index_compiled import block_scores_compiled
 from ferryman_kernels.attention.blocks._block_index_triton import block_scores_triton
 from ferryman_kernels.attention.latent_pages import places_of
-from ferryman_kernels.attention.sparse_index import best_positions
+from ferryman_kernels.attention.sparse_index import SCORE_BLOCK, best_positions
 from ferryman_kernels.cpu._compiled import serves
 
 
@@ -63,12 +63,30 @@ def choose_blocks(
     `q` [tokens, index_heads, index_dim]; `rows` [tokens] is each token's row of `page_table`
     [requests, pages], `positions` [tokens] absolute, -1 for a token that pads a batch. Index keys
     up to each position are already written to `index_pages` [slots, page_size, index_dim]. Returns
-    [tokens, index_heads, at most `count`].
+    [tokens, index_heads, at most `count`]. Tokens are taken in pieces of SCORE_BLOCK scores.
     """
     assert q.ndim == index_pages.ndim == 3, (q.shape, index_pages.shape)
     assert q.shape[2] == index_pages.shape[2], (q.shape, index_pages.shape)
     assert q.dtype == index_pages.dtype, (q.dtype, index_pages.dtype)
     assert rows.shape == positions.shape == q.shape[:1], (rows.shape, positions.shape, q.shape)
+    columns = -(-page_table.shape[1] * index_pages.shape[1] // rule.length)
+    at_once = max(1, SCORE_BLOCK // (q.shape[1] * columns))
+    pieces = [slice(low, low + at_once) for low in range(0, max(len(q), 1), at_once)]
+    parts = [
+        _best_blocks(q[of], index_pages, page_table, rows[of], positions[of], rule) for of in pieces
+    ]
+    return torch.cat(parts)
+
+
+def _best_blocks(
+    q: Tensor,
+    index_pages: Tensor,
+    page_table: Tensor,
+    rows: Tensor,
+    positions: Tensor,
+    rule: BlockRule,
+) -> Tensor:
+    """`choose_blocks` by the scores of all tokens at once."""
     run = block_scores_reference
     if q.is_cuda and q.dtype != torch.float64:
         run = block_scores_triton
