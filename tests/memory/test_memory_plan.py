@@ -12,10 +12,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.model.comparison import random_config
 from tests.model.mtp_checkpoint import save_with_mtp
 from tests.native import native_config, save_native
 from tests.quantised_folders import RECIPES, save_quantised
-from tests.tiny_models import save_tiny_model
+from tests.tiny_models import save_random, save_tiny_model
 
 from ferryman import llm
 from ferryman.cache.manifest import Kind
@@ -40,6 +41,7 @@ from ferryman.sizing.worker_size import (
     ModelFiles,
     WorkerGroup,
     WorkerPlan,
+    WorkerSize,
     model_files,
     opened_bytes,
     replay_bytes,
@@ -392,6 +394,18 @@ def test_a_step_of_more_tokens_takes_more(folder: Path) -> None:
     config = MemoryPlanner(files_of(folder), WITH_BFLOAT16).config(EngineOptions(model=folder))
     few, many = (EngineOptions(model=folder, chunk_tokens=n) for n in (64, 4096))
     assert step_bytes(config, few) < step_bytes(config, many)
+
+
+def test_pages_of_codes_are_refused_on_a_card_where_blocks_are_chosen(tmp_path: Path) -> None:
+    folder = save_random(tmp_path, random_config("minimax_m3", 1), 1)
+    asked: dict[str, Any] = {"model": folder, "dtype": "bfloat16", "page_size": 16}
+    config = load_config(folder)
+    for accepted in ({"device": "cuda"}, {"kv_dtype": "fp8", "device": "cpu"}):
+        options = EngineOptions(**asked | accepted)
+        assert WorkerSize.of(WorkerGroup("both", options), config, 0).step_bytes > 0
+    coded = EngineOptions(**asked, device="cuda", kv_dtype="fp8")
+    with pytest.raises(ConfigError, match="choose kv_dtype=auto"):
+        WorkerSize.of(WorkerGroup("both", coded), config, 0)
 
 
 def test_a_step_counts_the_profiles_of_its_tokens() -> None:

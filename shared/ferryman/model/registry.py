@@ -27,7 +27,7 @@ from ferryman.model.layers.decoder_layers import LayerPlace
 from ferryman.model.layers.mtp import MtpHead
 from ferryman.model.load_options import LoadOptions
 from ferryman.model.one_order import in_one_order
-from ferryman.model.shapes.manifest import scan_block, state_manifest
+from ferryman.model.shapes.manifest import check_kv_dtype, scan_block, state_manifest
 from ferryman.model.shapes.model_shapes import ModelConfig
 from ferryman.model.weights.checkpoint import Checkpoint
 from ferryman.model.weights.gguf_checkpoint import open_model
@@ -119,6 +119,8 @@ def _joint_manifest(
 
 
 def _manifest(config: ModelConfig, fingerprint: str, options: LoadOptions) -> StateManifest:
+    on_card = str(options.device).startswith("cuda")
+    check_kv_dtype(config, options.kv_dtype, on_card=on_card)
     return state_manifest(
         config,
         options.dtype,

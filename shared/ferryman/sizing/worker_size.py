@@ -12,7 +12,7 @@ from ferryman.cache.shards import over_ranks
 from ferryman.model.shapes.config_fields import read_fields
 from ferryman.model.shapes.manifest import (
     attentions,
-    chooses_blocks,
+    check_kv_dtype,
     pads_prompts,
     profile_len,
     state_manifest,
@@ -152,6 +152,7 @@ class WorkerSize:
             group.options.tp_size,
             arithmetic_of(group.options),
         )
+        check_kv_dtype(config, options.kv_dtype, on_card=options.is_on_card)
         of_rank, whole = (
             state_manifest(
                 config,
@@ -248,12 +249,11 @@ def opened_bytes(config: ModelConfig, options: EngineOptions) -> int:
     """The bytes of the copy in `dtype` of the pages that one layer's attention reads, of one rank;
     0 unless they are kept as codes, and on a card in bfloat16, whose kernels read codes.
 
-    Counted for all rows at a context of LEAST_CONTEXT: longer ones take more, up to what the pools
-    hold, since rows that share a page open it once.
+    Counted for all rows at a context of LEAST_CONTEXT: longer ones take more. A processor opens a
+    page once, so it takes at most what the pools hold; a card opens one for each entry of the
+    longest row's table, in every row.
     """
     reads_codes = options.device != CPU and options.dtype == "bfloat16"
-    # Attention to chosen blocks reads parts of pages, whose codes and scales no table names alike.
-    reads_codes = reads_codes and not chooses_blocks(config)
     if options.kv_dtype == AS_COMPUTED or reads_codes:
         return 0
     rows = options.concurrency.max_running

@@ -75,7 +75,7 @@ class BlockSparseAttention:
             # All blocks are chosen, whatever their scores are.
             return attend(q, batch, pages, state.kernels, self.attention.shape)
         blocks = self.indexer.choose(asking, batch, index_pages)
-        opened, table = pages.unpacked(table, q.dtype)
+        opened, table = pages.opened(table, q.dtype)
         return attend_to_blocks(
             state.kernels.paged_decode,
             q,

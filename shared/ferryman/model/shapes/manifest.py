@@ -53,6 +53,20 @@ def state_manifest(
     )
 
 
+def check_kv_dtype(config: ModelConfig, kv_dtype: str, *, on_card: bool) -> None:
+    """Raises ConfigError for pages of codes that a card's attention would have to copy whole.
+
+    Attention to chosen blocks reads parts of pages, whose codes and scales no table names alike. A
+    card opens a copy of a page for each entry of a table: 8 GiB a layer of MiniMax M3 for 32 rows
+    of 131,072 tokens. A processor opens a page once, however many rows share it.
+    """
+    if on_card and kv_dtype != AS_COMPUTED and chooses_blocks(config):
+        raise ConfigError(
+            f"kv_dtype={kv_dtype}: on a card attention to chosen blocks cannot read pages of codes;"
+            f" choose kv_dtype={AS_COMPUTED}"
+        )
+
+
 def scan_block(manifest: StateManifest) -> int:
     """Tokens of the blocks in which recurrences are scanned: one where bits are promised, since a
     scan token by token can be cut anywhere. Elsewhere a block may be longer than a page: what cuts

@@ -59,10 +59,6 @@ class AttentionState:
         """Pages in `dtype`, and a table of them that names what `table` [rows, pages] does."""
         return self, table
 
-    def unpacked(self, table: Tensor, dtype: torch.dtype) -> tuple[AttentionState, Tensor]:
-        """`opened`, without scales."""
-        return self, table
-
 
 @dataclass(frozen=True, slots=True)
 class CodedAttentionState:
@@ -91,10 +87,6 @@ class CodedAttentionState:
         if reads_codes(table, dtype):
             scales = self.key_scales, self.value_scales
             return AttentionState(self.key_pages, self.value_pages, scales), table
-        return self.unpacked(table, dtype)
-
-    def unpacked(self, table: Tensor, dtype: torch.dtype) -> tuple[AttentionState, Tensor]:
-        """A copy of the pages that the table names."""
         slots, places = named_pages(table)
         keys = opened_pages(self.key_pages, self.key_scales, slots, dtype)
         values = opened_pages(self.value_pages, self.value_scales, slots, dtype)
