@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from tools.kernel_launches import (
@@ -45,6 +45,7 @@ from ferryman.model.families.hy_v4 import HyV4Config
 from ferryman.model.families.inkling import InklingConfig
 from ferryman.model.families.minimax_m3 import MiniMaxM3Config
 from ferryman.model.families.nemotron_h import ExpertsShape
+from ferryman.model.families.zaya import ZayaConfig
 from ferryman.model.layers.hidden_streams import StreamsShape
 from ferryman.model.layers.hyper_connections import HyperShape
 from ferryman.model.shapes.attention_shapes import (
@@ -105,9 +106,7 @@ def launches_of(config: ModelConfig) -> Iterator[Launch]:
         if isinstance(shape, ExpertsShape) and shape.latent_dim:
             yield from _products(shape.routed, shape.latent_dim)
         if isinstance(shape, MoeShape):
-            yield from _products(shape, hidden_dim)
-            yield launch_weighted_sum, shape.experts_per_token, hidden_dim
-            yield launch_choice, shape.num_experts, shape.experts_per_token
+            yield from _mixture(config, shape)
         if isinstance(shape, ExpertHeadsShape):
             heads_dim = shape.kv_heads * shape.head_dim
             yield launch_experts, shape.num_experts, hidden_dim, heads_dim
@@ -120,6 +119,16 @@ def launches_of(config: ModelConfig) -> Iterator[Launch]:
             yield launch_streams, shape.count, hidden_dim
         if isinstance(shape, MlpShape | MoeShape):
             yield _activation(config, shape)
+
+
+def _mixture(config: ModelConfig, shape: MoeShape) -> Iterator[Launch]:
+    """Inkling's shared experts are the last of all; ZAYA's router may choose no expert."""
+    shared = config.num_shared if isinstance(config, InklingConfig) else 0
+    skipped = 1 if isinstance(config, ZayaConfig) else 0
+    every = replace(shape, num_experts=shape.num_experts + shared)
+    yield from _products(every, config.trunk.hidden_dim)
+    yield launch_weighted_sum, shape.experts_per_token + shared, config.trunk.hidden_dim
+    yield launch_choice, shape.num_experts + skipped, shape.experts_per_token
 
 
 def _activation(config: ModelConfig, shape: MlpShape | MoeShape) -> Launch:
