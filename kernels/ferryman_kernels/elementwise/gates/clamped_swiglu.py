@@ -3,7 +3,7 @@
     gate, up = min(x[t, c], limit), x[t, inner_dim + c] within ±limit
     y[t, c]  = (up + added) · gate · sigmoid(alpha · gate)                     [tokens, inner_dim]
 
-gpt-oss adds 1, HY V4 nothing, with an alpha of 1.
+gpt-oss and MiniMax M3 add 1; HY V4 adds nothing, with an alpha of 1.
 
 Computed in float32 (float64 for float64) and rounded once.
 """

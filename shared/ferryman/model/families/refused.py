@@ -18,19 +18,18 @@ _MIXED_STREAMS = (
     "its residual path is several streams, which each layer mixes with each other by a matrix of "
     "each token (hyper-connections); streams here are read and written by gates alone"
 )
-_CONVOLVED = "convolutions within its attention keep a recurrent state beside the pages of a layer"
 _INKLING2 = (
-    f"{_CONVOLVED}, with filters that depend on the token; layers also attend to the sums of "
-    "blocks of earlier layers, and scores depend on distance by learned profiles"
+    "convolutions within its attention have filters that depend on the token; layers also attend "
+    "to the sums of blocks of earlier layers"
 )
 _POOLED_INDEX = (
     f"{_MIXED_STREAMS}; its indexers choose groups of tokens by one key of each group, where "
-    "indexers here choose tokens"
+    "indexers here choose tokens, or blocks by their best token"
 )
 _BLOCKS_BY_MEANS = (
     "its indexers choose blocks of tokens by the mean of each block's keys, where indexers here "
-    "choose tokens; its residual path is several streams, of which products mix what is read; it "
-    "also looks up n-grams of the last tokens"
+    "choose them by their best key; its residual path is several streams, of which products mix "
+    "what is read; it also looks up n-grams of the last tokens"
 )
 _LINEAR_BAILING = (
     "Ling 2.5 and Ring 2.5: lightning attention whose q and k have norms and turn, with a norm of "
