@@ -15,6 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from ferryman.model.layers.convolved_attention import ChannelConv
 from ferryman.model.layers.decoder_layers import Layer, LayerPlace, Mixer, Norm
 from ferryman.model.layers.mlp import squared_relu
 from ferryman.model.shapes.batch import PrefillBatch, StepBatch
@@ -25,27 +26,8 @@ from ferryman.model.weights.linear import Linear
 from ferryman.model.weights.matrix import Matrix, summed_linear
 from ferryman.model.weights.named_weights import Weights
 from ferryman_kernels.elementwise.activations import sigmoid
-from ferryman_kernels.recurrence.causal_conv import causal_conv_decode, causal_conv_prefill
 from ferryman_kernels.recurrence.cells.wkv import wkv_decode, wkv_scan
 from ferryman_kernels.recurrence.cells.wkv_rows import WeightedRows
-
-
-@dataclass(frozen=True, slots=True)
-class TokenBefore:
-    """The inputs of the tokens before: a convolution with `taps` [hidden_dim, 2], 1 and 0."""
-
-    taps: Tensor
-
-    def __call__(self, hidden: Tensor, batch: StepBatch, before: Tensor) -> Tensor:
-        """Inputs as `hidden`; `before` [slots, hidden_dim, 1] is the state of the convolution."""
-        taps = before, self.taps, None
-        if isinstance(batch, PrefillBatch):
-            return causal_conv_prefill(hidden, *taps, *batch.scans, activates=False)
-
-        def convolve(x: Tensor, read: Tensor, write: Tensor) -> Tensor:
-            return causal_conv_decode(x, *taps, read, write, activates=False)
-
-        return batch.wave_by_wave(convolve, hidden)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +49,7 @@ class TimeMixer:
     """The first part of layer `layer`. `decay` and `first` [dim] are in the accumulation dtype."""
 
     layer: int
-    before: TokenBefore
+    before: ChannelConv
     key: MixedProduct
     value: MixedProduct
     receptance: MixedProduct
@@ -77,7 +59,7 @@ class TimeMixer:
 
     def forward(self, hidden: Tensor, batch: StepBatch, state: ModelState) -> Tensor:
         stored, _ = state.conv[self.layer].chunk(2, dim=1)
-        before, ssm = self.before(hidden, batch, stored), state.ssm[self.layer]
+        before, ssm = self.before(hidden, stored, batch), state.ssm[self.layer]
         k, v = self.key(hidden, before), self.value(hidden, before)
         if isinstance(batch, PrefillBatch):
             rows = WeightedRows(k, v, batch.positions, self.decay, self.first)
@@ -98,14 +80,14 @@ class ChannelMixer:
     """The second part of layer `layer`: an MLP without a gate of its own, behind one."""
 
     layer: int
-    before: TokenBefore
+    before: ChannelConv
     key: MixedProduct
     receptance: MixedProduct
     project_out: Linear
 
     def forward(self, hidden: Tensor, batch: StepBatch, state: ModelState) -> Tensor:
         _, stored = state.conv[self.layer].chunk(2, dim=1)
-        before = self.before(hidden, batch, stored)
+        before = self.before(hidden, stored, batch)
         fed = self.project_out(squared_relu(self.key(hidden, before)))
         return sigmoid(self.receptance(hidden, before)) * fed
 
@@ -178,7 +160,7 @@ def _mixed(weights: Weights, name: str, matrix: Matrix) -> MixedProduct:
     return MixedProduct(share.view(-1), matrix.linear(None))
 
 
-def _token_before(product: MixedProduct) -> TokenBefore:
-    """For inputs of the products beside `product`."""
+def _token_before(product: MixedProduct) -> ChannelConv:
+    """The inputs of the tokens before, for the products beside `product`: taps of 1 and 0."""
     zeros = torch.zeros_like(product.share)
-    return TokenBefore(torch.stack((zeros + 1, zeros), dim=1))
+    return ChannelConv(torch.stack((zeros + 1, zeros), dim=1), None)
