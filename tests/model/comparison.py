@@ -29,7 +29,16 @@ BY_NAME = {family.name: family for family in ALL}
 FAMILIES = sorted(name for name in BY_NAME if name != NATIVE)
 """The names of those that transformers has too."""
 OF_EACH_KIND = frozenset(
-    {"cohere2_moe", "deepseek_v32", "exaone4", "falcon_h1", "falcon_mamba", "gemma3", "gemma3n"}
+    {
+        "cohere2_moe",
+        "deepseek_v32",
+        "dots3_note",
+        "exaone4",
+        "falcon_h1",
+        "falcon_mamba",
+        "gemma3",
+        "gemma3n",
+    }
     | {
         "gemma4",
         "glm_moe_dsa",
