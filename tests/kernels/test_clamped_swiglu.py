@@ -55,7 +55,7 @@ def test_infinities_are_clamped_and_what_is_no_number_stays_none(
     place = device if run is clamped_swiglu_triton else torch.device("cpu")
     x = torch.tensor([[math.inf, -math.inf, math.nan, 1.0, 1.0, -math.inf, 1.0, math.nan]])
     with np.errstate(over="ignore", invalid="ignore"):  # the interpreter is numpy
-        found = run(x.to(place), ALPHA, LIMIT)[0].cpu()
-    exact = clamped_swiglu_reference(x, ALPHA, LIMIT)[0]
+        found = run(x.to(place), ALPHA, LIMIT, 1.0)[0].cpu()
+    exact = clamped_swiglu_reference(x, ALPHA, LIMIT, 1.0)[0]
     assert found[0] == pytest.approx(float(exact[0]))
     assert found[2:].isnan().all()

@@ -194,7 +194,7 @@ def test_activations_of_the_lowest_numbers_are_zero_and_of_minus_infinity_none(
 ) -> None:
     gates = torch.tensor([-1e2, -1e20, -1e38, -INF, INF, NAN]).to(dtype)
     x = torch.stack((gates, torch.ones_like(gates)), 1)
-    for y in (gated_silu(x)[:, 0], clamped_swiglu(x, 1.0, INF)[:, 0]):
+    for y in (gated_silu(x)[:, 0], clamped_swiglu(x, 1.0, INF, 1.0)[:, 0]):
         assert y[:3].abs().max() < 1e-36
         assert y[3].isnan()
         assert y[4] == INF

@@ -95,7 +95,7 @@ LOOPS: dict[str, Rows] = {
     "gated_rms_norm": lambda x: gated_rms_norm(x, _other(x), _weight(x), 1e-6, 2),
     "rms_norm_then_gate": lambda x: rms_norm_then_gate(x, _other(x), _weight(x), 1e-6, 2),
     "gated_silu": gated_silu,
-    "clamped_swiglu": lambda x: clamped_swiglu(x, 1.702, 7.0),
+    "clamped_swiglu": lambda x: clamped_swiglu(x, 1.702, 7.0, 1.0),
     "limited_silu": lambda x: limited_silu(x, 1.5),
     "apply_rotary": _rotated,
     "read_streams, expand_streams": _streams_through,

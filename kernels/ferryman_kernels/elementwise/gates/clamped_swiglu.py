@@ -25,7 +25,7 @@ BLOCK_DIM = 1024
 """Channels of a token that one program computes."""
 
 
-def clamped_swiglu_reference(x: Tensor, alpha: float, limit: float, added: float = 1.0) -> Tensor:
+def clamped_swiglu_reference(x: Tensor, alpha: float, limit: float, added: float) -> Tensor:
     gate, up = x.chunk(2, dim=-1)
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     return (up + added) * (gate * torch.sigmoid(gate * alpha))
@@ -55,7 +55,7 @@ def _clamped(
 _clamped_loop = Loop(_clamped, STRICT)
 
 
-def clamped_swiglu_compiled(x: Tensor, alpha: float, limit: float, added: float = 1.0) -> Tensor:
+def clamped_swiglu_compiled(x: Tensor, alpha: float, limit: float, added: float) -> Tensor:
     assert x.stride(1) == 1, x.stride()
     tokens, dim = x.shape[0], x.shape[1] // 2
     y = torch.empty(tokens, dim, dtype=x.dtype)
@@ -94,7 +94,7 @@ def _clamped_swiglu_kernel(
     tl.store(y_ptr + row * dim + offs, y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
-def clamped_swiglu_triton(x: Tensor, alpha: float, limit: float, added: float = 1.0) -> Tensor:
+def clamped_swiglu_triton(x: Tensor, alpha: float, limit: float, added: float) -> Tensor:
     assert x.stride(1) == 1, x.stride()
     tokens, dim = x.shape[0], x.shape[1] // 2
     y = torch.empty(tokens, dim, dtype=x.dtype, device=x.device)
@@ -107,7 +107,7 @@ def clamped_swiglu_triton(x: Tensor, alpha: float, limit: float, added: float = 
     return y
 
 
-def clamped_swiglu(x: Tensor, alpha: float, limit: float, added: float = 1.0) -> Tensor:
+def clamped_swiglu(x: Tensor, alpha: float, limit: float, added: float) -> Tensor:
     """y [tokens, inner_dim] for x [tokens, 2 · inner_dim]."""
     assert x.shape[-1] % 2 == 0, x.shape
     has_rows = x.ndim == 2 and x.stride(1) == 1
