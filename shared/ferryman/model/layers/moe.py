@@ -35,7 +35,7 @@ from ferryman.model.layers.experts import (
     Weighing,
     load_experts_for,
 )
-from ferryman.model.layers.mlp import gate_and_up, gated_by, load_gated_mlp
+from ferryman.model.layers.mlp import ClampedSwiglu, gate_and_up, gated_by, load_gated_mlp
 from ferryman.model.shapes.feed_forward_shapes import (
     GroupedRouting,
     MixtureShape,
@@ -133,7 +133,7 @@ def load_mixture(
     router: ExpertRouter,
     names: tuple[str, str, str] = GATE_UP_DOWN,
     *,
-    act: Callable[[Tensor], Tensor] = silu,
+    act: Callable[[Tensor], Tensor] | ClampedSwiglu = silu,
     weighing: Weighing | None = None,
 ) -> MixtureOfExperts:
     """The experts under `weights` after `router`; each rank has a part of every expert.
@@ -222,8 +222,8 @@ def load_grouped_mixture(
     *,
     names: tuple[str, str, str] = GATE_UP_DOWN,
     shared: tuple[str, ...] = ("shared_experts",),
-    act: Callable[[Tensor], Tensor] = silu,
-    shared_act: Callable[[Tensor], Tensor] = silu,
+    act: Callable[[Tensor], Tensor] | ClampedSwiglu = silu,
+    shared_act: Callable[[Tensor], Tensor] | ClampedSwiglu = silu,
 ) -> FeedForward:
     """A mixture with the routing of DeepSeek-V3, whose router is called otherwise.
 
