@@ -40,11 +40,10 @@ DEFAULTS = {"rope_theta": 10_000_000.0, "zero_expert_type": "identity", "attenti
 
 @dataclass(frozen=True, slots=True)
 class LongcatConfig:
-    """`trunk` counts attentions as layers. `latent_growth` multiplies a latent behind its norm."""
+    """`trunk` counts attentions as layers."""
 
     trunk: TrunkShape
     attention: LatentShape
-    latent_growth: float
     mlp: MlpShape
     experts: MoeShape
     routing: IdentityRouting
@@ -66,8 +65,11 @@ def read_longcat_flash(fields: ConfigFields) -> LongcatConfig:
     return LongcatConfig(
         trunk=trunk,
         # Scores grow as the queries do.
-        attention=replace(latent, scale=latent.scale * growth),
-        latent_growth=(trunk.hidden_dim / latent.latent_dim) ** 0.5,
+        attention=replace(
+            latent,
+            scale=latent.scale * growth,
+            latent_scale=(trunk.hidden_dim / latent.latent_dim) ** 0.5,
+        ),
         mlp=MlpShape(fields.whole("ffn_hidden_size"), has_bias=False),
         experts=_experts(fields),
         routing=IdentityRouting(
@@ -128,11 +130,10 @@ def _layer(
 
 def _half(config: LongcatConfig, weights: Weights, half: str, place: LayerPlace) -> HalfLayer:
     inside = weights.under(f"self_attn.{half}")
-    grown = inside.scaled({"kv_a_layernorm.weight": config.latent_growth})
     return load_decoder_layer(
         weights,
         place,
-        load_latent_attention(grown, config.attention, place),
+        load_latent_attention(inside, config.attention, place),
         load_gated_mlp(weights.under(f"mlps.{half}"), config.mlp, place.hidden_dim),
         norms=(f"input_layernorm.{half}", f"post_attention_layernorm.{half}"),
     )
