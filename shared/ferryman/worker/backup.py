@@ -223,7 +223,7 @@ class DeviceBackup:
         self._pace.hurry()
 
     def _waiting_bytes(self) -> int:
-        """The bytes of what is new. What a new host is offered takes its time."""
+        """The bytes of what is new. An offer to a new host takes its time."""
         counts = [(self._manifest.layout(kind).slot_bytes, kind) for kind in self._manifest.kinds]
         return sum(size * group.counts[kind] for group in self._waiting for size, kind in counts)
 
