@@ -9,6 +9,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ferryman_kernels._triton import Kernel, KernelPart, cdiv, laid_out, next_power_of_two, tl
+from ferryman_kernels.recurrence.selective_scan import run_at
 from ferryman_kernels.recurrence.ssd_decode import BLOCK_DIM
 
 Rows = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -56,10 +57,8 @@ def _ssd_runs_kernel(
     BLOCK_STATE: tl.constexpr,
 ) -> None:
     """Some rows of one head's state, for the tokens of one run."""
-    run, head = runs_ptr + tl.program_id(0) * 5, tl.program_id(1)
-    token, count = tl.load(run).to(tl.int64), tl.load(run + 1)
-    src, dst = tl.load(run + 2).to(tl.int64), tl.load(run + 3).to(tl.int64)
-    copy = tl.load(run + 4).to(tl.int64)
+    token, count, src, dst, copy = run_at(runs_ptr, tl.program_id(0))
+    head = tl.program_id(1)
     wide = states_ptr.dtype.element_ty
     offs_dim = tl.program_id(2) * BLOCK_DIM + tl.arange(0, BLOCK_DIM)
     offs_state = tl.arange(0, BLOCK_STATE)

@@ -19,7 +19,7 @@ from ferryman_kernels._triton import Kernel, KernelPart, cdiv, laid_out, next_po
 from ferryman_kernels.ragged import SlotAt, Spans, check_rows, on_host, result_for
 from ferryman_kernels.recurrence.loops._delta_compiled import delta_scan_compiled, has_delta_loop
 from ferryman_kernels.recurrence.loops.runs import decode_runs, prefill_runs
-from ferryman_kernels.recurrence.selective_scan import runs_of_spans, runs_of_tokens
+from ferryman_kernels.recurrence.selective_scan import run_at, runs_of_spans, runs_of_tokens
 
 BLOCK_VALUE = 16
 """Columns of a head's state that one program holds."""
@@ -93,10 +93,8 @@ def _delta_runs_kernel(
 ) -> None:
     """Some columns of one head of one run; `runs` as in `selective_scan`. Decays are by channel of
     the key, or one for each head (`delta_decode`)."""
-    run, head = runs_ptr + tl.program_id(0) * 5, tl.program_id(1)
-    token, count = tl.load(run).to(tl.int64), tl.load(run + 1)
-    src, dst = tl.load(run + 2).to(tl.int64), tl.load(run + 3).to(tl.int64)
-    copy = tl.load(run + 4).to(tl.int64)
+    token, count, src, dst, copy = run_at(runs_ptr, tl.program_id(0))
+    head = tl.program_id(1)
     wide = states_ptr.dtype.element_ty
     offs_key = tl.arange(0, BLOCK_KEY)
     offs_value = tl.program_id(2) * BLOCK_VALUE + tl.arange(0, BLOCK_VALUE)

@@ -34,7 +34,7 @@ from ferryman_kernels.cpu._compiled import (
 )
 from ferryman_kernels.cpu._vectors import fused
 from ferryman_kernels.ragged import SlotAt, Spans, check_rows, result_for
-from ferryman_kernels.recurrence.selective_scan import runs_of_spans, runs_of_tokens
+from ferryman_kernels.recurrence.selective_scan import run_at, runs_of_spans, runs_of_tokens
 
 BLOCK_DIM = 256
 """Channels that one program, or one iteration of the shared loop, computes."""
@@ -150,10 +150,7 @@ def _rg_lru_runs_kernel(
     NUM_TERMS: tl.constexpr,
 ) -> None:
     """Some channels of one run; `runs` rows: first token, tokens, read, written and copied slot."""
-    run = runs_ptr + tl.program_id(0) * 5
-    token, count = tl.load(run).to(tl.int64), tl.load(run + 1)
-    src, dst = tl.load(run + 2).to(tl.int64), tl.load(run + 3).to(tl.int64)
-    copy = tl.load(run + 4).to(tl.int64)
+    token, count, src, dst, copy = run_at(runs_ptr, tl.program_id(0))
     wide = states_ptr.dtype.element_ty
     offs_dim = tl.program_id(1) * BLOCK_DIM + tl.arange(0, BLOCK_DIM)
     mask = offs_dim < dim

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ferryman_kernels._triton import Kernel, aligned, cdiv, next_power_of_two, tl
+from ferryman_kernels._triton import Kernel, KernelPart, aligned, cdiv, next_power_of_two, tl
 from ferryman_kernels.cpu._compiled import STRICT, Loop, as_array, as_flat, prange, serves
 from ferryman_kernels.cpu._row_tiles import padded
 from ferryman_kernels.cpu._vectors import LANES, exps, fused, load, spread, store, total
@@ -124,6 +124,16 @@ def selective_runs_compiled(given: Inputs, states: Tensor, runs: Tensor, y: Tens
     )  # fmt: skip
 
 
+@KernelPart
+def run_at(runs_ptr: tl.tensor, number: tl.tensor) -> tl.tuple:
+    """A run's first token and number of tokens, and the slots that are read, written and copied
+    to."""
+    run = runs_ptr + number * 5
+    token, count = tl.load(run).to(tl.int64), tl.load(run + 1)
+    src, dst = tl.load(run + 2).to(tl.int64), tl.load(run + 3).to(tl.int64)
+    return token, count, src, dst, tl.load(run + 4).to(tl.int64)
+
+
 @Kernel
 def _selective_runs_kernel(
     states_ptr: tl.tensor,
@@ -146,10 +156,7 @@ def _selective_runs_kernel(
     BLOCK_STATE: tl.constexpr,
 ) -> None:
     """Some channels of one run; `runs` rows: first token, tokens, read, written and copied slot."""
-    run = runs_ptr + tl.program_id(0) * 5
-    token, count = tl.load(run).to(tl.int64), tl.load(run + 1)
-    src, dst = tl.load(run + 2).to(tl.int64), tl.load(run + 3).to(tl.int64)
-    copy = tl.load(run + 4).to(tl.int64)
+    token, count, src, dst, copy = run_at(runs_ptr, tl.program_id(0))
     wide = states_ptr.dtype.element_ty
     offs_dim = tl.program_id(1) * BLOCK_DIM + tl.arange(0, BLOCK_DIM)
     offs_state = tl.arange(0, BLOCK_STATE)

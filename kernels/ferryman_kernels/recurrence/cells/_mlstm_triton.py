@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ferryman_kernels._triton import Kernel, cdiv, laid_out, next_power_of_two, tl
 from ferryman_kernels.recurrence.cells.mlstm_rows import CellGates, CellRows
+from ferryman_kernels.recurrence.selective_scan import run_at
 
 BLOCK_DIM = 16
 """Rows of a head's matrix that one program holds."""
@@ -35,10 +36,8 @@ def _mlstm_norms_kernel(
     BLOCK_KEY: tl.constexpr,
 ) -> None:
     """keep, enter and the divisor of the tokens of one run for one head; its norm and maximum."""
-    run, head = runs_ptr + tl.program_id(0) * 5, tl.program_id(1)
-    token, count = tl.load(run).to(tl.int64), tl.load(run + 1)
-    src, dst = tl.load(run + 2).to(tl.int64), tl.load(run + 3).to(tl.int64)
-    copy = tl.load(run + 4).to(tl.int64)
+    token, count, src, dst, copy = run_at(runs_ptr, tl.program_id(0))
+    head = tl.program_id(1)
     wide = norm_ptr.dtype.element_ty
     offs = tl.arange(0, BLOCK_KEY)
     mask = offs < k_dim
@@ -98,10 +97,8 @@ def _mlstm_rows_kernel(
     BLOCK_KEY: tl.constexpr,
 ) -> None:
     """Some rows of one head's matrix, for the tokens of one run."""
-    run, head = runs_ptr + tl.program_id(0) * 5, tl.program_id(1)
-    token, count = tl.load(run).to(tl.int64), tl.load(run + 1)
-    src, dst = tl.load(run + 2).to(tl.int64), tl.load(run + 3).to(tl.int64)
-    copy = tl.load(run + 4).to(tl.int64)
+    token, count, src, dst, copy = run_at(runs_ptr, tl.program_id(0))
+    head = tl.program_id(1)
     wide = matrix_ptr.dtype.element_ty
     offs_dim = tl.program_id(2) * BLOCK_DIM + tl.arange(0, BLOCK_DIM)
     offs_key = tl.arange(0, BLOCK_KEY)

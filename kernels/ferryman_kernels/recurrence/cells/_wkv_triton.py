@@ -6,6 +6,7 @@ from torch import Tensor
 
 from ferryman_kernels._triton import Kernel, cdiv, laid_out, next_power_of_two, tl
 from ferryman_kernels.recurrence.cells.wkv_rows import NOTHING, WeightedRows
+from ferryman_kernels.recurrence.selective_scan import run_at
 
 BLOCK_DIM = 256
 """Channels that one program computes."""
@@ -27,10 +28,7 @@ def _wkv_runs_kernel(
     BLOCK_DIM: tl.constexpr,
 ) -> None:
     """Some channels of one run; `runs` rows: first token, tokens, read, written and copied slot."""
-    run = runs_ptr + tl.program_id(0) * 5
-    token, count = tl.load(run).to(tl.int64), tl.load(run + 1)
-    src, dst = tl.load(run + 2).to(tl.int64), tl.load(run + 3).to(tl.int64)
-    copy = tl.load(run + 4).to(tl.int64)
+    token, count, src, dst, copy = run_at(runs_ptr, tl.program_id(0))
     wide = states_ptr.dtype.element_ty
     offs = tl.program_id(1) * BLOCK_DIM + tl.arange(0, BLOCK_DIM)
     mask = offs < dim
