@@ -16,13 +16,11 @@ import torch
 from torch import Tensor
 
 from ferryman_kernels._precision import wide_dtype
-from ferryman_kernels._triton import Kernel, cdiv, next_power_of_two, tl, wide_type
-from ferryman_kernels.cpu._compiled import STRICT, Loop, exp, narrow, prange, row_like, serves, wide
+from ferryman_kernels._triton import Kernel, tl
+from ferryman_kernels.cpu._compiled import STRICT, Loop, exp, narrow, prange, row_like, wide
 from ferryman_kernels.cpu._vectors import row_at
 from ferryman_kernels.elementwise._rms_norm_compiled import SILU_ELEMENTS
-
-BLOCK_DIM = 1024
-"""Channels of a token that one program computes."""
+from ferryman_kernels.elementwise.gates.launches import launch_gate, run_gate
 
 
 def clamped_swiglu_reference(x: Tensor, alpha: float, limit: float, added: float) -> Tensor:
@@ -95,24 +93,10 @@ def _clamped_swiglu_kernel(
 
 
 def clamped_swiglu_triton(x: Tensor, alpha: float, limit: float, added: float) -> Tensor:
-    assert x.stride(1) == 1, x.stride()
-    tokens, dim = x.shape[0], x.shape[1] // 2
-    y = torch.empty(tokens, dim, dtype=x.dtype, device=x.device)
-    block = min(BLOCK_DIM, next_power_of_two(dim))
-    _clamped_swiglu_kernel[tokens, cdiv(dim, block)](
-        x, y, x.stride(0), dim,
-        ALPHA=alpha, LIMIT=limit, ADDED=added, BLOCK_DIM=block, WIDE=wide_type(x.dtype),
-        num_warps=4,
-    )  # fmt: skip
-    return y
+    return launch_gate(_clamped_swiglu_kernel, x, ALPHA=alpha, LIMIT=limit, ADDED=added)
 
 
 def clamped_swiglu(x: Tensor, alpha: float, limit: float, added: float) -> Tensor:
     """y [tokens, inner_dim] for x [tokens, 2 · inner_dim]."""
-    assert x.shape[-1] % 2 == 0, x.shape
-    has_rows = x.ndim == 2 and x.stride(1) == 1
-    if has_rows and x.is_cuda:
-        return clamped_swiglu_triton(x, alpha, limit, added)
-    if has_rows and serves(x):
-        return clamped_swiglu_compiled(x, alpha, limit, added)
-    return clamped_swiglu_reference(x, alpha, limit, added)
+    forms = clamped_swiglu_triton, clamped_swiglu_compiled, clamped_swiglu_reference
+    return run_gate(forms, x, alpha, limit, added)

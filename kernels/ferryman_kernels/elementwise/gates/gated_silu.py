@@ -13,22 +13,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ferryman_kernels._triton import Kernel, cdiv, next_power_of_two, tl, wide_type
+from ferryman_kernels._triton import Kernel, tl
 from ferryman_kernels.cpu._compiled import (
     STRICT,
     Loop,
     narrow,
     prange,
     row_like,
-    serves,
     silu,
     wide,
 )
 from ferryman_kernels.cpu._vectors import row_at
 from ferryman_kernels.elementwise._rms_norm_compiled import SILU_ELEMENTS
-
-BLOCK_DIM = 1024
-"""Channels of a token that one program opens."""
+from ferryman_kernels.elementwise.gates.launches import launch_gate, run_gate
 
 
 def gated_silu_reference(x: Tensor) -> Tensor:
@@ -82,22 +79,10 @@ def _gated_silu_kernel(
 
 
 def gated_silu_triton(x: Tensor) -> Tensor:
-    assert x.stride(1) == 1, x.stride()
-    tokens, dim = x.shape[0], x.shape[1] // 2
-    y = torch.empty(tokens, dim, dtype=x.dtype, device=x.device)
-    block = min(BLOCK_DIM, next_power_of_two(dim))
-    _gated_silu_kernel[tokens, cdiv(dim, block)](
-        x, y, x.stride(0), dim, BLOCK_DIM=block, WIDE=wide_type(x.dtype), num_warps=4
-    )
-    return y
+    return launch_gate(_gated_silu_kernel, x)
 
 
 def gated_silu(x: Tensor) -> Tensor:
     """silu(gate) · up [tokens, inner_dim] for x [tokens, 2 · inner_dim]."""
-    assert x.shape[-1] % 2 == 0, x.shape
-    has_rows = x.ndim == 2 and x.stride(1) == 1
-    if has_rows and x.is_cuda:
-        return gated_silu_triton(x)
-    if has_rows and serves(x):
-        return gated_silu_compiled(x)
-    return gated_silu_reference(x)
+    forms = gated_silu_triton, gated_silu_compiled, gated_silu_reference
+    return run_gate(forms, x)

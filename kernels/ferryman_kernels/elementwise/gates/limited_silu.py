@@ -16,22 +16,19 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ferryman_kernels._precision import wide_dtype
-from ferryman_kernels._triton import Kernel, cdiv, next_power_of_two, tl, wide_type
+from ferryman_kernels._triton import Kernel, tl
 from ferryman_kernels.cpu._compiled import (
     STRICT,
     Loop,
     narrow,
     prange,
     row_like,
-    serves,
     silu,
     wide,
 )
 from ferryman_kernels.cpu._vectors import row_at
 from ferryman_kernels.elementwise._rms_norm_compiled import SILU_ELEMENTS
-
-BLOCK_DIM = 1024
-"""Channels of a token that one program computes."""
+from ferryman_kernels.elementwise.gates.launches import launch_gate, run_gate
 
 
 def limited_silu_reference(x: Tensor, limit: float) -> Tensor:
@@ -98,23 +95,10 @@ def _limited_silu_kernel(
 
 
 def limited_silu_triton(x: Tensor, limit: float) -> Tensor:
-    assert x.stride(1) == 1, x.stride()
-    tokens, dim = x.shape[0], x.shape[1] // 2
-    y = torch.empty(tokens, dim, dtype=x.dtype, device=x.device)
-    block = min(BLOCK_DIM, next_power_of_two(dim))
-    _limited_silu_kernel[tokens, cdiv(dim, block)](
-        x, y, x.stride(0), dim,
-        LIMIT=limit, BLOCK_DIM=block, WIDE=wide_type(x.dtype), num_warps=4,
-    )  # fmt: skip
-    return y
+    return launch_gate(_limited_silu_kernel, x, LIMIT=limit)
 
 
 def limited_silu(x: Tensor, limit: float) -> Tensor:
     """y [tokens, inner_dim] for x [tokens, 2 · inner_dim]; `limit` is above 0."""
-    assert x.shape[-1] % 2 == 0, x.shape
-    has_rows = x.ndim == 2 and x.stride(1) == 1
-    if has_rows and x.is_cuda:
-        return limited_silu_triton(x, limit)
-    if has_rows and serves(x):
-        return limited_silu_compiled(x, limit)
-    return limited_silu_reference(x, limit)
+    forms = limited_silu_triton, limited_silu_compiled, limited_silu_reference
+    return run_gate(forms, x, limit)
