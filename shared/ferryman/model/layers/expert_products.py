@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ferryman.model.layers.expert_stacks import ExpertStacks
-from ferryman.model.layers.experts import ExpertProduct, stacked_product
+from ferryman.model.layers.experts import ExpertProduct, present_experts, stacked_product
 from ferryman.model.weights.linear import Linear, is_card
 from ferryman.model.weights.matrix import Matrix
 from ferryman_kernels.products.grouped_product import (
@@ -29,12 +29,9 @@ class SeparateProducts:
 
     def __call__(self, x: Tensor, chosen: Tensor) -> Tensor:
         per_row = chosen.shape[1]
-        by_expert = chosen.flatten().argsort(stable=True)  # indices into row-expert pairs
-        counts = torch.bincount(chosen.flatten(), minlength=len(self.experts)).tolist()
         y = x.new_empty(chosen.numel(), self.out_dim)
-        for expert, pair in zip(self.experts, by_expert.split_with_sizes(counts), strict=True):
-            if len(pair):
-                y[pair] = expert(x[pair // per_row])
+        for expert, pairs in present_experts(self.experts, chosen):
+            y[pairs] = expert(x[pairs // per_row])
         return y
 
 

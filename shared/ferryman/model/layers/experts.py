@@ -8,9 +8,9 @@ and two grouped products compute every pair of a token and an expert, for any ch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -36,6 +36,8 @@ from ferryman_kernels.products.weighted_sum import weighted_sum
 
 Activation = Callable[[Tensor], Tensor]
 """An expert's first product [rows, first_dim] becomes the input of its second [rows, inner_dim]."""
+
+E = TypeVar("E")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,16 +122,22 @@ class SeparateExperts:
 
     def __call__(self, hidden: Tensor, shares: Tensor, chosen: Tensor) -> Tensor:
         per_token, pair_shares = chosen.shape[1], shares.flatten()
-        by_expert = chosen.flatten().argsort(stable=True)  # indices into token-expert pairs
-        counts = torch.bincount(chosen.flatten(), minlength=len(self.experts)).tolist()
-        pairs = by_expert.split_with_sizes(counts)
         mixed = torch.zeros_like(hidden)
-        for expert, pair in zip(self.experts, pairs, strict=True):
-            if len(pair):
-                tokens = pair // per_token
-                fed = self.weighing.fed(expert, hidden[tokens], pair_shares[pair, None])
-                mixed.index_add_(0, tokens, fed)
+        for expert, pairs in present_experts(self.experts, chosen):
+            tokens = pairs // per_token
+            fed = self.weighing.fed(expert, hidden[tokens], pair_shares[pairs, None])
+            mixed.index_add_(0, tokens, fed)
         return mixed
+
+
+def present_experts(experts: Sequence[E], chosen: Tensor) -> Iterator[tuple[E, Tensor]]:
+    """Each expert that a row has chosen, in order, with the indices of its pairs among those of
+    rows and experts that `chosen` [rows, per_row] names."""
+    by_expert = chosen.flatten().argsort(stable=True)
+    counts = torch.bincount(chosen.flatten(), minlength=len(experts)).tolist()
+    for expert, pairs in zip(experts, by_expert.split_with_sizes(counts), strict=True):
+        if len(pairs):
+            yield expert, pairs
 
 
 class ExpertProduct(Protocol):
