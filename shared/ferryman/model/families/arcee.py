@@ -16,7 +16,12 @@ from ferryman.model.layers.transformer import (
     load_transformer,
     uniform_transformer,
 )
-from ferryman.model.readers.config_readers import check_activation, read_mlp, read_trunk
+from ferryman.model.readers.config_readers import (
+    check_activation,
+    check_values,
+    read_mlp,
+    read_trunk,
+)
 from ferryman.model.readers.transformer_readers import (
     read_experts,
     read_plain_mlp,
@@ -118,9 +123,7 @@ def _mixture(fields: ConfigFields) -> MixtureShape:
 
 def _refuse_other_routing(fields: ConfigFields) -> None:
     expected = {"score_func": "sigmoid", "route_norm": True, "n_group": 1, "topk_group": 1}
-    for name, value in expected.items():
-        if fields.raw.get(name, value) != value:
-            raise fields.refusal(name, f"{value!r}; nothing else is supported")
+    check_values(fields, expected)
 
 
 def _load_feed_forward(weights: Weights, shape: FeedForwardShape, hidden_dim: int) -> FeedForward:

@@ -28,6 +28,7 @@ from ferryman.model.layers.sparse_latent import load_indexer, load_placed_attent
 from ferryman.model.readers.config_readers import (
     check_activation,
     check_flags,
+    check_values,
     read_grouped_routing,
     read_layers,
     read_rotary,
@@ -144,9 +145,7 @@ def _refuse_other_layers(fields: ConfigFields) -> None:
         mlp_bias=False,
     )
     expected = {"attention_gate_type": "headwise", "swa_attention_gate_type": "headwise"}
-    for name, value in expected.items():
-        if fields.raw.get(name, value) != value:
-            raise fields.refusal(name, f"{value!r}; nothing else is supported")
+    check_values(fields, expected)
     if fields.raw.get("topk_method", "noaux_tc") not in (None, "noaux_tc"):
         raise fields.refusal("topk_method", "'noaux_tc'")
     if fields.raw.get("scoring_func", "noaux_tc") not in ("noaux_tc", "sigmoid"):

@@ -17,7 +17,12 @@ from ferryman.model.layers.transformer import (
     load_transformer,
     uniform_transformer,
 )
-from ferryman.model.readers.config_readers import check_activation, check_flags, read_trunk
+from ferryman.model.readers.config_readers import (
+    check_activation,
+    check_flags,
+    check_values,
+    read_trunk,
+)
 from ferryman.model.readers.transformer_readers import (
     read_experts,
     read_mlp_types,
@@ -97,9 +102,7 @@ def _refuse_other_routing(fields: ConfigFields) -> None:
         "moe_layer_num_skipped": 0,
         "moe_intermediate_size": fields.whole("intermediate_size"),
     }
-    for name, value in expected.items():
-        if fields.raw.get(name, value) != value:
-            raise fields.refusal(name, f"{value!r}; nothing else is supported")
+    check_values(fields, expected)
 
 
 def _mixture(fields: ConfigFields) -> MixtureShape:

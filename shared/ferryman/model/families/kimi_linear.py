@@ -26,6 +26,7 @@ from ferryman.model.layers.mlp import load_gated_mlp
 from ferryman.model.layers.moe import ExpertsBesideShared, load_mixture
 from ferryman.model.readers.config_readers import (
     check_activation,
+    check_values,
     read_grouped_routing,
     read_layers,
     read_trunk,
@@ -100,9 +101,7 @@ def config_with(
 
 def _refuse_unsupported(fields: ConfigFields) -> None:
     expected = {"moe_router_activation_func": "sigmoid", "mla_use_nope": True, "moe_layer_freq": 1}
-    for name, value in expected.items():
-        if fields.raw.get(name, value) != value:
-            raise fields.refusal(name, f"{value!r}; nothing else is supported")
+    check_values(fields, expected)
 
 
 def _mixers(fields: ConfigFields, num_layers: int) -> tuple[KimiMixer, ...]:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from ferryman.model.layers.transformer import TransformerConfig
 from ferryman.model.readers.config_readers import (
     check_activation,
+    check_values,
     read_grouped_routing,
     read_layers,
     read_trunk,
@@ -124,8 +125,6 @@ def _window(fields: ConfigFields) -> AttentionShape:
 
 def _mixture(fields: ConfigFields) -> MixtureShape:
     expected = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "n_shared_experts": None}
-    for name, value in expected.items():
-        if fields.raw.get(name, value) != value:
-            raise fields.refusal(name, f"{value!r}; nothing else is supported")
+    check_values(fields, expected)
     experts = read_experts(fields, count="n_routed_experts")
     return MixtureShape(experts, read_grouped_routing(fields, experts))

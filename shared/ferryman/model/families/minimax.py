@@ -38,6 +38,7 @@ from ferryman.model.layers.transformer import (
 from ferryman.model.readers.config_readers import (
     check_activation,
     check_flags,
+    check_values,
     head_dim_of,
     read_layers,
     read_trunk,
@@ -100,7 +101,7 @@ def read_minimax_m2(fields: ConfigFields) -> TransformerConfig:
     check_activation(fields)
     check_flags(fields, use_qk_norm=True, use_routing_bias=True)
     expected = {"qk_norm_type": "per_layer", "scoring_func": "sigmoid"}
-    _refuse_others(fields, {**expected, "shared_intermediate_size": 0})
+    check_values(fields, {**expected, "shared_intermediate_size": 0})
     if set(fields.whole_list("attn_type_list")) - {1}:
         raise fields.refusal("attn_type_list", "a list of 1: all layers have softmax attention")
     attention = replace(
@@ -130,7 +131,7 @@ def read_minimax(fields: ConfigFields) -> MiniMaxConfig:
     """MiniMax-Text-01: lightning attention, some layers of softmax attention, experts everywhere"""
     check_activation(fields)
     expected = {"sliding_window": None, "postnorm": True, "shared_intermediate_size": 0}
-    _refuse_others(fields, expected)
+    check_values(fields, expected)
     fields = _with_present_names(fields)
     readers: dict[str, Callable[[], MiniMaxMixer]] = {
         "full_attention": partial(read_rotary_attention, fields),
@@ -145,12 +146,6 @@ def read_minimax(fields: ConfigFields) -> MiniMaxConfig:
         mixer_scales=tuple(softmax if isinstance(m, AttentionShape) else linear for m in mixers),
         feed_forward_scales=_scales(fields, "mlp"),
     )
-
-
-def _refuse_others(fields: ConfigFields, expected: Mapping[str, object]) -> None:
-    for name, value in expected.items():
-        if fields.raw.get(name, value) != value:
-            raise fields.refusal(name, f"{value!r}; nothing else is supported")
 
 
 def _with_present_names(fields: ConfigFields) -> ConfigFields:

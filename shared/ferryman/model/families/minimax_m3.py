@@ -33,6 +33,7 @@ from ferryman.model.layers.moe import load_grouped_mixture
 from ferryman.model.readers.config_readers import (
     check_activation,
     check_flags,
+    check_values,
     read_layers,
     read_trunk,
 )
@@ -197,9 +198,7 @@ def _refuse_other_layers(fields: ConfigFields) -> None:
         use_routing_bias=True,
     )
     expected = {"qk_norm_type": "per_head", "scoring_func": "sigmoid", "n_shared_experts": 1}
-    for name, value in {**expected, "swiglu_beta": 1.0}.items():
-        if fields.raw.get(name, value) != value:
-            raise fields.refusal(name, f"{value!r}; nothing else is supported")
+    check_values(fields, {**expected, "swiglu_beta": 1.0})
 
 
 def _read_index(fields: ConfigFields, attention: AttentionShape) -> BlockIndexShape:

@@ -21,6 +21,7 @@ from ferryman.model.layers.mlstm import load_mlstm
 from ferryman.model.readers.config_readers import (
     POSITIONS_OF_A_RECURRENCE,
     check_flags,
+    check_values,
     read_trunk,
 )
 from ferryman.model.shapes.cell_shapes import MlstmShape
@@ -63,9 +64,7 @@ def read_xlstm(config: ConfigFields) -> XlstmConfig:
     """xLSTM: matrix LSTMs and gated MLPs; no attention, so a sequence keeps no pages."""
     fields = _of_one_name(config).with_defaults(**DEFAULTS)
     check_flags(fields, use_bias=False, add_out_norm=True, tie_word_embeddings=False)
-    for name, word in {"weight_mode": SINGLE, "inference_state_dtype": WIDE}.items():
-        if fields.raw.get(name, word) != word:
-            raise fields.refusal(name, f"{word!r}; nothing else is supported")
+    check_values(fields, {"weight_mode": SINGLE, "inference_state_dtype": WIDE})
     return XlstmConfig(
         trunk=read_trunk(fields, norm_eps="norm_eps"),
         cell=_cell(fields),

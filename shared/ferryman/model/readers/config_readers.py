@@ -68,6 +68,14 @@ def check_flags(fields: ConfigFields, **expected: bool) -> None:
             raise fields.refusal(name, str(value).lower())
 
 
+def check_values(fields: ConfigFields, expected: Mapping[str, object]) -> None:
+    """Refuses a field of another value. One that is missing has the expected value; null is
+    another, unless it is expected."""
+    for name, value in expected.items():
+        if fields.raw.get(name, value) != value:
+            raise fields.refusal(name, f"{value!r}; nothing else is supported")
+
+
 def read_layers(
     fields: ConfigFields, name: str, meanings: Mapping[str, Meaning]
 ) -> tuple[Meaning, ...]:
