@@ -239,26 +239,46 @@ def compiled_loops() -> set[Key]:
     }
 
 
-@pytest.mark.usefixtures("threads_set_back")
-def test_no_decode_step_compiles_a_loop_for_the_processor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Steps of many requests go to the version for several threads, which counts here and is the
-    other one: to compile it takes seconds."""
+@pytest.fixture
+def loops_of_two_versions(monkeypatch: pytest.MonkeyPatch, threads_set_back: None) -> None:
+    """Few elements are shared. The version for several threads counts as one of its own, and is
+    the other one: to compile it takes seconds."""
     compiled = Loop._compile
     monkeypatch.setattr(Loop, "_compile", lambda loop, *, parallel: compiled(loop, parallel=False))
     torch.set_num_threads(2)
     monkeypatch.setattr(_compiled, "WORTH_SHARING", 1000)
     for loop in loops():
         monkeypatch.delitem(vars(loop), "shared", raising=False)
-    folder = save_native(tmp_path, native_config(max_position_embeddings=MAX_LEN + 1))
+
+
+@pytest.mark.usefixtures("loops_of_two_versions")
+def test_no_decode_step_compiles_a_loop_for_the_processor(tmp_path: Path) -> None:
+    """Steps of many requests go to the version for several threads."""
+    runner, manifest = runner_on_a_processor(tmp_path)
+    warm_up(runner, manifest, most=MostTokens(decode=36))
+    warmed, rng = compiled_loops(), random.Random("loops")
+    for number in range(1, 7):
+        runner.run(random_step(manifest, number, rng))
+    assert {version for _, _, version, _ in warmed} == {"alone", "shared"}
+    assert compiled_loops() - warmed == set(), "a request would wait for a compiler"
+
+
+@pytest.mark.usefixtures("loops_of_two_versions")
+def test_no_prompt_compiles_a_loop_for_the_processor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner, manifest = runner_on_a_processor(tmp_path)
+    # A page and a token stay below it in every loop but the products'.
+    monkeypatch.setattr(_compiled, "WORTH_SHARING", 20_000)
+    warm_up(runner, manifest, most=MostTokens(decode=36))
+    warmed = compiled_loops()
+    runner.run(prompts_of(manifest, 1, [(0, 900), (0, 700)]))
+    assert compiled_loops() - warmed == set(), "a prompt would wait for a compiler"
+
+
+def runner_on_a_processor(folder: Path) -> tuple[Runner, StateManifest]:
+    save_native(folder, native_config(max_position_embeddings=MAX_LEN + 1))
     model = load_model(folder, LoadOptions("float32", page_size=16))
     slots = {Kind.FULL: 40, Kind.WINDOW: 40, Kind.RECURRENT: 80}
     slabs = Slabs.allocate(model.manifest, slots, "cpu")
-    runner = Runner(model, slabs, max_rows=9, max_len=MAX_LEN + 1)
-    warm_up(runner, model.manifest, most=MostTokens(decode=36))
-    warmed, rng = compiled_loops(), random.Random("loops")
-    for number in range(1, 7):
-        runner.run(random_step(model.manifest, number, rng))
-    assert {version for _, _, version, _ in warmed} == {"alone", "shared"}
-    assert compiled_loops() - warmed == set(), "a request would wait for a compiler"
+    return Runner(model, slabs, max_rows=9, max_len=MAX_LEN + 1), model.manifest

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ferryman_kernels.cpu._lanes import HAS_DOTS
 from ferryman_kernels.cpu._tiles import has_tiles
+from ferryman_kernels.cpu.launches import loops_for_many_tokens
 from ferryman_kernels.products import _packed_product_compiled
 from ferryman_kernels.products.blocks import _block_product_compiled, block_product
 from ferryman_kernels.products.blocks.block_product import (
@@ -250,6 +251,8 @@ def test_many_tokens_have_the_bits_of_each_alone(name: str) -> None:
     product = block_product.block_product
     alone = torch.cat([product(token[None], weight, bias) for token in x])
     assert torch.equal(product(x, weight, bias), alone)
+    with loops_for_many_tokens():
+        assert torch.equal(product(x[:17], weight, bias), alone[:17])
 
 
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)

@@ -14,7 +14,13 @@ from torch import Tensor
 from ferryman_kernels.cpu import _compiled
 from ferryman_kernels.cpu._lanes import HAS_DOTS
 from ferryman_kernels.cpu._tiles import has_tiles
+from ferryman_kernels.cpu.launches import (
+    RecordedLaunch,
+    launches_told_to,
+    loops_for_many_tokens,
+)
 from ferryman_kernels.products import _packed_product_compiled
+from ferryman_kernels.products._tiled_product_compiled import tiled_loop
 from ferryman_kernels.products.packed_product import (
     pack_panels,
     packed_grouped_product,
@@ -124,6 +130,18 @@ def test_many_tokens_have_the_bits_of_each_alone(
     alone = torch.cat([packed_product(token[None], own, bias) for token in x])
     with threads_of_torch(threads):
         assert torch.equal(packed_product(x, own, bias), alone)
+
+
+@pytest.mark.skipif(not has_tiles(), reason="copies are for tiles")
+@pytest.mark.parametrize("tokens", [1, 17, 40])
+def test_few_tokens_have_the_same_bits_by_the_loops_of_many(tokens: int) -> None:
+    x, weight, bias = drawn((300, 700), tokens, torch.bfloat16)
+    cancel(x, weight)
+    own, ran = pack_panels(weight), list[RecordedLaunch]()
+    few = packed_product(x, own, bias)
+    with threads_of_torch(2), loops_for_many_tokens(), launches_told_to(ran.append):
+        assert torch.equal(packed_product(x, own, bias), few)
+    assert [launched.run for launched in ran] == [tiled_loop._on_all_threads]
 
 
 @contextmanager

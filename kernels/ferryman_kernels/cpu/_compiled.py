@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ferryman_kernels.cpu._loop_cache import cached, compiling, digest_of_sources, shown_name
-from ferryman_kernels.cpu.launches import launch
+from ferryman_kernels.cpu.launches import for_many_tokens, launch
 
 try:
     import numba
@@ -115,7 +115,7 @@ class Loop:
 
     def __call__(self, elements: int, *args: Any) -> None:
         """Runs over arrays of about `elements` numbers in all; few elements stay on one thread."""
-        if elements >= WORTH_SHARING and _num_threads() > 1:
+        if (elements >= WORTH_SHARING or for_many_tokens.get()) and _num_threads() > 1:
             with _ONCE if "shared" in self.__dict__ else _turn(self.shared):
                 launch(self._on_all_threads, *args)
         else:

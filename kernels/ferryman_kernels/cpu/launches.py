@@ -20,6 +20,8 @@ class RecordedLaunch(NamedTuple):
 
 Listener = Callable[[RecordedLaunch], None]
 _listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
+for_many_tokens: ContextVar[bool] = ContextVar("for_many_tokens", default=False)
+"""Whether few tokens go through the loops that many do."""
 
 
 @contextmanager
@@ -30,6 +32,18 @@ def launches_told_to(listener: Listener) -> Iterator[None]:
         yield
     finally:
         _listener.reset(token)
+
+
+@contextmanager
+def loops_for_many_tokens() -> Iterator[None]:
+    """Has this thread compute few tokens as it would many, until the end of the `with`: loops are
+    shared among threads, and products copy their inputs. So a short step compiles and loads the
+    loops of a long one. Results have the same bits."""
+    token = for_many_tokens.set(True)
+    try:
+        yield
+    finally:
+        for_many_tokens.reset(token)
 
 
 def launch(run: Callable[..., Any], *args: Any) -> None:

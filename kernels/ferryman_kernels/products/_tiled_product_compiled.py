@@ -37,6 +37,7 @@ from ferryman_kernels.cpu._tiles import (
     tile_configuration,
 )
 from ferryman_kernels.cpu._vectors import row_at
+from ferryman_kernels.cpu.launches import for_many_tokens
 
 _MANY_TOKENS, _MANY_OUTPUTS = 192, 256
 _PAIR, _HALF = 2 * ROWS, LANES // 2
@@ -50,7 +51,7 @@ _LONGEST_RUN, _SLICE_PAIRS, _GROUP = 20, 16, 8
 
 def repays_copies(tokens: int, out_dim: int) -> bool:
     """Whether a product of such a size is quicker with copies."""
-    return tokens >= _MANY_TOKENS and out_dim >= _MANY_OUTPUTS
+    return out_dim >= _MANY_OUTPUTS and (tokens >= _MANY_TOKENS or for_many_tokens.get())
 
 
 @part

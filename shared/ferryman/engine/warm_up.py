@@ -6,7 +6,8 @@ anew when an integer becomes 1 or a multiple of 16, when a pointer is no longer 
 every constant. Of these only page tables and waves change from step to step; requests do not, but
 their graphs are captured for the narrowest tables. All graphs of prompts are captured here.
 A prefill step of as many tokens as there can be runs too, of two prompts: many rows are multiplied
-by other kernels than few, and a library makes its plans when it is first asked.
+by other kernels than few, and a library makes its plans when it is first asked. On a processor it
+would take seconds; there a short prompt and a step run once more, by the loops of many tokens.
 
 It runs before the scheduler has given any slot away. Its state in the slots is never read: they are
 cleared, copied to or overwritten before their first real use, as every slot is. But its logits are
@@ -36,6 +37,7 @@ from ferryman.schedule.batch import (
 )
 from ferryman.schedule.request import SamplingParams
 from ferryman.schedule.step_sizes import PADDING, DecodeSize, StepSizes
+from ferryman_kernels.cpu.launches import loops_for_many_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +64,16 @@ def warm_up(
     sizes: StepSizes | None = None,
     most: MostTokens = MostTokens(),
 ) -> None:
-    """Prefills one page and a token, then decodes one token, on slot 0 of each pool; then a step of
-    padding of each sort of `sizes`, or without them the largest decode step, and that of one token
-    as often as `most` says. Before them run short prompts as they are and padded, and the largest
-    prefill step.
+    """Prefills one page and a token, then decodes one token, on slot 0 of each pool, and both once
+    more by the loops of many tokens; then a step of padding of each sort of `sizes`, or without
+    them the largest decode step, and that of one token as often as `most` says. Before them run
+    short prompts as they are and padded, and the largest prefill step.
 
     Raises ConfigError when the logits are not finite.
     """
     prompt_len = manifest.page_size + 1
-    for step in (_prefill(manifest, (prompt_len,), 2), _decode(manifest, prompt_len)):
+    prompt = _prefill(manifest, (prompt_len,), 2)
+    for step in (prompt, _decode(manifest, prompt_len)):
         (sampled,) = engine.launch(step).outcome().sampled
         if sampled.token_id == NO_TOKEN:
             raise ConfigError(
@@ -82,6 +85,9 @@ def warm_up(
     if most.prefill:
         engine.launch(_full(manifest, most.prefill)).outcome()
     if sizes is None or not sizes.max_requests:
+        with loops_for_many_tokens():
+            for plan in (prompt, _crowded(manifest, prompt_len, 1)):
+                engine.launch(plan).outcome()
         # A loop has a version for several threads, which a step of one token may not take.
         engine.launch(_crowded(manifest, prompt_len, most.decode)).outcome()
         # A request alone has no other steps. Four launched ones and a recorded one would be the
