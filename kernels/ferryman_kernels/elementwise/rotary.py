@@ -114,3 +114,12 @@ def apply_rotary(
     if serves(q) and inv_freq.dtype == wide_dtype(q.dtype):
         return apply_rotary_compiled(q, k, positions, inv_freq, scaling)
     return apply_rotary_reference(q, k, positions, inv_freq, scaling)
+
+
+def rotate_heads(
+    heads: Tensor, positions: Tensor, inv_freq: Tensor, scaling: float = 1.0
+) -> Tensor:
+    """A rotated copy of `heads` [tokens, heads, head_dim] alone; as `apply_rotary`."""
+    if heads.is_cuda:
+        return _launch(heads, positions, inv_freq, scaling)
+    return apply_rotary(heads, heads[:, :0], positions, inv_freq, scaling)[0]

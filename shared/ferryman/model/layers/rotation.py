@@ -11,7 +11,7 @@ from torch import Tensor
 from ferryman.model.shapes.attention_shapes import NoPositions, QueryGrowth, RotaryPositions
 from ferryman.model.shapes.rotary import rotary_frequencies
 from ferryman.model.weights.named_weights import Weights, accumulation_dtype
-from ferryman_kernels.elementwise.rotary import apply_rotary
+from ferryman_kernels.elementwise.rotary import apply_rotary, rotate_heads
 
 
 class RotaryEmbedding(Protocol):
@@ -29,6 +29,24 @@ class Rotary:
 
     def __call__(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         return apply_rotary(q, k, positions, self.inv_freq, self.scaling)
+
+
+@dataclass(frozen=True, slots=True)
+class RowTurn:
+    """Rotates the first channels of heads [tokens, heads, head_dim], and turns them back.
+
+    `inv_freq` [rotary_dim / 2] are the frequencies, `back_freq` the same with the other sign.
+    """
+
+    inv_freq: Tensor
+    back_freq: Tensor
+    scaling: float
+
+    def __call__(self, heads: Tensor, positions: Tensor) -> Tensor:
+        return rotate_heads(heads, positions, self.inv_freq, self.scaling)
+
+    def back(self, heads: Tensor, positions: Tensor) -> Tensor:
+        return rotate_heads(heads, positions, self.back_freq, self.scaling)
 
 
 def grown(q: Tensor, growth: QueryGrowth, positions: Tensor) -> Tensor:
@@ -87,9 +105,19 @@ def load_rotary(weights: Weights, positions: RotaryPositions | NoPositions) -> R
     """The encoding of `positions`, in the accumulation dtype of `weights`."""
     if isinstance(positions, NoPositions):
         return without_rotary
+    return Rotary(*_frequencies(weights, positions))
+
+
+def load_row_turn(weights: Weights, positions: RotaryPositions) -> RowTurn:
+    """The rotation of `positions` of one tensor alone, in the accumulation dtype of `weights`."""
+    inv_freq, scaling = _frequencies(weights, positions)
+    return RowTurn(inv_freq, -inv_freq, scaling)
+
+
+def _frequencies(weights: Weights, positions: RotaryPositions) -> tuple[Tensor, float]:
     # Computed on the CPU for every device, so that workers on two kinds of device turn alike.
     dtype = accumulation_dtype(weights.dtype)
     inv_freq, scaling = rotary_frequencies(
         positions.theta, positions.rotary_dim, positions.scaling, dtype
     )
-    return Rotary(inv_freq.to(weights.device), scaling)
+    return inv_freq.to(weights.device), scaling

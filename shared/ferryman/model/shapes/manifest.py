@@ -22,6 +22,7 @@ from ferryman.model.shapes.attention_shapes import (
     LatentShape,
 )
 from ferryman.model.shapes.model_shapes import AS_COMPUTED, ModelConfig, StatePlace, share_of_rank
+from ferryman.model.shapes.row_shapes import RowAttentionShape
 
 SCAN_BLOCK = 64
 
@@ -93,7 +94,8 @@ def _window_len(config: ModelConfig) -> int:
     """The longest window or chunk: older pages of the kind are freed together. A layer with a
     shorter one reads less of them."""
     shapes = (shape for states in config.states for shape in states)
-    reaches = [s.reach for s in shapes if isinstance(s, AttentionShape | LatentShape)]
+    paged = AttentionShape | LatentShape | RowAttentionShape
+    reaches = [s.reach for s in shapes if isinstance(s, paged)]
     return max(reaches, default=0)
 
 
