@@ -83,8 +83,10 @@ from ferryman_kernels.recurrence.causal_conv import (
     causal_conv_decode_triton,
     causal_conv_prefill_triton,
 )
+from ferryman_kernels.recurrence.cells._block_mean_triton import block_mean_runs_triton
 from ferryman_kernels.recurrence.cells._mlstm_triton import mlstm_runs_triton
 from ferryman_kernels.recurrence.cells._wkv_triton import wkv_runs_triton
+from ferryman_kernels.recurrence.cells.block_mean_rows import BlockedRows
 from ferryman_kernels.recurrence.cells.mlstm_rows import CellGates, CellRows
 from ferryman_kernels.recurrence.cells.wkv_rows import WeightedRows
 from ferryman_kernels.recurrence.channel_delta_scan import delta_runs_triton
@@ -346,6 +348,14 @@ def launch_wkv(dtype: torch.dtype, dim: int) -> None:
     wkv_runs_triton(rows, torch.zeros(2, 3, dim), torch.zeros(2, 5, dtype=torch.int64), y)
 
 
+def launch_block_means(dtype: torch.dtype, dim: int, block_len: int, series: int) -> None:
+    """The scan of means of blocks, which is its step too."""
+    x, y = torch.zeros(128, series * dim, dtype=dtype), torch.zeros(128, dim)
+    bias, index = torch.zeros(block_len, series * dim), torch.zeros(128, dtype=torch.int64)
+    states, runs = torch.zeros(2, 3 * series, dim), torch.zeros(2, 5, dtype=torch.int64)
+    block_mean_runs_triton(BlockedRows(x, x, index, bias), states, runs, y)
+
+
 def launch_delta_rule(dtype: torch.dtype, heads: tuple[int, int], k_dim: int, v_dim: int) -> None:
     """The scan and the step of a gated delta net; `heads` are those of keys and of values."""
     q = torch.zeros(128, heads[0], k_dim, dtype=dtype)
@@ -485,6 +495,8 @@ def launch_all(dtype: torch.dtype) -> None:
     launch_rg_lru(dtype, 2560)
     launch_mlstm(dtype, 8, 256, 512, 15.0, 1e-6)
     launch_wkv(dtype, 2560)
+    launch_block_means(dtype, 512, 128, 1)
+    launch_block_means(dtype, 640, 4, 2)
     launch_attention(dtype, (32, 8), 128, has_sinks=False, cap=0.0)
     launch_attention(dtype, (32, 8), 128, has_sinks=True, cap=0.0)
     launch_attention(dtype, (32, 8), 128, has_sinks=False, cap=50.0)

@@ -20,6 +20,8 @@ from torch import Tensor
 from ferryman_kernels.cpu import _compiled
 from ferryman_kernels.ragged import SlotAt, Span
 from ferryman_kernels.recurrence.causal_conv import causal_conv_prefill
+from ferryman_kernels.recurrence.cells.block_mean import block_mean_decode, block_mean_scan
+from ferryman_kernels.recurrence.cells.block_mean_rows import BlockedRows
 from ferryman_kernels.recurrence.cells.mlstm import CellStates, mlstm_decode, mlstm_scan
 from ferryman_kernels.recurrence.cells.mlstm_rows import CellGates, CellRows
 from ferryman_kernels.recurrence.cells.wkv import wkv_decode, wkv_scan
@@ -289,8 +291,32 @@ def weighted(tokens: int, dtype: torch.dtype) -> Recurrence:
     return Recurrence((k, v, positions), (states,), prefill, decode)
 
 
+def block_means(tokens: int, dtype: torch.dtype) -> Recurrence:
+    """DeepSeek-V4's means of blocks that overlap; 300 channels are a block of jobs and a part of
+    one. No token is the first of all."""
+    channels, wide = 300, _wide(dtype)
+    values, scores = (torch.randn(tokens, 2 * channels).to(dtype) for _ in range(2))
+    bias, positions = torch.randn(4, 2 * channels, dtype=wide), torch.arange(7, 7 + tokens)
+
+    def prefill(
+        rows: Any, states: Any, spans: list[Span], slots: Tensor, snapshots: list[SlotAt]
+    ) -> Tensor:
+        return block_mean_scan(
+            BlockedRows(rows[0], rows[1], rows[2], bias), states[0], spans, slots, snapshots
+        )
+
+    def decode(rows: Any, states: Any, slots: Tensor, into: Tensor) -> Tensor:
+        return block_mean_decode(
+            BlockedRows(rows[0], rows[1], rows[2], bias), states[0], slots, into
+        )
+
+    states = torch.randn(SLOTS, 6, channels, dtype=wide)
+    states[:, 1::3] = 1 + states[:, 1::3].abs()
+    return Recurrence((values, scores, positions), (states,), prefill, decode)
+
+
 KINDS = [mamba, lightning, gated_delta, unfused_delta, channel_delta, selective, gated_linear]
-KINDS += [matrix_cell, weighted]
+KINDS += [matrix_cell, weighted, block_means]
 every_kind = pytest.mark.parametrize("kind", KINDS)
 every_dtype = pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float64, pytest.param(torch.bfloat16, marks=pytest.mark.slow)]
