@@ -18,6 +18,7 @@ from ferryman_kernels.attention._paged_attention_triton import (
 )
 from ferryman_kernels.attention._sparse_index_triton import index_scores_triton
 from ferryman_kernels.attention.blocks._block_index_triton import block_scores_triton
+from ferryman_kernels.attention.blocks.joined_rows import PlacedRows, joined_rows
 from ferryman_kernels.attention.latent_pages import write_latents_triton
 from ferryman_kernels.attention.pages import write_kv_triton
 from ferryman_kernels.attention.splits._split_attention_triton import (
@@ -281,6 +282,17 @@ def launch_index(dtype: torch.dtype, heads: int, head_dim: int) -> None:
     index_scores_triton(q, q[:, :, 0], pages, table, index, index)
 
 
+def launch_joined_rows(dtype: torch.dtype, heads: int, dim: int) -> None:
+    """Attention to rows of two pools, which are keys and values, with sinks."""
+    slabs = torch.zeros(2, 4, 64 * dim, dtype=dtype)
+    near, far = (slab.view(4, 64, dim) for slab in slabs)
+    lists = (torch.zeros(8, count, dtype=torch.int64) for count in (128, 512))
+    pools = (PlacedRows(pages, places) for pages, places in zip((near, far), lists, strict=True))
+    joined = joined_rows(*pools)
+    q, sinks = torch.zeros(8, heads, dim, dtype=dtype), torch.zeros(heads)
+    latent_attention_triton(q, *joined, dim, 0.1, sinks)
+
+
 def launch_block_index(dtype: torch.dtype, heads: int, head_dim: int, length: int) -> None:
     """The scores of blocks of block-sparse attention's index."""
     index, table = torch.zeros(8, dtype=torch.int64), torch.zeros(8, 32, dtype=torch.int64)
@@ -504,6 +516,7 @@ def launch_all(dtype: torch.dtype) -> None:
     launch_delta_rule(dtype, (16, 32), 128, 128)
     launch_latents(dtype, 128, 512, 64, has_sinks=False)
     launch_latents(dtype, 64, 512, 64, has_sinks=True)
+    launch_joined_rows(dtype, 64, 512)
     launch_index(dtype, 64, 128)
     launch_block_index(dtype, 4, 128, 128)
     launch_experts(dtype, 32, 2880, 5760)

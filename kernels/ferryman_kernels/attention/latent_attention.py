@@ -262,6 +262,11 @@ def _all_places(
     return places_of(seen, page_table, rows, page_size)
 
 
+def reads_addresses(pages: Tensor) -> bool:
+    """Whether attention reads rows at their addresses; elsewhere torch's products take them."""
+    return (pages.is_cuda and pages.dtype != torch.float64) or _serves(pages)
+
+
 def _serves(q: Tensor) -> bool:
     return serves(q) and q.dtype != torch.float64
 

@@ -192,13 +192,29 @@ def choose_decode(
     reach = page_table.shape[1] * page_size
     if reach <= count:
         return places_of(all_positions(positions, reach), page_table, rows, page_size)
+    scores = index_scores(q, weights, index_pages, page_table, rows, positions)
+    return places_of(best_positions(scores, count), page_table, rows, page_size)
+
+
+def index_scores(
+    q: Tensor,
+    weights: Tensor,
+    index_pages: Tensor,
+    page_table: Tensor,
+    rows: Tensor,
+    positions: Tensor,
+) -> Tensor:
+    """Scores [tokens, positions] of single tokens, -inf for those that a token does not see; as
+    many positions as the table has, or as the furthest token sees.
+
+    `rows` [tokens] is each token's row of the table.
+    """
     run = index_scores_reference
     if q.is_cuda and q.dtype != torch.float64:
         run = index_scores_triton
     elif serves(q):
         run = index_scores_compiled
-    scores = run(q, weights, index_pages, page_table, rows, positions)
-    return places_of(best_positions(scores, count), page_table, rows, page_size)
+    return run(q, weights, index_pages, page_table, rows, positions)
 
 
 def _check(q: Tensor, weights: Tensor, index_pages: Tensor, page_table: Tensor) -> None:
