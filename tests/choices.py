@@ -45,7 +45,7 @@ class Choices(TorchFunctionMode):
     def _choose(self, scores: Tensor, k: int, dim: int = -1, sorted: bool = True) -> Any:
         assert dim in (-1, scores.ndim - 1), dim
         values, indices = scores.sort(dim=-1, descending=True, stable=True)
-        rows = values.reshape(-1, values.shape[-1])
+        rows = values.flatten(0, -2)
         if k < rows.shape[1] and len(rows) % len(self.clear) == 0:
             # Each head chooses for itself where scores are [1, heads, tokens, …].
             for head in torch.split(rows, len(self.clear)):
@@ -63,6 +63,6 @@ class Choices(TorchFunctionMode):
 
     def _note_near_zero(self, products: Tensor) -> None:
         """`products` [1, tokens, heads, keys], of which relu makes scores."""
-        if products.ndim == 4 and products.shape[1] == len(self.clear):
+        if products.ndim == 4 and products.shape[1] == len(self.clear) and products.numel():
             sizes = products[0].abs()
             self._near_zero = (sizes < MARGIN * sizes.amax((1, 2), keepdim=True)).any(2).any(1)

@@ -64,6 +64,7 @@ def fake_card() -> Iterator[None]:
             (Tensor, "new_tensor", _new_tensor),
             (Tensor, "nonzero", lambda tensor: _ATEN.nonzero.default(tensor)),
             (Tensor, "pin_memory", _pinned),
+            (Tensor, "data_ptr", lambda tensor: tensor.storage_offset() * tensor.itemsize),
         ):
             stack.enter_context(patch.object(owner, name, value))
         yield

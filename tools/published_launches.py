@@ -10,6 +10,7 @@ from tools.kernel_launches import (
     launch_activation,
     launch_attention,
     launch_block_index,
+    launch_block_means,
     launch_choice,
     launch_choice_of_groups,
     launch_clamped_activation,
@@ -22,6 +23,7 @@ from tools.kernel_launches import (
     launch_gated_sum,
     launch_heads_into_pages,
     launch_index,
+    launch_joined_rows,
     launch_kimi_delta,
     launch_latents,
     launch_limited_activation,
@@ -78,6 +80,11 @@ from ferryman.model.shapes.recurrent_shapes import (
     MambaShape,
     RgLruShape,
     ShortConvShape,
+)
+from ferryman.model.shapes.row_shapes import (
+    BlockRowsShape,
+    RowAttentionShape,
+    RowIndexShape,
 )
 
 Launch = tuple[Any, ...]
@@ -193,7 +200,13 @@ def _attending(shape: Any) -> Iterator[Launch]:
             sizes = shape.q_heads, shape.latent_dim, shape.rope_dim
             yield launch_latents, *sizes, shape.has_sinks
             yield launch_rotation, (shape.q_heads, 1), shape.rope_dim, shape.rope_dim
-        case IndexShape():
+        case RowAttentionShape():
+            yield launch_joined_rows, shape.q_heads, shape.head_dim
+            yield launch_latents, shape.q_heads, shape.head_dim, 0, True
+            turned = shape.head_dim, shape.positions.rotary_dim
+            yield launch_rotation, (shape.q_heads, 1), *turned
+            yield launch_norms, shape.head_dim
+        case IndexShape() | RowIndexShape():
             yield launch_index, shape.heads, shape.head_dim
         case BlockIndexShape():
             yield launch_block_index, shape.heads, shape.head_dim, shape.block_len
@@ -244,6 +257,9 @@ def _recurrent(shape: Any) -> Iterator[Launch]:
         case RwkvShape():
             yield launch_wkv, shape.dim
             yield launch_conv, shape.hidden_dim, 2, False, False
+        case BlockRowsShape():
+            means = shape.means
+            yield launch_block_means, means.channels, shape.block_len, means.series
         case ShortConvShape():
             yield launch_conv, shape.dim, shape.conv_width, shape.has_bias, False
         case LayerConvShape():

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from tests.oracle import Float64Mode
+from tests.choices import Choices
+from tests.oracle import Float64Mode, OracleAnswer
 from torch import Tensor
 from transformers import DeepseekV4Config
 from transformers.models.deepseek_v4.modeling_deepseek_v4 import (
@@ -20,6 +21,7 @@ from transformers.models.deepseek_v4.modeling_deepseek_v4 import (
 )
 
 from ferryman.cache.manifest import StateManifest
+from ferryman.model.layers.block_row_attention import load_block_row_attention
 from ferryman.model.layers.decoder_layers import LayerPlace, Mixer
 from ferryman.model.layers.row_attention import load_row_attention
 from ferryman.model.sampling.prompt_logprobs import PrefilledRows
@@ -27,7 +29,7 @@ from ferryman.model.shapes.attention_shapes import RotaryPositions
 from ferryman.model.shapes.batch import DecodeBatch, PrefillBatch, StepBatch
 from ferryman.model.shapes.manifest import state_manifest
 from ferryman.model.shapes.model_shapes import StateShape, TrunkShape
-from ferryman.model.shapes.row_shapes import RowAttentionShape
+from ferryman.model.shapes.row_shapes import BlockRowsShape, RowAttentionShape, RowIndexShape
 from ferryman.model.shapes.state import ModelState
 from ferryman.model.weights.checkpoint import open_checkpoint
 from ferryman.model.weights.named_weights import Weights
@@ -50,6 +52,10 @@ def tiny_config(layer_type: str) -> DeepseekV4Config:
         layer_types=[layer_type],
         mlp_layer_types=["moe"],
         partial_rotary_factor=0.5,
+        compress_rates={"compressed_sparse_attention": 4, "heavily_compressed_attention": 16},
+        index_n_heads=7,
+        index_head_dim=10,
+        index_topk=5,
         rms_norm_eps=EPS,
         attn_implementation="eager",
     )
@@ -63,11 +69,11 @@ class AttentionOracle:
     module: DeepseekV4Attention
     table: Tensor
 
-    def outputs(self, token_ids: Sequence[int]) -> Tensor:
-        """The outputs [tokens, hidden_dim] of one call without a cache."""
+    def answer(self, token_ids: Sequence[int]) -> OracleAnswer:
+        """The outputs [tokens, hidden_dim] of one call without a cache, in place of logits."""
         positions, window = torch.arange(len(token_ids)), self.config.sliding_window
         ages = positions[:, None] - positions
-        with torch.inference_mode(), Float64Mode():
+        with torch.inference_mode(), Float64Mode(), Choices(len(token_ids)) as choices:
             hidden = self.table[list(token_ids)][None]
             rotary = DeepseekV4RotaryEmbedding(self.config)
             turns = {
@@ -76,7 +82,7 @@ class AttentionOracle:
             }
             mask = torch.zeros(ages.shape).masked_fill((ages < 0) | (ages >= window), -torch.inf)
             output: Tensor = self.module(hidden, turns, positions[None], mask[None, None])[0]
-        return output[0].clone()
+        return OracleAnswer(output[0].clone(), choices.num_clear)
 
 
 def drawn_oracle(layer_type: str, seed: int) -> AttentionOracle:
@@ -145,6 +151,26 @@ def saved_weights(oracle: AttentionOracle, folder: Path, dtype: torch.dtype) -> 
     return Weights(open_checkpoint(folder), dtype, torch.device("cpu"))
 
 
+def block_model(
+    oracle: AttentionOracle,
+    folder: Path,
+    dtype: torch.dtype,
+    page_size: int,
+    arithmetic: str = "cpu",
+) -> MixerModel:
+    """The mixer of windows and blocks."""
+    config, shape = oracle.config, row_shape(oracle.config, "compress")
+    length, index = config.compress_rates[config.layer_types[0]], None
+    if config.layer_types[0] == "compressed_sparse_attention":
+        index = RowIndexShape(config.index_n_heads, config.index_head_dim, config.index_topk)
+    blocks = BlockRowsShape(length, config.head_dim, index is not None, index)
+    place = LayerPlace(0, HIDDEN_DIM, EPS, 1)
+    weights = saved_weights(oracle, folder, dtype)
+    mixer = load_block_row_attention(weights, place, shape, blocks)
+    states = (shape, blocks, blocks.means)
+    return mixer_model(mixer, states, oracle, dtype, page_size, arithmetic)
+
+
 def window_model(
     oracle: AttentionOracle, folder: Path, dtype: torch.dtype, page_size: int
 ) -> MixerModel:
@@ -161,9 +187,10 @@ def mixer_model(
     oracle: AttentionOracle,
     dtype: torch.dtype,
     page_size: int,
+    arithmetic: str = "cpu",
 ) -> MixerModel:
     """`mixer`, which keeps `states`, in `dtype`."""
     trunk = TrunkShape(VOCAB_SIZE, HIDDEN_DIM, 1, EPS, False, 4096, ())
     config, name = MixerConfig(trunk, (states,)), str(dtype).removeprefix("torch.")
-    manifest = state_manifest(config, name, page_size, "", arithmetic="cpu")
+    manifest = state_manifest(config, name, page_size, "", arithmetic=arithmetic)
     return MixerModel(config, manifest, mixer, oracle.table.to(dtype))

@@ -64,12 +64,12 @@ class RowProjections:
         table = batch.page_tables[self.shape.kind]
         write_latents(pages, rows[:, 0], table, batch.rows, batch.positions)
 
-    def window_places(self, batch: StepBatch, pages: Tensor) -> Tensor:
-        """The places of the rows in each token's window, in rising order, then -1."""
-        table, page_size = batch.page_tables[self.shape.kind], pages.shape[1]
+    def window_places(self, batch: StepBatch, tokens: slice, page_size: int) -> Tensor:
+        """The places of the rows in the window of each of some tokens, rising, then -1."""
+        table = batch.page_tables[self.shape.kind]
         reach = table.shape[1] * page_size
-        seen = all_positions(batch.positions, reach, self.shape.window_len)
-        return places_of(seen, table, batch.rows, page_size)
+        seen = all_positions(batch.positions[tokens], reach, self.shape.window_len)
+        return places_of(seen, table, batch.rows[tokens], page_size)
 
     def finish(self, attended: Tensor, positions: Tensor) -> Tensor:
         """The output [tokens, hidden_dim] from attended rows [tokens, q_heads, head_dim]."""
@@ -89,7 +89,7 @@ class RowAttention:
         pages, inner, shape = state.latent[self.layer], self.projections, self.projections.shape
         inner.write(hidden, batch, pages)
         q = inner.queries(inner.residual(hidden), batch.positions)
-        places = inner.window_places(batch, pages)
+        places = inner.window_places(batch, slice(None), pages.shape[1])
         attend = state.kernels.latent_places
         attended = attend(q, pages, places, shape.head_dim, shape.scale, inner.sinks)
         return inner.finish(attended, batch.positions)

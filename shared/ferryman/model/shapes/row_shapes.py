@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ferryman.cache.manifest import Kind, SectionSpec
+from ferryman.errors import ConfigError
 from ferryman.model.shapes.attention_shapes import RotaryPositions
 from ferryman.model.shapes.model_shapes import StatePlace
 from ferryman.model.shapes.ranks import per_rank
+from ferryman_kernels.attention.blocks.block_rows import rows_of_page
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,3 +57,72 @@ class RowAttentionShape:
             q_heads=per_rank("num_attention_heads", self.q_heads, num_ranks),
             out_groups=per_rank("o_groups", self.out_groups, num_ranks),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class RowIndexShape:
+    """The index of rows of blocks: `heads` queries choose the `count` blocks that a token attends
+    to, by rows of `head_dim` channels, of which as many turn as in the attention."""
+
+    heads: int
+    head_dim: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRowsShape:
+    """Rows of `head_dim` channels that each stand for `block_len` tokens, and are attended to
+    beside the window's: all that a token sees, or those that an `index` chooses. If blocks overlap,
+    a row stands for the tokens of the block before, too."""
+
+    block_len: int
+    head_dim: int
+    overlaps: bool
+    index: RowIndexShape | None
+
+    @property
+    def kind(self) -> Kind:
+        return Kind.FULL
+
+    @property
+    def means(self) -> BlockMeansShape:
+        """The means that become rows, those of the index among them."""
+        index_dim = 0 if self.index is None else self.index.head_dim
+        return BlockMeansShape(self.head_dim + index_dim, self.overlaps)
+
+    def sections(self, place: StatePlace) -> tuple[SectionSpec, ...]:
+        """Raises ConfigError for pages in which a block's row has no place of its own."""
+        size, length = place.page_size, self.block_len
+        if max(size, length) % min(size, length):
+            raise ConfigError(
+                f"page_size={size}: layer {place.layer} keeps a row for each {length} tokens;"
+                f" choose a multiple of {length}, or a number that divides it"
+            )
+        rows, dims = rows_of_page(size, length), {"blocks": self.head_dim}
+        if self.index is not None:
+            dims["index"] = self.index.head_dim
+        return tuple(
+            SectionSpec(name, place.layer, (rows, dim), place.dtype, shard_axis=None)
+            for name, dim in dims.items()
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BlockMeansShape:
+    """The means of the tokens of a block so far, in `channels` channels: each has a weighted sum, a
+    sum of weights and a maximum. If blocks overlap, a second such series is for the block after."""
+
+    channels: int
+    overlaps: bool
+
+    @property
+    def series(self) -> int:
+        return 2 if self.overlaps else 1
+
+    @property
+    def kind(self) -> Kind:
+        return Kind.RECURRENT
+
+    def sections(self, place: StatePlace) -> tuple[SectionSpec, ...]:
+        sums, wide = (3 * self.series, self.channels), place.accumulation_dtype
+        return (SectionSpec("ssm", place.layer, sums, wide, shard_axis=None),)

@@ -122,10 +122,12 @@ class ModelState:
     `conv` [slots, conv_dim, conv_width - 1] and `ssm` are in recurrent slots, and a layer may have
     one without the other. `ssm` is [slots, ssm_heads, ssm_head_dim, ssm_state] for Mamba-2, [slots,
     v_heads, k_dim, v_dim] for a gated delta net, [slots, heads, v_dim, k_dim] for an mLSTM, whose
-    `norm` [slots, heads, k_dim + 1] has the running maximum behind a head's norm, and [slots, 3,
-    dim] for RWKV-4. `hidden` [slots, hidden_dim] is there too: the last token's hidden state, for a
-    model that drafts for itself. `latent` and `index` are pages of one row a token: [slots,
-    page_size, channels]. `kernels` are those of the state's arithmetic.
+    `norm` [slots, heads, k_dim + 1] has the running maximum behind a head's norm, [slots, 3, dim]
+    for RWKV-4, and [slots, 3 · series, channels] for the means of blocks. `hidden` [slots,
+    hidden_dim] is there too: the last token's hidden state, for a model that drafts for itself.
+    `latent` and `index` are pages of one row a token: [slots, page_size, channels]; `blocks` are
+    pages of one row a block of tokens, as is the `index` of such a layer. `kernels` are those of
+    the state's arithmetic.
     """
 
     attention: Mapping[int, PagedState]
@@ -134,6 +136,7 @@ class ModelState:
     norm: Mapping[int, Tensor]
     latent: Mapping[int, Tensor]
     index: Mapping[int, Tensor]
+    blocks: Mapping[int, Tensor]
     hidden: Mapping[int, Tensor]
     kernels: StateKernels
     layers_run: LayerCount = field(default_factory=LayerCount)
@@ -152,6 +155,7 @@ class ModelState:
             _counted_from(num_layers, self.norm),
             _counted_from(num_layers, self.latent),
             _counted_from(num_layers, self.index),
+            _counted_from(num_layers, self.blocks),
             _counted_from(num_layers, self.hidden),
             self.kernels,
             self.layers_run,
@@ -170,6 +174,7 @@ def state_views(manifest: StateManifest, slabs: Mapping[Kind, Tensor]) -> ModelS
     norm: dict[int, Tensor] = {}
     latent: dict[int, Tensor] = {}
     index: dict[int, Tensor] = {}
+    blocks: dict[int, Tensor] = {}
     hidden: dict[int, Tensor] = {}
     for layout in manifest.layouts:
         slab = slabs[layout.kind]
@@ -192,10 +197,12 @@ def state_views(manifest: StateManifest, slabs: Mapping[Kind, Tensor]) -> ModelS
                 latent[layer] = section_view(slab, sections["latent"])
             if "index" in sections:
                 index[layer] = section_view(slab, sections["index"])
+            if "blocks" in sections:
+                blocks[layer] = section_view(slab, sections["blocks"])
             if "hidden" in sections:
                 hidden[layer] = section_view(slab, sections["hidden"])
     kernels = in_one_order() if manifest.is_exact_on_card else fastest()
-    return ModelState(attention, conv, ssm, norm, latent, index, hidden, kernels)
+    return ModelState(attention, conv, ssm, norm, latent, index, blocks, hidden, kernels)
 
 
 def _by_layer(layout: KindLayout) -> dict[int, dict[str, Section]]:
