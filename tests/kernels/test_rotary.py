@@ -7,12 +7,14 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.kernels.like_a_card import on_a_card
 from torch import Tensor
 
 from ferryman_kernels.elementwise.rotary import (
     apply_rotary,
     apply_rotary_reference,
     apply_rotary_triton,
+    rotate_heads,
 )
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-4, torch.bfloat16: 1e-2}
@@ -53,3 +55,20 @@ def test_pairs_turn_by_position_and_the_rest_stays(
             got.cpu().double(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype]
         )
         assert torch.equal(got.cpu()[..., 2 * half :], part[..., 2 * half :])
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+def test_heads_alone_turn_alike_and_back(dtype: torch.dtype) -> None:
+    """On a card and elsewhere; frequencies of the other sign turn back."""
+    inv_freq = 10000.0 ** (-torch.arange(5, dtype=torch.float64) / 5)
+    inv_freq = inv_freq if dtype == torch.float64 else inv_freq.float()
+    heads, positions = torch.randn(5, 3, 32).to(dtype), torch.tensor([0, 1, 7, 2, 900])
+    expected = _naive(heads, positions, inv_freq, 1.3)
+    turned = rotate_heads(heads, positions, inv_freq, 1.3)
+    with on_a_card():
+        on_card = rotate_heads(heads, positions, inv_freq, 1.3)
+    back = rotate_heads(rotate_heads(heads, positions, inv_freq), positions, -inv_freq)
+    for made, right in ((turned, expected), (on_card, expected), (back, heads)):
+        assert made.dtype == dtype
+        bounds = {"rtol": TOLERANCE[dtype], "atol": TOLERANCE[dtype]}
+        torch.testing.assert_close(made.double(), right.double(), **bounds)
