@@ -20,6 +20,8 @@ from ferryman_kernels.attention.paged_attention import (
 )
 from ferryman_kernels.ragged import PaddedSpan, SlotAt, Spans
 from ferryman_kernels.recurrence.causal_conv import causal_conv_prefill
+from ferryman_kernels.recurrence.cells.block_mean import block_mean_scan
+from ferryman_kernels.recurrence.cells.block_mean_rows import BlockedRows
 from ferryman_kernels.recurrence.channel_delta_scan import channel_delta_scan
 from ferryman_kernels.recurrence.selective_scan import selective_scan
 from ferryman_kernels.recurrence.token_scans import chunk_scan_by_token, delta_scan_by_token
@@ -59,12 +61,21 @@ def kimi(rows: Any, states: Tensor, spans: Spans, slots: Tensor, snapshots: Any)
     return channel_delta_scan(q, k, v, -g.abs(), beta.clamp(0, 1), states, spans, slots, snapshots)
 
 
+def means(rows: Any, states: Tensor, spans: Spans, slots: Tensor, snapshots: Any) -> Tensor:
+    values, scores = rows
+    positions, bias = torch.arange(3, 3 + len(values)), torch.ones(4, 24)
+    return block_mean_scan(
+        BlockedRows(values, scores, positions, bias), states, spans, slots, snapshots
+    )
+
+
 RECURRENCES: dict[str, tuple[Op, tuple[tuple[int, ...], ...], tuple[int, ...]]] = {
     "convolution": (conv, ((10,),), (10, 3)),
     "mamba-1": (mamba1, ((6,), (6,), (5,), (5,)), (6, 5)),
     "mamba-2": (mamba2, ((2, 4), (2,), (1, 5), (1, 5)), (2, 4, 5)),
     "delta": (delta, ((2, 4), (2, 4), (2, 5), (2,), (2,)), (2, 4, 5)),
     "kimi-delta": (kimi, ((2, 4), (2, 4), (2, 5), (2, 4), (2,)), (2, 4, 5)),
+    "means of blocks": (means, ((24,), (24,)), (6, 12)),
 }
 
 
