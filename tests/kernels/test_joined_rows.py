@@ -137,6 +137,14 @@ def test_a_row_lies_where_its_block_s_last_token_does(page_size: int, block_len:
     assert (int(closed.last[-1]), int(closed.closing[-1])) == (-1, -1)
 
 
+@pytest.mark.parametrize("columns", [0, 3, 4, 7, 8, 20])
+def test_a_table_of_block_ends_lies_as_kernels_read_it(columns: int) -> None:
+    table, tokens = torch.arange(2 * columns).view(2, columns), torch.zeros(3, dtype=torch.int64)
+    closed = closed_blocks(table, tokens, tokens, page_size=4, block_len=16)
+    assert closed.table.tolist() == [row[3::4] for row in table.tolist()]
+    assert closed.table.stride(1) == 1
+
+
 def _chosen(q: Tensor, weights: Tensor, index: Tensor, closed: ClosedBlocks, count: int) -> Tensor:
     return choose_block_rows(q, weights, index, closed, slice(None), count)
 

@@ -18,7 +18,9 @@ from torch import Tensor
 from ferryman.cache.manifest import Kind
 from ferryman.errors import ConfigError
 from ferryman.model.one_order import in_one_order
+from ferryman.model.shapes.batch import PrefillBatch
 from ferryman.model.weights import linear
+from ferryman_kernels.ragged import PaddedSpan
 
 HEAVY, SPARSE = "heavily_compressed_attention", "compressed_sparse_attention"
 CARD = "cuda/9.0-nvidia-h200/float32/r00000000/tp1"
@@ -130,6 +132,52 @@ def test_a_card_s_chunks_have_the_bits_of_single_tokens(
     assert torch.equal(torch.cat(rows), whole)
     right = answer.shown_to("float32")
     assert difference(whole[: len(right)], right) < TOLERANCE[torch.float32]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter stands for it")
+@every_type
+def test_padding_behind_a_chunk_changes_nothing(
+    layer_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a card's recorded steps have it: rows at position -1, and a table with room."""
+    monkeypatch.setattr(linear, "packed_bytes", lambda weight: 0)
+    (prompt,), room, start = prompts_of(random.Random(5), 40), 24, 21
+    with on_a_card():
+        model = block_model(drawn_oracle(layer_type, seed=8), tmp_path, torch.float32, 8, CARD)
+        model = replace(model, mixer=in_one_order(model.mixer))
+        run, padded_run = PagedRun(model), PagedRun(model)
+        lane, padded = run.start(), padded_run.start()
+        for each_run, each_lane in ((run, lane), (padded_run, padded)):
+            each_run.prefill([Part(each_lane, prompt[:start])])
+        (rows,) = run.prefill([Part(lane, prompt[start:])])
+        count = len(prompt) - start
+        padded_run._advance(padded, count)
+        tables = padded_run._page_tables([padded])
+        positions, token_ids = torch.full((room,), -1), torch.zeros(room, dtype=torch.int64)
+        positions[:count] = torch.arange(start, len(prompt))
+        token_ids[:count] = torch.tensor(prompt[start:])
+        slot = padded.working_slot
+        runs = torch.tensor([[0, count, slot, slot, -1, 0]])
+        span = PaddedSpan(room, torch.tensor(start), torch.tensor(count), runs, torch.empty(0, 4))
+        batch = PrefillBatch(
+            token_ids=token_ids,
+            positions=positions,
+            rows=torch.zeros(room, dtype=torch.int64),
+            spans=span,
+            page_tables={
+                kind: torch.nn.functional.pad(table, (0, 3), value=-1)
+                for kind, table in tables.items()
+            },
+            working_slots=torch.tensor([slot]),
+            snapshots=(),
+            last_tokens=torch.arange(count),
+        )
+        output = model.prefill(batch, padded_run.state).logits(torch.arange(room))
+        padded_run._slide([padded])
+    assert torch.equal(output[:count], rows)
+    assert output.isfinite().all()
+    for kind, slab in run.slabs.tensors.items():
+        assert torch.equal(slab, padded_run.slabs.tensors[kind])
 
 
 @every_type

@@ -60,7 +60,9 @@ def closed_blocks(
     pages_a_block = max(1, block_len // page_size)
     table = page_table
     if pages_a_block > 1:
-        table = page_table[:, pages_a_block - 1 :: pages_a_block].contiguous()
+        ends = page_table[:, pages_a_block - 1 :: pages_a_block]
+        # A table of one column counts as contiguous with any stride; kernels ask for a stride of 1.
+        table = ends.clone(memory_format=torch.contiguous_format)
     after = positions + 1
     last = torch.div(after, block_len, rounding_mode="floor") - 1
     closing = torch.where(after % block_len == 0, last, -1)
