@@ -5,24 +5,19 @@
     y              = turn_back(softmax(scale · q·rows of both, sink)·rows of both)
 
 A row of a block turns by the block's first position. With 128 tokens a block, a token attends to
-all blocks that are closed. With 4 tokens, blocks overlap, and an index chooses the blocks: it has
-rows of its own, made like the others and beside them, so one scan makes both.
-
-    index q      = turn(residual · Wiq), by head;    weights = x · Ww / √(heads · head_dim)
-    score[block] = Σ_heads weight · relu(q·row)
-
-Half a block is a recurrence (decision 0202).
+all blocks that are closed. With 4 tokens, blocks overlap, and an index chooses the blocks
+(`block_choice.py`): it has rows of its own, made like the others and beside them, so one scan makes
+both. Half a block is a recurrence (decision 0202).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from ferryman.model.layers.block_choice import BlockChoice, EveryBlock, load_block_index
 from ferryman.model.layers.decoder_layers import LayerPlace, RmsNorm
 from ferryman.model.layers.rotation import RowTurn
 from ferryman.model.layers.row_attention import (
@@ -32,26 +27,21 @@ from ferryman.model.layers.row_attention import (
     turning_first,
 )
 from ferryman.model.shapes.batch import PrefillBatch, StepBatch
-from ferryman.model.shapes.row_shapes import BlockRowsShape, RowAttentionShape, RowIndexShape
+from ferryman.model.shapes.row_shapes import BlockRowsShape, RowAttentionShape
 from ferryman.model.shapes.state import ModelState
-from ferryman.model.weights.linear import Linear, make_linear
+from ferryman.model.weights.linear import Linear
 from ferryman.model.weights.matrix import Matrix, join_linear
-from ferryman.model.weights.named_weights import Weights, accumulation_dtype
+from ferryman.model.weights.named_weights import Weights
 from ferryman_kernels.attention.blocks.block_rows import (
     ClosedBlocks,
-    choose_block_rows,
     closed_blocks,
 )
 from ferryman_kernels.attention.blocks.joined_rows import PlacedRows, joined_rows
-from ferryman_kernels.attention.latent_pages import all_positions
 from ferryman_kernels.recurrence.cells.block_mean import block_mean_decode, block_mean_scan
 from ferryman_kernels.recurrence.cells.block_mean_rows import BlockedRows
 
 PLACES = 1 << 22
 """The number of rows of all tokens whose places are in memory at once."""
-
-BlocksOf = Callable[[slice], Tensor]
-"""The blocks [tokens, chosen] that some tokens of a step attend to, rising, then -1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,62 +86,6 @@ class Compressor:
             )
 
         return batch.wave_by_wave(advance, values, scores, batch.positions)
-
-
-class BlockChoice(Protocol):
-    """The choice of blocks that tokens attend to."""
-
-    def of_step(
-        self,
-        hidden: Tensor,
-        residual: Tensor,
-        positions: Tensor,
-        closed: ClosedBlocks,
-        state: ModelState,
-    ) -> BlocksOf:
-        """The choice for a step's tokens, whose queries' latents are `residual`."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class EveryBlock:
-    """All blocks that a token sees."""
-
-    def of_step(
-        self,
-        hidden: Tensor,
-        residual: Tensor,
-        positions: Tensor,
-        closed: ClosedBlocks,
-        state: ModelState,
-    ) -> BlocksOf:
-        return lambda tokens: all_positions(closed.last[tokens], closed.reach)
-
-
-@dataclass(frozen=True, slots=True)
-class IndexedBlocks:
-    """The best blocks by an index; `head_weights` are in the accumulation dtype, and include the
-    scale of the scores."""
-
-    layer: int
-    shape: RowIndexShape
-    query_up: Linear
-    head_weights: Linear
-    turn: RowTurn
-
-    def of_step(
-        self,
-        hidden: Tensor,
-        residual: Tensor,
-        positions: Tensor,
-        closed: ClosedBlocks,
-        state: ModelState,
-    ) -> BlocksOf:
-        pages, heads = state.index[self.layer], self.query_up(residual)
-        q = self.turn(heads.view(len(hidden), self.shape.heads, -1), positions)
-        weights = self.head_weights(hidden.to(accumulation_dtype(hidden.dtype)))
-        count = self.shape.count
-        return lambda tokens: choose_block_rows(q, weights, pages, closed, tokens, count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +136,7 @@ def load_block_row_attention(
     if blocks.index is not None:
         inner = under.under("indexer")
         sources.append((inner, blocks.index.head_dim))
-        choice = _load_index(inner, place, shape, blocks.index, turn)
+        choice = load_block_index(inner, place, shape, blocks.index, turn)
     orders = [turning_first(positions, dim) for _, dim in sources]
     norms = [
         load_row_norm(part, "kv_norm", order, shape.norm_eps)
@@ -241,23 +175,3 @@ def _load_means(
     ]
     bias = [stored[source][:, rows.to(stored[source].device)] for source, rows in lines]
     return join_linear(parts), torch.cat(bias, dim=1)
-
-
-def _load_index(
-    weights: Weights,
-    place: LayerPlace,
-    shape: RowAttentionShape,
-    index: RowIndexShape,
-    turn: RowTurn,
-) -> IndexedBlocks:
-    order, dims = turning_first(shape.positions, index.head_dim), index.heads * index.head_dim
-    by_head = (torch.arange(index.heads)[:, None] * index.head_dim + order).flatten()
-    queries = weights.matrix("q_b_proj.weight", dims, shape.query_rank)
-    factors = weights.precise("scorer.weights_proj.weight", index.heads, place.hidden_dim)
-    return IndexedBlocks(
-        layer=place.layer,
-        shape=index,
-        query_up=queries.with_rows(by_head).linear(None),
-        head_weights=make_linear(factors * dims**-0.5),
-        turn=turn,
-    )
