@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -229,6 +230,32 @@ def test_factors_of_the_waves_are_those_of_llama_3(tmp_path: Path) -> None:
     file = write(tmp_path / "long.gguf", metadata, [floats(*named) for named in tensors.items()])
     expected, actual = (_waves(load_config(model)) for model in (folder, file))
     assert torch.allclose(actual, expected, rtol=1e-6)
+
+
+YARN: Mapping[str, Setting] = {
+    "llama.rope.scaling.type": "yarn",
+    "llama.rope.scaling.factor": 32.0,
+    "llama.rope.scaling.original_context_length": 16,
+}
+
+
+def growth_of(file: Path) -> float:
+    """The factor of rotated q and k."""
+    config: Any = load_config(file)
+    return float(config.attention[0].positions.scaling.attention_factor)
+
+
+def test_scores_grow_as_the_file_says(tmp_path: Path) -> None:
+    """A folder's `attention_factor` is a key; llama.cpp takes YaRN's own number for it."""
+    _, file = tiny_llama(tmp_path, {**YARN, "llama.rope.scaling.yarn_attn_factor": 1.25})
+    assert growth_of(file) == 1.25
+
+
+def test_a_growth_that_is_yarns_own_is_not_rounded(tmp_path: Path) -> None:
+    """Laguna and OLMo 3 name the number of the formula, which a file has in 32 bits."""
+    own = 0.1 * math.log(32.0) + 1.0
+    _, file = tiny_llama(tmp_path, {**YARN, "llama.rope.scaling.yarn_attn_factor": own})
+    assert growth_of(file) == own
 
 
 def _waves(config: Any) -> torch.Tensor:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
 
 from ferryman.gguf.architectures.tensor_names import ROPE_FREQS
 from ferryman.gguf.model_file import GgufFile
@@ -118,10 +121,26 @@ def _yarn(model: GgufFile) -> Mapping[str, Any]:
         raise metadata.refusal("{arch}.rope.scaling.attn_factor", "1.0")
     trained = "{arch}.rope.scaling.original_context_length"
     return {
+        **_growth(model),
         "original_max_position_embeddings": metadata.whole(trained),
         "beta_fast": metadata.number("{arch}.rope.scaling.yarn_beta_fast", 32.0),
         "beta_slow": metadata.number("{arch}.rope.scaling.yarn_beta_slow", 1.0),
     }
+
+
+def _growth(model: GgufFile) -> Mapping[str, float]:
+    """YaRN's growth of scores if the folder named another one than that of its formula."""
+    key, factor = "{arch}.rope.scaling.yarn_attn_factor", "{arch}.rope.scaling.factor"
+    if not model.metadata.has(key):
+        return {}
+    named, by_formula = (
+        np.float32(number)
+        for number in (
+            model.metadata.number(key),
+            0.1 * math.log(model.metadata.number(factor)) + 1.0,
+        )
+    )
+    return {} if named == by_formula else {"attention_factor": float(str(named))}
 
 
 def expert_fields(model: GgufFile, *, count: str = "num_experts") -> Fields:
