@@ -274,8 +274,8 @@ REFUSED: Mapping[str, tuple[Mapping[str, Setting], str]] = {
         r"of the architecture plamo are not read\. Read are llama",
     ),
     "a family without a reader": (
-        {"general.architecture": "laguna"},
-        "laguna are not read: its keys and tensors are not known; name the folder of safetensors",
+        {"general.architecture": "minimax-01"},
+        "minimax-01 are not read: its keys and tensors are not known; name the folder of",
     ),
     "an encoder": ({"general.architecture": "bert"}, "bert are not read: it does not write text"),
     "scaling": ({"llama.rope.scaling.type": "longrope"}, "must be one of none, linear, yarn"),

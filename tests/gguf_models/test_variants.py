@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -83,3 +84,68 @@ def test_llama_4_without_chunks_is_refused_by_its_key(tmp_path: Path) -> None:
     file = write(tmp_path / "tiny.gguf", keys, tensors)
     with pytest.raises(ConfigError, match=r"sliding_window' must be left out: layers have chunks"):
         load_config(file)
+
+
+def changed_file(folder: Path, name: str, keys: dict[str, Any], *without: str) -> Path:
+    """The file of a variant with other keys."""
+    architecture, config = VARIANTS[name]
+    saved = save_random(folder / "folder", config, seed=1)
+    metadata, tensors = variant_parts(saved, architecture)
+    kept = {key: value for key, value in metadata.items() if key not in without}
+    return write(folder / "tiny.gguf", {**kept, **keys}, tensors)
+
+
+@pytest.mark.parametrize("numbers", [[0.5] * 3, [1] * 4, 0.5], ids=["fewer", "whole", "one"])
+def test_numbers_of_an_activation_are_there_for_each_layer(numbers: Any, tmp_path: Path) -> None:
+    file = changed_file(tmp_path, "apertus", {"xielu.beta": numbers})
+    with pytest.raises(ConfigError, match=r"'xielu.beta' must be an array of 4 numbers of 32 bits"):
+        open_gguf(file)
+
+
+def test_numbers_of_an_activation_that_are_missing_are_named(tmp_path: Path) -> None:
+    file = changed_file(tmp_path, "apertus", {}, "xielu.eps")
+    with pytest.raises(ConfigError, match=r"'xielu.eps' must be an array .* it is 'missing'"):
+        open_gguf(file)
+
+
+REFUSED: Mapping[str, tuple[str, dict[str, Any], str]] = {
+    "norms of squares": (
+        "cohere2moe",
+        {"cohere2moe.attention.layer_norm_rms_epsilon": 1e-5},
+        "must be left out: only norms around the mean are read",
+    ),
+    "another choice": (
+        "cohere2moe",
+        {"cohere2moe.expert_gating_func": 4},
+        r"must be 1 \(softmax\) or 2 \(sigmoid\); it is 4",
+    ),
+    "turning in windows": (
+        "laguna",
+        {"laguna.rope.dimension_count_swa": 20},
+        "must be 1 to 16; it is 20",
+    ),
+    "key heads": (
+        "mimo2",
+        {"mimo2.attention.head_count_kv": [2, 4, 2, 4]},
+        "must be alike in all layers with a window",
+    ),
+    "gates with limits": (
+        "bailingmoe3",
+        {"bailingmoe3.swiglu_clamp_exp": [0.0, 7.0, 7.0, 7.0]},
+        "must be left out, or 0 in all layers",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_key_that_is_not_understood_is_refused(name: str, tmp_path: Path) -> None:
+    variant, keys, message = REFUSED[name]
+    with pytest.raises(ConfigError, match=message):
+        load_config(changed_file(tmp_path, variant, keys))
+
+
+def test_kinds_of_layers_that_a_file_names_count(tmp_path: Path) -> None:
+    """A later converter may name them; without names every fourth layer has no window."""
+    named = {"laguna.attention.sliding_window_pattern": [True, False, True, True, False]}
+    file: Any = load_config(changed_file(tmp_path, "laguna", named))
+    assert [bool(shape.window_len) for shape in file.attention] == [True, False, True, True, False]

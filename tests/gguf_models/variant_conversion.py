@@ -24,6 +24,9 @@ _ENDS = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
     "lm_head.weight": "output.weight",
+    "lm_head.bias": "output.bias",
+    "model.norm.bias": "output_norm.bias",
+    "model.word_embeddings.weight": "token_embd.weight",
     "transformer.wte.weight": "token_embd.weight",
     "transformer.wpe.weight": "position_embd.weight",
     "transformer.ln_f.weight": "output_norm.weight",
@@ -79,6 +82,10 @@ _PARTS = {
     "experts.down_proj": "ffn_down_exps.weight",
 }
 _OWN = {
+    "apertus": {"attention_layernorm": "attn_norm", "feedforward_layernorm": "ffn_norm"},
+    "laguna": {"g_proj": "attn_gate"},
+    "mimo2": {"attention_sink_bias": "attn_sinks.weight"},
+    "bailingmoe3": {"dense": "attn_output", "f_proj": "ssm_f_a"},
     "afmoe": {
         "post_attention_layernorm": "post_attention_norm",
         "pre_mlp_layernorm": "ffn_norm",
@@ -118,15 +125,26 @@ def variant_parts(
     }
     tensors = load_file(folder / "model.safetensors")
     plain = {name: tensor.float().numpy() for name, tensor in tensors.items()}
+    metadata |= _taken_as_keys(plain)
     written = variant_tensors(architecture, config, plain)
     return metadata, [floats(*named) for named in written.items()]
+
+
+def _taken_as_keys(tensors: dict[str, np.ndarray]) -> dict[str, Setting]:
+    """The numbers of Apertus' activation, by layer, which are no tensors of the file."""
+    names = [name for name in tensors if ".act_fn." in name]
+    keys: dict[str, dict[int, float]] = {}
+    for name in names:
+        layer, _, key = name.removeprefix("model.layers.").partition(".mlp.act_fn.")
+        keys.setdefault(f"xielu.{key}", {})[int(layer)] = float(tensors.pop(name).item())
+    return {key: [numbers[i] for i in range(len(numbers))] for key, numbers in keys.items()}
 
 
 def variant_tensors(
     architecture: str, config: Config, tensors: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     """The tensors of the file by name."""
-    written: dict[str, np.ndarray] = {}
+    written: dict[str, np.ndarray] = dict(_waves(config))
     stacks: dict[str, dict[int, np.ndarray]] = {}
     for name, values in sorted(tensors.items()):
         if name in _ENDS:
@@ -145,10 +163,22 @@ def variant_tensors(
     return {**written, **stacked}
 
 
+def _waves(config: Config) -> Named:
+    """The factors of waves for short and for long texts."""
+    rope = config.get("rope_parameters") or {}
+    for length in ("short", "long"):
+        if f"{length}_factor" in rope:
+            factors = np.array(rope[f"{length}_factor"], np.float32)
+            yield f"rope_factors_{length}.weight", factors
+
+
 def _converted(architecture: str, config: Config, path: str, values: np.ndarray) -> Named:
     """A tensor of a layer under its names in the file."""
     if path.endswith("kv_b_proj.weight"):
         yield from _halves(config, values)
+    elif architecture == "bailingmoe3" and path.endswith("g_proj.weight"):
+        is_by_head = len(values) == config["num_attention_heads"]
+        yield "attn_gate.weight" if is_by_head else "ssm_g_a.weight", values
     elif architecture == "llama4" and ".experts." in path:
         yield from _llama4_experts(path, values)
     else:
@@ -176,8 +206,8 @@ def _changed(
         by_half = values.reshape(config[heads], 2, -1, *values.shape[1:])
         return by_half.swapaxes(1, 2).reshape(values.shape)
     if path.endswith("A_log"):
-        decays: np.ndarray = -np.exp(values)
-        return decays
+        decays: np.ndarray = np.exp(values)
+        return decays.reshape(-1, 1) if architecture == "bailingmoe3" else -decays
     if "conv1d" in path:
         return values.reshape(1, len(values), 1, values.shape[-1])
     return values

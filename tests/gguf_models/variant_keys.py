@@ -16,25 +16,31 @@ _KEYS = {
     "attention.head_count": ("num_attention_heads", "n_head"),
     "attention.head_count_kv": ("num_key_value_heads",),
     "attention.layer_norm_rms_epsilon": ("rms_norm_eps",),
-    "attention.layer_norm_epsilon": ("layer_norm_epsilon",),
+    "attention.layer_norm_epsilon": ("layer_norm_epsilon", "layer_norm_eps"),
     "attention.key_length": ("head_dim",),
     "attention.value_length": ("head_dim",),
     "expert_count": ("num_experts", "num_local_experts", "n_routed_experts"),
     "expert_used_count": ("num_experts_per_tok", "num_experts_per_token"),
-    "expert_group_count": ("n_group",),
+    "expert_group_count": ("n_group", "num_expert_group"),
     "expert_group_used_count": ("topk_group",),
     "expert_feed_forward_length": ("moe_intermediate_size",),
     "expert_shared_count": ("n_shared_experts", "num_shared_experts"),
-    "expert_weights_norm": ("norm_topk_prob",),
-    "expert_weights_scale": ("routed_scaling_factor", "route_scale", "router_scaling_factor"),
+    "expert_weights_norm": ("norm_topk_prob", "moe_renormalize"),
+    "expert_weights_scale": (
+        "routed_scaling_factor",
+        "route_scale",
+        "router_scaling_factor",
+        "moe_routed_scaling_factor",
+    ),
     "attention.sliding_window": ("sliding_window",),
     "attention.scale": ("attention_multiplier",),
+    "attention.value_scale": ("attention_value_scale",),
     "embedding_scale": ("embedding_multiplier",),
     "residual_scale": ("residual_multiplier",),
-    "logit_scale": ("logits_scaling",),
+    "logit_scale": ("logits_scaling", "logit_scale"),
 }
-_LATENT = ("deepseek32", "glm-dsa", "kimi-linear")
-_WITH_PATTERN = ("exaone-moe", "granite_swa")
+_LATENT = ("deepseek32", "glm-dsa", "kimi-linear", "bailingmoe3")
+_WITH_PATTERN = ("exaone-moe", "granite_swa", "cohere2moe", "mimo2")
 
 
 def variant_keys(architecture: str, config: Config) -> Iterator[tuple[str, Setting]]:
@@ -60,7 +66,7 @@ def _latent_keys(config: Config) -> Iterator[tuple[str, Setting]]:
     rank, turning = config["kv_lora_rank"], config["qk_rope_head_dim"]
     yield "attention.head_count_kv", 1
     yield "attention.kv_lora_rank", rank
-    if config["q_lora_rank"] is not None:
+    if config.get("q_lora_rank") is not None:
         yield "attention.q_lora_rank", config["q_lora_rank"]
     yield "attention.key_length", rank + turning
     yield "attention.value_length", rank
@@ -107,3 +113,65 @@ def _own_keys(
             yield "attention.head_count_kv", heads
             yield "ssm.conv_kernel", config["linear_conv_kernel_dim"]
             yield "kda.head_dim", config["linear_head_dim"]
+        case "laguna":
+            yield from _laguna_keys(config)
+        case "cohere2moe":
+            inner = config["intermediate_size"]
+            yield "feed_forward_length", config["prefix_dense_intermediate_size"]
+            yield "leading_dense_block_count", config["mlp_layer_types"].count("dense")
+            yield "expert_gating_func", 2
+            yield "expert_feed_forward_length", inner
+            yield "expert_shared_feed_forward_length", inner * config["num_shared_experts"]
+            yield "rope.dimension_count", config["head_dim"]
+            yield "rope.scaling.type", "none"
+        case "mimo2":
+            yield from _mimo_keys(config)
+        case "phimoe":
+            yield "rope.dimension_count", config["hidden_size"] // config["num_attention_heads"]
+            trained = rope["original_max_position_embeddings"]
+            yield "rope.scaling.original_context_length", trained
+            yield "rope.scaling.attn_factor", 1.0
+            yield "attention.sliding_window", 0
+        case "bailingmoe3":
+            kinds = config["layer_types"]
+            heads = [int(kind == "full_attention") for kind in kinds]
+            yield "attention.head_count_kv", heads
+            yield "ssm.conv_kernel", config["linear_conv_kernel_dim"]
+            yield "kda.head_dim", config["linear_head_dim"]
+            yield "kda.safe_gate", config["kda_safe_gate"]
+            yield "kda.gate_lower_bound", config["kda_lower_bound"]
+            yield "expert_gating_func", 2
+
+
+def _laguna_keys(config: Config) -> Iterator[tuple[str, Setting]]:
+    """The kinds of layers are not among them."""
+    full, window = (config["rope_parameters"][f"{kind}_attention"] for kind in ("full", "sliding"))
+    head_dim = config["head_dim"]
+    yield "attention.head_count", config["num_attention_heads_per_layer"]
+    yield "rope.freq_base", full["rope_theta"]
+    yield "rope.freq_base_swa", window["rope_theta"]
+    yield "rope.dimension_count", int(head_dim * full["partial_rotary_factor"])
+    yield "rope.dimension_count_swa", int(head_dim * window["partial_rotary_factor"])
+    yield "rope.scaling.type", "yarn"
+    yield "rope.scaling.factor", full["factor"]
+    yield "rope.scaling.original_context_length", full["original_max_position_embeddings"]
+    yield "rope.scaling.yarn_attn_factor", full["attention_factor"]
+    yield "rope.scaling.yarn_beta_fast", full["beta_fast"]
+    yield "rope.scaling.yarn_beta_slow", full["beta_slow"]
+    yield "expert_shared_feed_forward_length", config["shared_expert_intermediate_size"]
+    yield "expert_weights_norm", True
+    yield "expert_gating_func", 2
+    yield "leading_dense_block_count", config["mlp_layer_types"].count("dense")
+
+
+def _mimo_keys(config: Config) -> Iterator[tuple[str, Setting]]:
+    """Layers with a window have twice the key heads."""
+    full, window = (config["rope_parameters"][f"{kind}_attention"] for kind in ("full", "sliding"))
+    kv_heads = config["num_key_value_heads"]
+    are_windows = [kind == "sliding_attention" for kind in config["layer_types"]]
+    yield "attention.head_count_kv", [kv_heads << is_window for is_window in are_windows]
+    yield "attention.value_length", config["v_head_dim"]
+    yield "rope.freq_base", full["rope_theta"]
+    yield "rope.freq_base_swa", window["rope_theta"]
+    yield "rope.dimension_count", int(config["head_dim"] * full["partial_rotary_factor"])
+    yield "expert_gating_func", 2

@@ -8,7 +8,10 @@ from typing import Any
 from tests.gguf_models.hybrid_models import _LATENT
 from transformers import (
     AfmoeConfig,
+    ApertusConfig,
     ArceeConfig,
+    BailingHybridConfig,
+    Cohere2MoeConfig,
     DeepseekV32Config,
     ExaoneMoeConfig,
     GlmConfig,
@@ -18,8 +21,11 @@ from transformers import (
     GraniteSWAConfig,
     HYV3Config,
     KimiLinearConfig,
+    LagunaConfig,
     Llama4TextConfig,
+    MiMoV2FlashConfig,
     Ministral3Config,
+    PhimoeConfig,
     PretrainedConfig,
 )
 
@@ -79,6 +85,39 @@ _GROWING: Fields = {
     "llama_4_scaling_beta": 0.1,
 }
 """Positions of Ministral 3, whose queries grow from the 17th token on."""
+_FULL, _WINDOW = "full_attention", "sliding_attention"
+_LAGUNA: Fields = {
+    **{name: value for name, value in _EXPERTS.items() if name != "num_shared_experts"},
+    "num_hidden_layers": 5,
+    "shared_expert_intermediate_size": 48,
+    "moe_routed_scaling_factor": 2.5,
+    "sliding_window": 32,
+    "num_attention_heads_per_layer": [4, 2, 2, 2, 4],
+    "layer_types": [_FULL, _WINDOW, _WINDOW, _WINDOW, _FULL],
+    "rope_parameters": {
+        _FULL: {
+            "rope_type": "yarn",
+            "rope_theta": 500_000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 16,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "partial_rotary_factor": 0.5,
+            "attention_factor": 1.25,
+        },
+        _WINDOW: {**_TURNING, "partial_rotary_factor": 1.0},
+    },
+}
+_SHORT_WAVES: Fields = {
+    "rope_type": "longrope",
+    "rope_theta": 10_000.0,
+    "short_factor": [1.0 + 0.1 * wave for wave in range(8)],
+    "long_factor": [1.0 + 0.3 * wave for wave in range(8)],
+    "short_mscale": 1.243163121016122,
+    "long_mscale": 1.243163121016122,
+    "original_max_position_embeddings": 64,
+}
+_HALF: Fields = {"rope_type": "default", "partial_rotary_factor": 0.5}
 
 VARIANTS: Mapping[str, tuple[str, PretrainedConfig]] = {
     "gpt2": (
@@ -136,4 +175,69 @@ VARIANTS: Mapping[str, tuple[str, PretrainedConfig]] = {
         GlmMoeDsaConfig(**_INDEX, indexer_types=["full", "shared", "full", "shared"]),
     ),
     "kimi-linear": ("kimi-linear", KimiLinearConfig(**_DELTAS)),
+    "apertus": ("apertus", ApertusConfig(**_PLAIN, rope_parameters=_TURNING)),
+    "laguna": ("laguna", LagunaConfig(**_LAGUNA, gating="per-element")),
+    "laguna with gates by head": ("laguna", LagunaConfig(**_LAGUNA, gating="per-head")),
+    "cohere2moe": (
+        "cohere2moe",
+        Cohere2MoeConfig(
+            **{name: value for name, value in _HEADS.items() if name != "rms_norm_eps"},
+            layer_norm_eps=1e-5,
+            num_experts=4,
+            num_experts_per_tok=2,
+            num_shared_experts=2,
+            first_k_dense_replace=1,
+            prefix_dense_intermediate_size=80,
+            sliding_window=32,
+            expert_selection_fn="sigmoid",
+            logit_scale=0.5,
+            rope_parameters=_TURNING,
+        ),
+    ),
+    "mimo2": (
+        "mimo2",
+        MiMoV2FlashConfig(
+            **_HEADS,
+            n_routed_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=32,
+            v_head_dim=8,
+            sliding_window=32,
+            rope_parameters={
+                _FULL: {**_HALF, "rope_theta": 500_000.0},
+                _WINDOW: {**_HALF, "rope_theta": 10_000.0},
+            },
+        ),
+    ),
+    "phimoe": (
+        "phimoe",
+        PhimoeConfig(
+            **{**_PLAIN, "max_position_embeddings": 64},
+            num_local_experts=4,
+            num_experts_per_tok=2,
+            attention_bias=True,
+            lm_head_bias=True,
+            sliding_window=None,
+            rope_parameters=_SHORT_WAVES,
+        ),
+    ),
+    "bailingmoe3": (
+        "bailingmoe3",
+        BailingHybridConfig(
+            **{**_PLAIN, "num_key_value_heads": 4},
+            num_experts=8,
+            num_experts_per_tok=2,
+            n_group=2,
+            topk_group=1,
+            moe_intermediate_size=32,
+            kv_lora_rank=16,
+            qk_rope_head_dim=8,
+            qk_nope_head_dim=16,
+            v_head_dim=16,
+            layer_group_size=2,
+            first_k_dense_replace=1,
+            linear_head_dim=16,
+            linear_num_heads=4,
+        ),
+    ),
 }

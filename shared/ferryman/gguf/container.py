@@ -31,6 +31,8 @@ MAX_AXES = 4
 DEFAULT_ALIGNMENT = 32
 ALIGNMENT_KEY = "general.alignment"
 
+FLOAT32 = 6
+"""The format's number of the type of a key's value that has 32 bits."""
 _STRING, _ARRAY, _BOOL = 8, 9, 7
 # The codes of `struct` for numbers, by the format's numbers of its types.
 _NUMBERS = {
@@ -40,7 +42,7 @@ _NUMBERS = {
     3: "h",
     4: "I",
     5: "i",
-    6: "f",
+    FLOAT32: "f",
     _BOOL: "?",
     10: "Q",
     11: "q",
@@ -55,11 +57,13 @@ class HeadCut(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class StoredArray:
-    """An array of the metadata, whose place was checked; its elements are read by `elements`."""
+    """An array of the metadata, whose place was checked; its elements are read by `elements` and
+    begin at the byte `start` of the file."""
 
     type_number: int
     count: int
     content: memoryview
+    start: int
 
     def elements(self) -> list[int] | list[float] | list[bool] | list[str]:
         """All elements. Raises UnicodeDecodeError for a text that is none."""
@@ -173,7 +177,7 @@ class _Cursor:
             self._skip_texts(count, what)
         else:
             self.take(count * struct.calcsize(f"<{self._code(type_number, name)}"), what)
-        return StoredArray(type_number, count, self.content[start : self.at])
+        return StoredArray(type_number, count, self.content[start : self.at], start)
 
     def _skip_texts(self, count: int, what: str) -> None:
         at, last = self.at, len(self.content) - _LENGTH.size

@@ -12,6 +12,7 @@ import numpy as np
 
 from ferryman.errors import ConfigError
 from ferryman.gguf.container import (
+    FLOAT32,
     GgufHead,
     MetadataValue,
     StoredArray,
@@ -19,6 +20,7 @@ from ferryman.gguf.container import (
     read_head,
 )
 from ferryman.gguf.dequantisation.short_blocks import Floats
+from ferryman.gguf.tensor_types import TYPE_NAMES
 
 SUFFIX = ".gguf"
 HEAD_ENDING = "-head"
@@ -91,6 +93,19 @@ class GgufMetadata:
         if isinstance(self.values.get(self._key(key)), int):
             return [self.whole(key)] * self.whole("{arch}.block_count")
         return [int(element) for element in self._array(key, (int,), "an array of whole numbers")]
+
+    def stored_numbers(self, key: str) -> TensorHeader:
+        """An array of a number of 32 bits for each layer, as a tensor: its bytes lie in the head of
+        the file."""
+        value, count = self.values.get(self._key(key)), self.whole("{arch}.block_count")
+        if not isinstance(value, StoredArray) or (value.type_number, value.count) != (
+            FLOAT32,
+            count,
+        ):
+            raise self.refusal(key, f"an array of {count} numbers of 32 bits, one for each layer")
+        kind = TYPE_NAMES["F32"]
+        end = value.start + len(value.content)
+        return TensorHeader(self._key(key), self.file, kind, (count,), value.start, end)
 
     def refusal(self, key: str, expected: str) -> ConfigError:
         """The error that names the file, the key, its value and the expected one."""

@@ -24,7 +24,7 @@ from ferryman.gguf.architectures import (
     transformer,
 )
 from ferryman.gguf.architectures.config_fields import Fields
-from ferryman.gguf.architectures.experts import grouped, latent, softmax
+from ferryman.gguf.architectures.experts import bailing_hybrid, grouped, latent, softmax, windowed
 from ferryman.gguf.architectures.named_tensors import named_tensors
 from ferryman.gguf.architectures.tensor_names import NamedTensor, TensorNames
 from ferryman.gguf.model_file import GgufFile
@@ -168,6 +168,9 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
         softmax.ernie_moe_fields, softmax.ernie_moe_names, "Ernie4_5_MoeForCausalLM"
     ),
     "arcee": _read(llama_variants.arcee_fields, transformer.paired_names, "ArceeForCausalLM"),
+    "apertus": _read(
+        llama_variants.apertus_fields, llama_variants.apertus_names, "ApertusForCausalLM"
+    ),
     "mistral3": _read(
         llama_variants.mistral3_fields,
         transformer.paired_names,
@@ -198,6 +201,23 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
     "glm-dsa": _read(latent.glm_dsa_fields, latent.sparse_deepseek_names, "GlmMoeDsaForCausalLM"),
     "afmoe": _read(grouped.afmoe_fields, grouped.afmoe_names, "AfmoeForCausalLM"),
     "hy_v3": _read(grouped.hy_v3_fields, grouped.hy_v3_names, "HYV3ForCausalLM"),
+    "laguna": _read(windowed.laguna_fields, windowed.laguna_names, "LagunaForCausalLM"),
+    "cohere2moe": _read(
+        windowed.cohere2_moe_fields, windowed.cohere2_moe_names, "Cohere2MoeForCausalLM"
+    ),
+    "mimo2": _read(windowed.mimo2_fields, windowed.mimo2_names, "MiMoV2FlashForCausalLM"),
+    "phimoe": _read(
+        softmax.phimoe_fields,
+        softmax.phimoe_names,
+        "PhimoeForCausalLM",
+        "PhiMoEForCausalLM",
+    ),
+    "bailingmoe3": _read(
+        bailing_hybrid.bailing_hybrid_fields,
+        bailing_hybrid.bailing_hybrid_names,
+        "BailingHybridForCausalLM",
+        "BailingMoeV3ForCausalLM",
+    ),
     "exaone-moe": _read(
         grouped.exaone_moe_fields,
         grouped.exaone_moe_names,
@@ -215,7 +235,7 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
 # Names of llama.cpp (src/llama-arch.cpp of the tree in llama-cpp-python 0.3.36) without a reader.
 _FAMILY_IS_HERE = frozenset(
     """
-    apertus bailingmoe3 cohere2moe laguna mimo2 minimax-01 phimoe
+    minimax-01
     """.split()
 )
 _WITHOUT_TEXT = frozenset(

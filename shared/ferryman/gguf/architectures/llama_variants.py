@@ -1,4 +1,4 @@
-"""Llama with another part: AFM (Arcee), Ministral 3, dense GLM-4, and the text of Llama 4.
+"""Llama with another part: AFM (Arcee), Apertus, Ministral 3, dense GLM-4, the text of Llama 4.
 
 source   conversion/llama.py, mistral3.py, chatglm.py, glm.py and src/models/ of llama.cpp
 
@@ -8,6 +8,7 @@ them: llama.cpp takes the published ones, which the folder's config has by defau
 
 from __future__ import annotations
 
+from ferryman.gguf.architectures.centred_norms import ungated_names
 from ferryman.gguf.architectures.config_fields import (
     Fields,
     any_has,
@@ -45,6 +46,7 @@ _LLAMA4_SHARED = {
     f"{there}.weight": f"feed_forward.shared_expert.{here}_proj.weight"
     for there, here in SHARED.items()
 }
+_XIELU = ("alpha_p", "alpha_n")
 _MAVERICK_EXPERTS = 128
 """Llama 4 Maverick does not norm queries and keys, which no key says (src/models/llama4.cpp)."""
 
@@ -56,6 +58,25 @@ def arcee_fields(model: GgufFile) -> Fields:
         "hidden_act": "relu2",
         "mlp_bias": any_has(model, "ffn_up.bias"),
     }
+
+
+def apertus_names(model: GgufFile) -> TensorNames:
+    """The numbers of the activation are keys, an array for all layers; the folder has tensors, two
+    of one axis and two of none. Heads turn by halves."""
+    layer = {
+        "attn_norm.weight": "attention_layernorm.weight",
+        "ffn_norm.weight": "feedforward_layernorm.weight",
+    }
+    return TensorNames(
+        ENDS,
+        {**layer, **ATTENTION, **ungated_names("up_proj", "down_proj")},
+        keys={f"xielu.{name}": f"mlp.act_fn.{name}" for name in (*_XIELU, "beta", "eps")},
+        vectors=tuple(f"mlp.act_fn.{name}" for name in _XIELU),
+    )
+
+
+def apertus_fields(model: GgufFile) -> Fields:
+    return {**dense_fields(model, "ApertusForCausalLM"), "hidden_act": "xielu"}
 
 
 def mistral3_fields(model: GgufFile) -> Fields:

@@ -30,6 +30,8 @@ def named_tensors(model: GgufFile, names: TensorNames) -> dict[str, NamedTensor]
     tensors: list[NamedTensor] = []
     for layer in range(num_layers):
         tensors += _layer_tensors(model, names, layer, unread)
+    for key, target in names.keys.items():
+        tensors += _layer_numbers(model, names, key, target)
     for source, target in names.ends.items():
         if (header := unread.pop(source, None)) is None:
             continue
@@ -83,6 +85,18 @@ def _layer_tensors(
         )
 
 
+def _layer_numbers(
+    model: GgufFile, names: TensorNames, key: str, target: str
+) -> Iterable[NamedTensor]:
+    """A tensor of one number in each layer, from an array of the metadata."""
+    header, shape = model.metadata.stored_numbers(key), (1,) if target in names.vectors else ()
+    size = header.kind.block_bytes
+    for layer in range(model.metadata.num_layers):
+        start = header.start + layer * size
+        part = TensorPart(f"{key}[{layer}]", header, 1, 1, start, start + size)
+        yield NamedTensor(f"{names.layers}.{layer}.{target}", shape, (part,))
+
+
 def _separate(target: str, header: TensorHeader) -> Iterable[NamedTensor]:
     """The matrices of a stack under names with their numbers."""
     for index, part in enumerate(_members(header)):
@@ -110,6 +124,8 @@ def _row_order(
 def _form(names: TensorNames, source: str, target: str) -> TensorForm:
     if target in names.logs:
         return TensorForm.LOG_NEGATED
+    if target in names.exponents:
+        return TensorForm.LOG
     is_norm = source.endswith("norm.weight") and target not in names.plain_norms
     return TensorForm.AROUND_ONE if names.norms_around_one and is_norm else TensorForm.PLAIN
 

@@ -6,6 +6,7 @@ tensors; a form undoes the latter:
 
     PLAIN          the same numbers
     AROUND_ONE     a norm: the file has the weight, the folder its distance from 1
+    LOG            the file has exp(A_log), the folder A_log
     LOG_NEGATED    the file has a = -exp(A_log), the folder A_log
 """
 
@@ -30,6 +31,7 @@ class TensorForm(Enum):
 
     PLAIN = "plain"
     AROUND_ONE = "around_one"
+    LOG = "log"
     LOG_NEGATED = "log_negated"
 
 
@@ -83,8 +85,10 @@ class TensorNames:
     `joined_heads` one whose heads have rows of two tensors, of the first by its columns. In the
     folder `vectors` have one axis, `rows` are of one row, `convolutions` have an axis of 1 in the
     middle, and `transposed` ones, which are joined or stacks, have rows as columns; `logs` are the
-    logarithms of what the file has, negated. `norms_around_one` leaves out `plain_norms`. The
-    orders say what a converter moved; `stacked_vectors` are joined of vectors, one of each expert.
+    logarithms of what the file has, negated, and `exponents` those of what it has.
+    `norms_around_one` leaves out `plain_norms`. The orders say what a converter moved;
+    `stacked_vectors` are joined of vectors, one of each expert.
+    `keys` are arrays of the metadata with a number for each layer, which the folder has as tensors.
     """
 
     ends: Mapping[str, str]
@@ -99,11 +103,13 @@ class TensorNames:
     convolutions: tuple[str, ...] = ()
     transposed: tuple[str, ...] = ()
     logs: tuple[str, ...] = ()
+    exponents: tuple[str, ...] = ()
     plain_norms: tuple[str, ...] = ()
     row_orders: Mapping[str, Order] = field(default_factory=dict)
     column_orders: Mapping[str, Order] = field(default_factory=dict)
     joined_orders: Mapping[str, Order] = field(default_factory=dict)
     stacked_vectors: tuple[str, ...] = ()
+    keys: Mapping[str, str] = field(default_factory=dict)
 
 
 ENDS = {

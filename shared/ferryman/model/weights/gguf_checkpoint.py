@@ -22,7 +22,7 @@ from ferryman.model.weights.checkpoint import Checkpoint, map_file, open_checkpo
 from ferryman.model.weights.safetensors_header import StoredTensor
 
 # Forms whose numbers are computed, and so are in float32.
-_COMPUTED = (TensorForm.AROUND_ONE, TensorForm.LOG_NEGATED)
+_COMPUTED = (TensorForm.AROUND_ONE, TensorForm.LOG, TensorForm.LOG_NEGATED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +114,8 @@ def _formed(numbers: Tensor, form: TensorForm) -> Tensor:
     match form:
         case TensorForm.AROUND_ONE:
             return numbers.to(torch.float32) - 1
+        case TensorForm.LOG:
+            return torch.log(numbers.to(torch.float32))
         case TensorForm.LOG_NEGATED:
             return torch.log(-numbers.to(torch.float32))
         case TensorForm.PLAIN:

@@ -154,7 +154,7 @@ def hy_v3_fields(model: GgufFile) -> Fields:
         "moe_intermediate_size": inner,
         "num_shared_experts": shared // inner,
         "router_scaling_factor": metadata.number("{arch}.expert_weights_scale", 1.0) or 1.0,
-        "mlp_layer_types": _mlp_kinds(model),
+        "mlp_layer_types": mlp_kinds(model),
     }
 
 
@@ -169,7 +169,7 @@ def exaone_moe_fields(model: GgufFile) -> Fields:
         **experts,
         "num_experts": experts["n_routed_experts"],
         "num_shared_experts": experts["n_shared_experts"],
-        "mlp_layer_types": _mlp_kinds(model),
+        "mlp_layer_types": mlp_kinds(model),
         "sliding_window": metadata.whole("{arch}.attention.sliding_window"),
         "layer_types": [
             "sliding_attention" if is_window else "full_attention" for is_window in windows
@@ -177,7 +177,7 @@ def exaone_moe_fields(model: GgufFile) -> Fields:
     }
 
 
-def _mlp_kinds(model: GgufFile) -> list[str]:
+def mlp_kinds(model: GgufFile) -> list[str]:
     """The kind of each layer's MLP: a router tells one with experts."""
     layers = range(model.metadata.num_layers)
     routed = [f"blk.{layer}.ffn_gate_inp.weight" in model.tensors for layer in layers]
@@ -186,7 +186,7 @@ def _mlp_kinds(model: GgufFile) -> list[str]:
 
 def _num_dense(model: GgufFile) -> int:
     """The number of layers before the first with experts."""
-    kinds = _mlp_kinds(model)
+    kinds = mlp_kinds(model)
     return kinds.index("sparse") if "sparse" in kinds else len(kinds)
 
 

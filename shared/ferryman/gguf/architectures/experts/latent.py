@@ -24,7 +24,7 @@ _SIGMOID = 2  # the number of a gating function
 _GLM_LITE = ((47, 48), 154_880)
 """Numbers of layers and the vocabulary of GLM-4.7-Flash, whose files say no gating function
 (llama.cpp, src/models/deepseek2.cpp)."""
-_LATENT = {
+LATENT = {
     f"attn_{there}.weight": f"self_attn.{here}.weight"
     for there, here in {
         "q": "q_proj",
@@ -37,7 +37,7 @@ _LATENT = {
         "output": "o_proj",
     }.items()
 }
-_HALVES = {("attn_k_b.weight", "attn_v_b.weight"): "self_attn.kv_b_proj.weight"}
+HALVES = {("attn_k_b.weight", "attn_v_b.weight"): "self_attn.kv_b_proj.weight"}
 _DELTA = {
     **{f"ssm_conv1d_{part}.weight": f"self_attn.{part}_conv1d.weight" for part in "qkv"},
     **{
@@ -64,13 +64,13 @@ _INDEXER = {
 
 
 def deepseek_names(model: GgufFile) -> TensorNames:
-    return TensorNames(ENDS, {**NORMS, **_LATENT, **GROUPED_EXPERTS}, joined_heads=_HALVES)
+    return TensorNames(ENDS, {**NORMS, **LATENT, **GROUPED_EXPERTS}, joined_heads=HALVES)
 
 
 def sparse_deepseek_names(model: GgufFile) -> TensorNames:
     """DeepSeek's with indexers."""
-    layer = {**NORMS, **_LATENT, **_INDEXER, **GROUPED_EXPERTS}
-    return TensorNames(ENDS, layer, joined_heads=_HALVES)
+    layer = {**NORMS, **LATENT, **_INDEXER, **GROUPED_EXPERTS}
+    return TensorNames(ENDS, layer, joined_heads=HALVES)
 
 
 def deepseek_fields(model: GgufFile) -> Fields:
@@ -80,7 +80,7 @@ def deepseek_fields(model: GgufFile) -> Fields:
     return {
         "architectures": ["DeepseekV3ForCausalLM" if is_v3 else "DeepseekV2ForCausalLM"],
         **trunk,
-        **_latent_sizes(model),
+        **latent_sizes(model),
         **_grown(model, rope_fields(model, model.metadata.whole("{arch}.rope.dimension_count"))),
         **grouped_fields(model),
         **({} if is_v3 else _softmax_fields(model)),
@@ -116,11 +116,11 @@ def kimi_linear_names(model: GgufFile) -> TensorNames:
         there: here.replace("mlp.", "block_sparse_moe.")
         for there, here in {**GROUPED_EXPERTS, **MIXTRAL_EXPERTS}.items()
     }
-    layer = {**NORMS, **_LATENT, **_DELTA, **experts, **mlp_names()}
+    layer = {**NORMS, **LATENT, **_DELTA, **experts, **mlp_names()}
     return TensorNames(
         ENDS,
         layer,
-        joined_heads=_HALVES,
+        joined_heads=HALVES,
         vectors=("self_attn.A_log",),
         logs=("self_attn.A_log",),
         convolutions=tuple(f"self_attn.{part}_conv1d.weight" for part in "qkv"),
@@ -135,7 +135,7 @@ def kimi_linear_fields(model: GgufFile) -> Fields:
     return {
         "architectures": ["KimiLinearForCausalLM"],
         **trunk_fields(model),
-        **_latent_sizes(model),
+        **latent_sizes(model),
         **experts,
         "num_experts": experts["n_routed_experts"],
         "num_shared_experts": experts["n_shared_experts"],
@@ -159,7 +159,7 @@ def _indexer_fields(model: GgufFile) -> Fields:
     }
 
 
-def _latent_sizes(model: GgufFile) -> Fields:
+def latent_sizes(model: GgufFile) -> Fields:
     """The sizes of latent attention."""
     metadata = model.metadata
     heads, rope_dim = (

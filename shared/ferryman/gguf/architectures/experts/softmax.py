@@ -1,10 +1,11 @@
-"""Transformers with experts in most layers: OLMoE, MiniMax-M2, Hunyuan and ERNIE 4.5.
+"""Transformers with experts in most layers: OLMoE, MiniMax-M2, Hunyuan, ERNIE 4.5, Phi-3.5-MoE.
 
-source   conversion/olmo.py, minimax.py, hunyuan.py, ernie.py and src/models/ of llama.cpp
+source   conversion/olmo.py, minimax.py, hunyuan.py, ernie.py, phi.py and src/models/ of llama.cpp
 """
 
 from __future__ import annotations
 
+from ferryman.gguf.architectures.centred_norms import CENTRED_ENDS, phi3_fields, with_biases
 from ferryman.gguf.architectures.config_fields import (
     Fields,
     any_has,
@@ -25,6 +26,8 @@ from ferryman.gguf.architectures.transformer import MIXTRAL_EXPERTS, dense_field
 from ferryman.gguf.model_file import GgufFile
 
 _EXPERT_WIDTH = "{arch}.expert_feed_forward_length"
+PHIMOE_GROWTH = 1.243163121016122
+"""`short_mscale` and `long_mscale` of Phi-3.5-MoE-instruct."""
 _ERNIE_BIAS = "mlp.moe_statics.e_score_correction_bias"
 
 
@@ -53,6 +56,28 @@ def minimax_m2_fields(model: GgufFile) -> Fields:
         **attention_fields(model),
         **expert_fields(model, count="num_local_experts"),
         "intermediate_size": model.metadata.whole(_EXPERT_WIDTH),
+    }
+
+
+def phimoe_names(model: GgufFile) -> TensorNames:
+    """Norms, products and the head have biases."""
+    ends = {**CENTRED_ENDS, "output.bias": "lm_head.bias"}
+    return TensorNames(ends, {**with_biases(NORMS), **ATTENTION, **MIXTRAL_EXPERTS})
+
+
+def phimoe_fields(model: GgufFile) -> Fields:
+    """Waves have factors as in Phi 3. q and k grow by a number that a file does not have: a
+    converter writes that of Phi 3's formula, which is another."""
+    fields = phi3_fields(model)
+    if "rope_scaling" in fields:
+        growth = {"short_mscale": PHIMOE_GROWTH, "long_mscale": PHIMOE_GROWTH}
+        fields["rope_scaling"] = {**fields["rope_scaling"], **growth}
+    return {
+        **fields,
+        "architectures": ["PhimoeForCausalLM"],
+        "attention_bias": any_has(model, "attn_q.bias"),
+        "lm_head_bias": "output.bias" in model.tensors,
+        **expert_fields(model, count="num_local_experts"),
     }
 
 
