@@ -29,7 +29,7 @@ from ferryman.model.weights.named_weights import FLOATS
 from ferryman.model.weights.quantisation.gguf_matrix import FORMS
 from ferryman_kernels.products.packed_product import reads_panels
 
-CONFIG: Mapping[str, Any] = {
+CONFIG: dict[str, Any] = {
     "vocab_size": 320,
     "hidden_size": 256,
     "num_hidden_layers": 2,
@@ -132,6 +132,21 @@ def test_weights_hold_at_most_a_tenth_more_than_the_file(
     file = write_in_blocks(tmp_path, {"": (kind, 1.0)}, tied=tied)
     dtype = "float32" if kind == "F32" else "bfloat16"
     options = LoadOptions(dtype, page_size=16)
+    held = held_bytes(load_model(file, options), is_on_cpu=True)
+    stored = sum(place.num_bytes for place in open_gguf(file).places)
+    assert 0.9 * stored < held <= 1.1 * stored
+    assert weight_bytes(file, open_gguf(file).tensors, options) == held
+
+
+@with_panels
+@pytest.mark.parametrize("kind", PLAIN_TYPES)
+def test_a_tied_head_in_floats_is_one_copy_with_its_embedding(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here the table is half of the model."""
+    monkeypatch.setitem(CONFIG, "vocab_size", 5120)
+    file = write_in_blocks(tmp_path, {"": (kind, 1.0)})
+    options = LoadOptions("float32" if kind == "F32" else "bfloat16", page_size=16)
     held = held_bytes(load_model(file, options), is_on_cpu=True)
     stored = sum(place.num_bytes for place in open_gguf(file).places)
     assert 0.9 * stored < held <= 1.1 * stored

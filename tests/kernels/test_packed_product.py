@@ -26,6 +26,7 @@ from ferryman_kernels.products.packed_product import (
     packed_grouped_product,
     packed_product,
     packed_product_reference,
+    panel_rows,
     reads_panels,
     stack_panels,
 )
@@ -278,3 +279,19 @@ def test_a_grouped_product_has_the_bits_of_each_expert_alone(
             alone = packed_product(x, own[expert], biases[expert])
             rows, _ = (chosen == expert).nonzero(as_tuple=True)
             assert torch.equal(found.view(tokens, 2, -1)[chosen == expert], alone[rows])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("in_dim", [1, 7, 48, 577])
+def test_rows_of_panels_are_those_of_the_weight(dtype: torch.dtype, in_dim: int) -> None:
+    weight = torch.randn(100, in_dim).to(dtype)
+    rows = torch.tensor([0, 99, 64, 63, 5, 5])
+    assert torch.equal(panel_rows(pack_panels(weight), rows), weight[rows])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_that_no_panel_has_is_not_a_number(dtype: torch.dtype) -> None:
+    weight = torch.randn(100, 48).to(dtype)
+    numbers = panel_rows(pack_panels(weight), torch.tensor([-1, 7, 100]))
+    assert numbers[[0, 2]].isnan().all()
+    assert torch.equal(numbers[1], weight[7])

@@ -55,6 +55,25 @@ def _product(
         close(multiplied, opened)
 
 
+def _rows(
+    address: int, panel_bytes: int, out_dim: int, rows: int, indices: Any, count: int, y: int,
+    like: Any, words: int, none: int,
+) -> None:  # fmt: skip
+    """Writes the words of `count` outputs, whose indices are at the address `rows`, to y [count,
+    words]; `none` where there is no such output."""
+    outputs = row_at(rows, indices)[:count]
+    out = row_at(y, like)[: count * words].reshape(count, words)
+    for row in prange(count):
+        output = outputs[row]
+        if 0 <= output < out_dim:
+            panel = row_at(address + output // LANES * panel_bytes, like)
+            for word in range(words):
+                out[row, word] = panel[word * LANES + output % LANES]
+        else:
+            for word in range(words):
+                out[row, word] = none
+
+
 @part
 def sorted_by_expert(chosen: Any, experts: int) -> tuple[Any, Any, Any]:
     """Pairs by rising expert, each expert's first place among them, and the experts present."""
@@ -113,7 +132,12 @@ def _grouped(
 _product_loop, _grouped_loop = Loop(_product, STRICT), Loop(_grouped, STRICT)
 
 # About so many tokens are multiplied by a panel in the time in which it is read.
+_rows_loop = Loop(_rows, STRICT)
 _TOKENS_AS_LONG_AS_READING = 16
+_WORD = np.empty(0, np.int32)
+_NO_NUMBER = {torch.float32: 0x7FC00000, torch.bfloat16: 0x7FC07FC0}
+_WORDS_OF_LINE = 16
+"""The words that a processor reads with one of a row: neighbours in a panel are other rows'."""
 
 
 @cache
@@ -161,6 +185,19 @@ def packed_product_compiled(
         torch.get_num_threads(),
     )  # fmt: skip
     return y
+
+
+def panel_rows_compiled(
+    address: int, panel_bytes: int, out_dim: int, rows: Tensor, numbers: Tensor
+) -> None:
+    """Fills `numbers` [n, in_dim], rows of whole words, with the outputs `rows` [n]."""
+    rows = rows.contiguous()
+    count, words = len(numbers), numbers.shape[1] * numbers.itemsize // WORD_BYTES
+    _rows_loop(
+        count * words * _WORDS_OF_LINE,
+        address, panel_bytes, out_dim, rows.data_ptr(), row_like(rows.dtype), count,
+        numbers.data_ptr(), _WORD, words, _NO_NUMBER[numbers.dtype],
+    )  # fmt: skip
 
 
 def packed_grouped_product_compiled(

@@ -37,6 +37,7 @@ from ferryman_kernels.cpu.huge_pages import weight_zeros
 from ferryman_kernels.products._packed_product_compiled import (
     packed_grouped_product_compiled,
     packed_product_compiled,
+    panel_rows_compiled,
 )
 
 _INPUTS_PADDED_TO = {torch.float32: 1, torch.bfloat16: 32}
@@ -106,6 +107,17 @@ def packed_product(x: Tensor, panels: Panels, bias: Tensor) -> Tensor:
     assert x.dtype is panels.dtype is bias.dtype, (x.dtype, panels.dtype, bias.dtype)
     assert bias.is_contiguous(), bias.stride()
     return packed_product_compiled(x, panels.address, panels.panel_bytes, bias, panels.out_dim)
+
+
+def panel_rows(panels: Panels, rows: Tensor) -> Tensor:
+    """The numbers of the outputs `rows` [n] int64: [n, in_dim]; not-a-number where there is no such
+    output."""
+    assert rows.dtype is torch.int64, rows.dtype
+    inputs = _INPUTS_OF_STEP[panels.dtype]
+    padded = -(-panels.in_dim // inputs) * inputs
+    numbers = torch.empty(len(rows), padded, dtype=panels.dtype)
+    panel_rows_compiled(panels.address, panels.panel_bytes, panels.out_dim, rows, numbers)
+    return numbers[:, : panels.in_dim].contiguous()
 
 
 @dataclass(frozen=True, slots=True)

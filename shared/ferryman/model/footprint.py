@@ -156,7 +156,8 @@ def held_bytes(model: object, *, is_on_cpu: bool) -> int:
     """The bytes of all tensors in a model on the meta device, as they will be on another.
 
     A storage counts once, however many tensors look at it. A weight that a CPU's linear layer packs
-    is a copy of its own, for example the head of a model that ties it to the embedding.
+    is a copy of its own, and counts once for all that share the layer, as a tied head and its
+    embedding do.
     """
     storages: dict[int, int] = {}
     packed: dict[int, int] = {}

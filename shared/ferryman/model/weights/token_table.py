@@ -1,7 +1,8 @@
 """The numbers of each token: the first weight of a model, and with tied ends the last one too.
 
-A table in blocks stays in the panels of its product. So a tied head and its embedding are one copy,
-and a token's row is taken from the panel of 64 rows that it lies in.
+A table in blocks stays in the panels of its product, and so does one in floats that a head is tied
+to, on a processor that multiplies by panels. Head and embedding are one copy then, and a token's
+row is taken from the panel of 64 rows that it lies in (docs/decisions/0213).
 """
 
 from __future__ import annotations
@@ -15,10 +16,19 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ferryman.model.shapes.model_shapes import TrunkShape
-from ferryman.model.weights.linear import Linear, make_joined, padded_rows
+from ferryman.model.weights.linear import (
+    Linear,
+    PanelLinear,
+    PlainLinear,
+    is_processor,
+    make_joined,
+    make_linear,
+    padded_rows,
+)
 from ferryman.model.weights.named_weights import Weights, accumulation_dtype
 from ferryman.model.weights.quantisation.gguf_matrix import BlockLinear, GgufMatrix
 from ferryman_kernels.products.blocks.block_product import BlockPanels, block_rows
+from ferryman_kernels.products.packed_product import panel_rows, reads_panels
 
 
 class Embedding(Protocol):
@@ -69,12 +79,50 @@ class BlockEmbedding:
         return block_rows(self.panels, token_ids)
 
 
+@dataclass(frozen=True, slots=True)
+class TiedEmbedding:
+    """The table [vocab, hidden_dim] of a tied head, whose `product` has it in panels; only where
+    weights are counted has it the plain table."""
+
+    product: PanelLinear | PlainLinear
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._numbers.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._numbers.device
+
+    @property
+    def _numbers(self) -> Tensor:
+        product = self.product
+        return product.weight if isinstance(product, PlainLinear) else product.panels.panels
+
+    def __call__(self, token_ids: Tensor) -> Tensor:
+        assert isinstance(self.product, PanelLinear), "tokens are not counted"
+        return panel_rows(self.product.panels, token_ids)
+
+
 def load_embedding(weights: Weights, name: str, trunk: TrunkShape) -> Embedding:
     """The table `name`, in codes if the file has it in blocks and there is one rank."""
     coded = _in_blocks(weights, name, (trunk.vocab_size, trunk.hidden_dim))
     if coded is not None:
         return BlockEmbedding(coded.panels())
-    return PlainEmbedding(weights.tensor(name, trunk.vocab_size, trunk.hidden_dim))
+    table = weights.tensor(name, trunk.vocab_size, trunk.hidden_dim)
+    return _tied(weights, table, trunk) or PlainEmbedding(table)
+
+
+def _tied(weights: Weights, table: Tensor, trunk: TrunkShape) -> TiedEmbedding | None:
+    """The table in the panels of the head that is tied to it, if it has such. Ranks have a part of
+    these each, but look up whole rows."""
+    if not trunk.ties_embeddings or trunk.has_head_bias or weights.group.num_ranks > 1:
+        return None
+    product = make_linear(table)
+    is_counted = table.is_meta and is_processor(weights.device) and reads_panels(table.dtype)
+    if isinstance(product, PanelLinear) or (is_counted and isinstance(product, PlainLinear)):
+        return TiedEmbedding(product)
+    return None
 
 
 def load_columns(weights: Weights, name: str, size: tuple[int, int], columns: range) -> Embedding:
@@ -123,6 +171,8 @@ def load_head(weights: Weights, embedding: Embedding, trunk: TrunkShape) -> Line
         case BlockEmbedding(panels):
             none = torch.empty(0, dtype=weights.dtype, device=weights.device)
             return BlockLinear(panels, none if bias is None else bias)
+        case TiedEmbedding(product):
+            return product
         case PlainEmbedding(weight):
             return make_joined(rank_rows(weight), trunk.vocab_size, weights.group, bias)
     raise TypeError(f"{type(embedding).__name__} is no table that a head can be tied to")
