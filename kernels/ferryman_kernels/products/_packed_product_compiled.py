@@ -130,9 +130,9 @@ def _grouped(
 
 
 _product_loop, _grouped_loop = Loop(_product, STRICT), Loop(_grouped, STRICT)
+_rows_loop = Loop(_rows, STRICT)
 
 # About so many tokens are multiplied by a panel in the time in which it is read.
-_rows_loop = Loop(_rows, STRICT)
 _TOKENS_AS_LONG_AS_READING = 16
 _WORD = np.empty(0, np.int32)
 _NO_NUMBER = {torch.float32: 0x7FC00000, torch.bfloat16: 0x7FC07FC0}

@@ -54,7 +54,7 @@ def test_both_servers_have_the_same_prompts_and_no_two_cases_share_one() -> None
     assert cases == contest_cases(1)
     texts = [turn.text for case in cases for made in case.sessions for turn in made.turns]
     assert len(texts) == len(set(texts))
-    assert [len(case.sessions) for case in cases] == [1, 8, 24, 1, 8, 6]
+    assert [len(case.sessions) for case in cases] == [4, 8, 24, 1, 8, 6]
     assert len(cases[3].sessions[0].turns) == 10
 
 
