@@ -279,6 +279,15 @@ REFUSED: Mapping[str, tuple[Mapping[str, Setting], str]] = {
     ),
     "an encoder": ({"general.architecture": "bert"}, "bert are not read: it does not write text"),
     "scaling": ({"llama.rope.scaling.type": "longrope"}, "must be one of none, linear, yarn"),
+    "stretch": (
+        {
+            "llama.rope.scaling.type": "yarn",
+            "llama.rope.scaling.factor": 0.0,
+            "llama.rope.scaling.original_context_length": 16,
+            "llama.rope.scaling.yarn_attn_factor": 1.25,
+        },
+        "factor",
+    ),
     "heads": ({"llama.attention.head_count": "four"}, "must be an array of whole numbers"),
     "values": ({"llama.attention.value_length": 8}, "must be 16, as that of keys; it is 8"),
     "turning": ({"llama.rope.dimension_count": 20}, "must be 1 to 16; it is 20"),

@@ -130,16 +130,13 @@ def _yarn(model: GgufFile) -> Mapping[str, Any]:
 
 def _growth(model: GgufFile) -> Mapping[str, float]:
     """YaRN's growth of scores if the folder named another one than that of its formula."""
-    key, factor = "{arch}.rope.scaling.yarn_attn_factor", "{arch}.rope.scaling.factor"
-    if not model.metadata.has(key):
+    key = "{arch}.rope.scaling.yarn_attn_factor"
+    factor = model.metadata.number("{arch}.rope.scaling.factor", 1.0)
+    # The reader of the fields refuses a factor that is not positive.
+    if not model.metadata.has(key) or factor <= 0:
         return {}
-    named, by_formula = (
-        np.float32(number)
-        for number in (
-            model.metadata.number(key),
-            0.1 * math.log(model.metadata.number(factor)) + 1.0,
-        )
-    )
+    named = np.float32(model.metadata.number(key))
+    by_formula = np.float32(0.1 * math.log(factor) + 1.0)
     return {} if named == by_formula else {"attention_factor": float(str(named))}
 
 
