@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 from shutil import get_terminal_size
 from textwrap import TextWrapper
 from typing import Any
 
 from ferryman.errors import InvalidRequest
 from ferryman.gguf.architectures import names_of
+from ferryman.gguf.model_file import SUFFIX, model_exists
+from ferryman.model.config import family_of
 from ferryman.model.families import FAMILIES, Family
 
 INDENT = " " * 4
 
 
 def run_models(word: str, *, as_json: bool) -> int:
-    """Prints the families that have `word` in a name or in their sentence, all if it is empty.
+    """Prints the families that have `word` in a name or in their sentence, all if it is empty; that
+    of a model if it is the path of a folder or of a GGUF file.
 
-    Raises InvalidRequest if there is none.
+    Raises InvalidRequest if there is none, and ConfigError for a model that is not read.
     """
-    families = [family for family in FAMILIES if word.lower() in _text(family)]
+    families = _families(word)
     if not families:
         raise InvalidRequest(f"no family has {word!r} in a name; without it all are listed")
     if as_json:
@@ -29,6 +34,16 @@ def run_models(word: str, *, as_json: bool) -> int:
         for family in sorted(families, key=lambda family: family.name):
             print(*_lines(family, width), sep="\n", end="\n\n")
     return 0
+
+
+def _families(word: str) -> list[Family[Any]]:
+    # A folder may have the name of a family: only a path with a separator is one.
+    is_path = os.sep in word or word.endswith(SUFFIX)
+    if is_path and not model_exists(Path(word)):
+        raise InvalidRequest(f"{word} is neither a folder nor a GGUF file")
+    if is_path:
+        return [family_of(word)]
+    return [family for family in FAMILIES if word.lower() in _text(family)]
 
 
 def _text(family: Family[Any]) -> str:

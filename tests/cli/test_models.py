@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.gguf_models.files import write
+from tools.bench.gguf.container import Setting
 
 from ferryman.errors import ConfigError
 from ferryman.gguf.architectures import ARCHITECTURES, names_of
@@ -53,6 +55,21 @@ def test_a_family_is_found_by_the_name_that_gguf_files_have(
     assert (record["family"], record["gguf"]) == ("nemotron_h", ["nemotron_h", "nemotron_h_moe"])
     read = {name for family in FAMILIES for name in names_of(family.architectures)}
     assert read == ARCHITECTURES.keys()
+
+
+def test_the_family_of_a_file_is_listed_by_its_path(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys: dict[str, Setting] = {"general.architecture": "bert"}
+    assert run(["models", str(write(tmp_path / "other.gguf", keys))]) == 2
+    assert "architecture bert are not read: it does not write text" in capsys.readouterr().err
+    config = {"architectures": ["ApertusForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert run(["models", str(tmp_path), "--json"]) == 0
+    (record,) = json.loads(capsys.readouterr().out)["families"]
+    assert (record["family"], record["gguf"]) == ("apertus", ["apertus"])
+    assert run(["models", str(tmp_path / "missing.gguf")]) == 2
+    assert "missing.gguf is neither a folder nor a GGUF file" in capsys.readouterr().err
 
 
 def test_a_word_of_no_family_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
