@@ -29,6 +29,7 @@ from tools.campaigns.llama_converter.comparison import ConvertedRow, compare
 from tools.campaigns.llama_converter.conversion import (
     ConversionFailed,
     LlamaConverter,
+    for_converter,
     saved_folder,
 )
 from tools.campaigns.llama_converter.divisions import record_divisions
@@ -61,7 +62,8 @@ def rows(
             vocabulary = published_vocabulary(model.vocabulary, tokenizers)
             try:
                 saved_folder(model, vocabulary, folder)
-                converter.convert(folder, file, drafts=model.has_drafts_to_refuse)
+                with for_converter(model, folder):
+                    converter.convert(folder, file, drafts=model.has_drafts_to_refuse)
                 yield compare(name, folder, file, asks_llama=asks_llama)
             except (ConversionFailed, ConfigError, FerrymanError) as error:
                 print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr)
@@ -94,16 +96,24 @@ def main() -> int:
         if arguments.refused:
             print(*refusals(arguments.tree), sep="\n")
             return 0
-        tried = list(
-            rows(
-                _chosen(arguments.names, arguments.random),
-                LlamaConverter(arguments.tree),
-                arguments.tokenizers or Path(scratch),
-                arguments.llama_cpp,
-            )
+        tried = rows(
+            _chosen(arguments.names, arguments.random),
+            LlamaConverter(arguments.tree),
+            arguments.tokenizers or Path(scratch),
+            arguments.llama_cpp,
         )
-    print(*short_table(HEADS, [row.cells for row in tried], long=0), sep="\n")
-    return int(any(row.to_transformers > TOLERANCE for row in tried))
+        return int(not _printed(tried))
+
+
+def _printed(tried: Iterator[ConvertedRow]) -> bool:
+    """Prints the table, each row once its model was tried. Returns whether all are as they should
+    be."""
+    is_good = True
+    print(*short_table(HEADS, [], long=0), sep="\n")
+    for row in tried:
+        print(short_table(HEADS, [row.cells], long=0)[-1], flush=True)
+        is_good &= row.to_transformers <= TOLERANCE
+    return is_good
 
 
 def _chosen(names: Sequence[str], seeds: int) -> Mapping[str, ConvertedModel]:

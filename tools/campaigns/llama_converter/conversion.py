@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,6 +54,16 @@ def saved_folder(model: ConvertedModel, vocabulary: PublishedVocabulary, folder:
     if model.architecture in DENSE_APART:
         _rename(folder / "model.safetensors", DENSE_APART[model.architecture])
     return folder
+
+
+@contextmanager
+def for_converter(model: ConvertedModel, folder: Path) -> Iterator[None]:
+    """The folder with the fields that are for the converter alone."""
+    file = folder / "config.json"
+    saved = file.read_text()
+    file.write_text(json.dumps(json.loads(saved) | model.untyped_words))
+    yield
+    file.write_text(saved)
 
 
 def _rename(file: Path, names: Mapping[str, str]) -> None:

@@ -7,7 +7,7 @@ where a field has a second value that a converter treats otherwise.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from tests.gguf_models.hybrid_models import _LATENT, HYBRIDS
@@ -16,6 +16,7 @@ from tests.gguf_models.variant_models import VARIANTS as MORE_VARIANTS
 from tests.model.comparison import FAMILIES, architecture_of, random_config
 from tests.tiny_models import VARIANTS
 from tests.tools.bench.tiny_shapes import TINY
+from tools.campaigns.llama_converter.published_words import published_words, untyped_words
 from transformers import (
     DeepseekV3Config,
     Glm4MoeLiteConfig,
@@ -35,9 +36,12 @@ BENCH = {
     "granite-hybrid": "granitehybrid",
     "granite-hybrid-experts": "granitehybrid",
 }
-PIECES = ("gemma", "gemma2", "gemma3", "gemma3n", "ernie4_5", "ernie4_5-moe", "jamba")
+PIECES = (
+    *("gemma", "gemma2", "gemma3", "gemma3n", "ernie4_5", "ernie4_5-moe", "jamba"),
+    *("phi3", "phimoe"),
+)
 """Architectures whose converter reads a `tokenizer.model`."""
-DRAFTS = ("qwen3next", "qwen35", "qwen35moe")
+DRAFTS = ("qwen3next", "qwen35", "qwen35moe", "mimo2", "bailingmoe3")
 """Architectures whose converter wants layers for drafts unless it is told that there are none."""
 DENSE_APART: Mapping[str, Mapping[str, str]] = {
     "kimi-linear": {
@@ -45,12 +49,6 @@ DENSE_APART: Mapping[str, Mapping[str, str]] = {
     }
 }
 """Words of names that transformers 5.23 saves, and those of published folders."""
-_WORDS: Mapping[str, Mapping[str, Any]] = {
-    "afmoe": {"route_norm": True},
-    "exaone-moe": {"scoring_func": "sigmoid"},
-    "cohere2": {"rotary_pct": 1.0},
-}
-"""Fields of published configs that transformers 5.23 does not save, and llama.cpp asks for."""
 GLM_TOKENS = ("<|user|>", "[gMASK]", "<|observation|>")
 """Tokens that the converter of these models asks for."""
 PLAIN, WITH_PIECES, QWEN, GEMMA = "smollm2", "llama2", "qwen3", "gemma3"
@@ -149,15 +147,20 @@ _MORE: Mapping[str, tuple[str, PretrainedConfig]] = {
 
 @dataclass(frozen=True, slots=True)
 class ConvertedModel:
-    """A config, llama.cpp's name of its architecture, and the vocabulary that the folder gets.
-
-    `words` are fields of the folder's `config.json` as published configs have them, where
-    transformers 5.23 saves others.
-    """
+    """A config, llama.cpp's name of its architecture, and the vocabulary that the folder gets."""
 
     architecture: str
     config: PretrainedConfig
-    words: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def words(self) -> Mapping[str, Any]:
+        """Fields of `config.json` as published configs have them, unlike those of transformers."""
+        return published_words(self.architecture, self.config)
+
+    @property
+    def untyped_words(self) -> Mapping[str, Any]:
+        """Fields for the converter alone, which transformers would not read."""
+        return untyped_words(self.architecture, self.config)
 
     @property
     def vocabulary(self) -> str:
@@ -166,7 +169,7 @@ class ConvertedModel:
         if self.architecture in PIECES:
             return WITH_PIECES
         # transformers gives every Qwen 2 the division of its own.
-        return QWEN if self.architecture in ("qwen2", "qwen35moe") else PLAIN
+        return QWEN if self.architecture in ("qwen2", "qwen2vl", "qwen35moe") else PLAIN
 
     @property
     def more_tokens(self) -> tuple[str, ...]:
@@ -184,8 +187,6 @@ class ConvertedModel:
             "bos_token_id": bos,
             "eos_token_id": eos,
             "pad_token_id": eos,
-            # transformers' least step is `time_step_limit` in published code and in Ferryman.
-            **({"time_step_min": 0.0} if self.config.model_type == "nemotron_h" else {}),
         }
         if getattr(self.config, "vocab_size_per_layer_input", 0):
             fields["vocab_size_per_layer_input"] = fields["vocab_size"]
@@ -197,7 +198,7 @@ def converted_models() -> Mapping[str, ConvertedModel]:
     plain = {name: (name.split()[0], config) for name, config in MODELS.items()}
     by_bench = {name: (there, TINY[name]) for name, there in BENCH.items()}
     there = {**plain, **by_bench, **HYBRIDS, **MORE_VARIANTS, **_MORE}
-    return {name: ConvertedModel(*model, _published_words(*model)) for name, model in there.items()}
+    return {name: ConvertedModel(*model) for name, model in there.items()}
 
 
 def random_models(seeds: range) -> Mapping[str, ConvertedModel]:
@@ -207,43 +208,5 @@ def random_models(seeds: range) -> Mapping[str, ConvertedModel]:
         for seed in seeds:
             config = random_config(family, seed)
             if architectures := names_of([architecture_of(config)]):
-                words = _published_words(architectures[0], config)
-                models[f"{family}-{seed}"] = ConvertedModel(architectures[0], config, words)
+                models[f"{family}-{seed}"] = ConvertedModel(architectures[0], config)
     return models
-
-
-def _published_words(architecture: str, config: PretrainedConfig) -> dict[str, Any]:
-    if architecture in _WORDS:
-        return dict(_WORDS[architecture])
-    if architecture == "gpt2":
-        return {"n_ctx": config.n_positions}
-    if architecture == "kimi-linear":
-        return _kimi_words(config)
-    if config.model_type == "bamba":
-        return {"attn_rotary_emb": config.hidden_size // config.num_attention_heads // 2}
-    if architecture == "granitehybrid":
-        kinds = {"linear_attention": "mamba", "full_attention": "attention"}
-        words = {"layer_types": [kinds.get(kind, kind) for kind in config.layer_types]}
-        has_experts = getattr(config, "num_local_experts", 0) > 0
-        return words if has_experts else {**words, "num_experts_per_tok": 0}
-    if architecture == "deepseek2" and config.model_type != "deepseek_v2":
-        return {"scoring_func": "sigmoid"}
-    return {}
-
-
-def _kimi_words(config: PretrainedConfig) -> dict[str, Any]:
-    """Layers are counted from 1."""
-    kinds = list(enumerate(config.layer_types, 1))
-    full = [layer for layer, kind in kinds if kind == "full_attention"]
-    deltas = [layer for layer, kind in kinds if kind == "linear_attention"]
-    return {
-        "linear_attn_config": {
-            "full_attn_layers": full,
-            "kda_layers": deltas,
-            "num_heads": config.linear_num_heads,
-            "head_dim": config.linear_head_dim,
-            "short_conv_kernel_size": config.linear_conv_kernel_dim,
-        },
-        "first_k_dense_replace": config.mlp_layer_types.count("dense"),
-        "moe_router_activation_func": "sigmoid",
-    }

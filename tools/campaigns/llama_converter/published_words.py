@@ -1,0 +1,110 @@
+"""Fields of published configs that transformers 5.23 saves otherwise or not at all, and that
+llama.cpp's converter asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from transformers import PretrainedConfig
+
+_WORDS: Mapping[str, Mapping[str, Any]] = {
+    "afmoe": {"route_norm": True},
+    "exaone-moe": {"scoring_func": "sigmoid"},
+    "cohere2": {"rotary_pct": 1.0},
+}
+
+
+def published_words(architecture: str, config: PretrainedConfig) -> dict[str, Any]:
+    if architecture in _WORDS:
+        return dict(_WORDS[architecture])
+    if architecture == "gpt2":
+        return {"n_ctx": config.n_positions}
+    if architecture == "kimi-linear":
+        return _kimi_words(config)
+    if config.model_type == "nemotron_h":
+        # transformers' least step is `time_step_limit` in published code and in Ferryman.
+        return {"time_step_min": 0.0}
+    if architecture == "minimax-m2":
+        share = config.rope_parameters.get("partial_rotary_factor", 1.0)
+        return {"rotary_dim": int(share * config.head_dim)}
+    if architecture in ("phi3", "phimoe"):
+        return _phi_words(architecture, config)
+    if config.model_type == "bamba":
+        return {"attn_rotary_emb": config.hidden_size // config.num_attention_heads // 2}
+    if architecture == "granitehybrid":
+        kinds = {"linear_attention": "mamba", "full_attention": "attention"}
+        words = {"layer_types": [kinds.get(kind, kind) for kind in config.layer_types]}
+        has_experts = getattr(config, "num_local_experts", 0) > 0
+        return words if has_experts else {**words, "num_experts_per_tok": 0}
+    if architecture == "deepseek2" and config.model_type != "deepseek_v2":
+        return {"scoring_func": "sigmoid"}
+    return {}
+
+
+def untyped_words(architecture: str, config: PretrainedConfig) -> dict[str, Any]:
+    """Fields of folders whose type transformers 5.23 does not know, so that the converter reads
+    config.json itself, as it has to: it does not take those that transformers reads for it."""
+    if architecture == "mimo2":
+        return _mimo_words(config)
+    return _bailing_words(config) if architecture == "bailingmoe3" else {}
+
+
+def _phi_words(architecture: str, config: PretrainedConfig) -> dict[str, Any]:
+    rope = config.rope_parameters
+    trained = rope.get("original_max_position_embeddings", config.max_position_embeddings)
+    named = {"architectures": ["PhiMoEForCausalLM"]} if architecture == "phimoe" else {}
+    return {"original_max_position_embeddings": trained, **named}
+
+
+def _mimo_words(config: PretrainedConfig) -> dict[str, Any]:
+    full, window = (config.rope_parameters[f"{kind}_attention"] for kind in ("full", "sliding"))
+    return {
+        "model_type": "mimo_v2",
+        "hybrid_layer_pattern": [int(kind != "full_attention") for kind in config.layer_types],
+        "moe_layer_freq": [int(kind == "sparse") for kind in config.mlp_layer_types],
+        "swa_head_dim": config.head_dim,
+        "swa_num_attention_heads": config.num_attention_heads,
+        "swa_num_key_value_heads": 2 * config.num_key_value_heads,
+        "swa_v_head_dim": config.v_head_dim,
+        "layernorm_epsilon": config.rms_norm_eps,
+        "topk_method": "noaux_tc",
+        "scoring_func": "sigmoid",
+        "rope_parameters": None,
+        "rope_theta": full["rope_theta"],
+        "swa_rope_theta": window["rope_theta"],
+        "partial_rotary_factor": full["partial_rotary_factor"],
+    }
+
+
+def _bailing_words(config: PretrainedConfig) -> dict[str, Any]:
+    return {
+        "architectures": ["BailingMoeV3ForCausalLM"],
+        "model_type": "bailing_moe_v3",
+        "no_kda_lora": True,
+        "gated_attention_proj_granularity_type": "head_wise",
+        "head_dim": config.linear_head_dim,
+        "num_experts_per_tok": config.num_experts_per_token,
+        "n_group": config.num_expert_group,
+        "norm_topk_prob": config.moe_renormalize,
+        "moe_shared_expert_intermediate_size": config.moe_intermediate_size,
+        "score_function": "sigmoid",
+    }
+
+
+def _kimi_words(config: PretrainedConfig) -> dict[str, Any]:
+    """Layers are counted from 1."""
+    kinds = list(enumerate(config.layer_types, 1))
+    full = [layer for layer, kind in kinds if kind == "full_attention"]
+    deltas = [layer for layer, kind in kinds if kind == "linear_attention"]
+    return {
+        "linear_attn_config": {
+            "full_attn_layers": full,
+            "kda_layers": deltas,
+            "num_heads": config.linear_num_heads,
+            "head_dim": config.linear_head_dim,
+            "short_conv_kernel_size": config.linear_conv_kernel_dim,
+        },
+        "first_k_dense_replace": config.mlp_layer_types.count("dense"),
+        "moe_router_activation_func": "sigmoid",
+    }
