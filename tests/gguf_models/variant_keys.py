@@ -43,10 +43,14 @@ _LATENT = ("deepseek32", "glm-dsa", "kimi-linear", "bailingmoe3")
 _WITH_PATTERN = ("exaone-moe", "granite_swa", "cohere2moe", "mimo2")
 
 
+_LEFT_OUT = {"mimo2": ("expert_weights_norm", "expert_weights_scale")}
+"""Keys that the converter does not write for a model whose folder has the fields."""
+
+
 def variant_keys(architecture: str, config: Config) -> Iterator[tuple[str, Setting]]:
     """The keys without the architecture's name before them, and their values."""
     for key, fields in _KEYS.items():
-        for field in fields:
+        for field in () if key in _LEFT_OUT.get(architecture, ()) else fields:
             if config.get(field) is not None:
                 yield key, config[field]
                 break
