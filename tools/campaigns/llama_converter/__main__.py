@@ -111,7 +111,8 @@ def _printed(tried: Iterator[ConvertedRow]) -> bool:
     is_good = True
     print(*short_table(HEADS, [], long=0), sep="\n")
     for row in tried:
-        print(short_table(HEADS, [row.cells], long=0)[-1], flush=True)
+        # A long row goes on behind itself.
+        print(*short_table(HEADS, [row.cells], long=0)[2:], sep="\n", flush=True)
         is_good &= row.to_transformers <= TOLERANCE
     return is_good
 
