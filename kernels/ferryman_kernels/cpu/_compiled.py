@@ -44,6 +44,7 @@ __all__ = [
     "is_bfloat16",
     "narrow",
     "numba",
+    "on_all_threads",
     "part",
     "prange",
     "row_like",
@@ -117,19 +118,26 @@ class Loop:
         """Runs over arrays of about `elements` numbers in all; few elements stay on one thread."""
         if (elements >= WORTH_SHARING or for_many_tokens.get()) and _num_threads() > 1:
             with _ONCE if "shared" in self.__dict__ else _turn(self.shared):
-                launch(self._on_all_threads, *args)
+                launch(self.shared, self._on_all_threads, *args)
         else:
             self.on_one_thread(*args)
 
     def on_one_thread(self, *args: Any) -> None:
         """Runs a loop that has nothing to share."""
         with _ONCE if "alone" in self.__dict__ else _turn(self.alone):
-            launch(self.alone, *args)
+            launch(self.alone, self.alone, *args)
 
     def _on_all_threads(self, *args: Any) -> None:
-        with _LAUNCHING:
-            _set_threads(_num_threads())
+        with on_all_threads():
             self.shared(*args)
+
+
+@contextmanager
+def on_all_threads() -> Iterator[None]:
+    """For loops that share their work."""
+    with _LAUNCHING:
+        _set_threads(_num_threads())
+        yield
 
 
 def _num_threads() -> int:

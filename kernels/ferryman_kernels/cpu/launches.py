@@ -12,10 +12,12 @@ from typing import Any, NamedTuple
 
 
 class RecordedLaunch(NamedTuple):
-    """A call, complete: `run(*args)` does the same again."""
+    """A call, complete: `run(*args)` does the same again. `loop` is the compiled function that it
+    calls with these arguments, None of a call of anything else."""
 
     run: Callable[..., Any]
     args: tuple[Any, ...]
+    loop: Any = None
 
 
 Listener = Callable[[RecordedLaunch], None]
@@ -46,9 +48,9 @@ def loops_for_many_tokens() -> Iterator[None]:
         for_many_tokens.reset(token)
 
 
-def launch(run: Callable[..., Any], *args: Any) -> None:
-    """Runs a loop, and tells of it."""
+def launch(loop: Any, run: Callable[..., Any], *args: Any) -> None:
+    """Runs a compiled loop by `run`, and tells of it."""
     run(*args)
     listener = _listener.get()
     if listener is not None:
-        listener(RecordedLaunch(run, args))
+        listener(RecordedLaunch(run, args, loop))

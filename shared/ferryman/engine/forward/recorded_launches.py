@@ -29,6 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ferryman.model.shapes.state import LayerCount
 from ferryman_kernels.cpu.launches import RecordedLaunch, launches_told_to
+from ferryman_kernels.cpu.native_launches import LaunchPiece, launch_pieces
 
 KNOWN_NAMESPACES = frozenset({"aten", "mkldnn"})
 UNREPEATABLE = {
@@ -50,8 +51,8 @@ INDEXING = frozenset({"aten::index.Tensor", "aten::index_put_"})
 
 @dataclass(frozen=True, slots=True)
 class LaunchRecording:
-    """Launches in their order, and all tensors that they read or write except state and weights,
-    whole or in views.
+    """Launches in their order, the `pieces` that repeat them, and all tensors that they read or
+    write except state and weights, whole or in views.
 
     The tensors stay alive, each for itself: a tensor that the call made and kept elsewhere, such
     as a table, is never given to another recording.
@@ -59,6 +60,7 @@ class LaunchRecording:
 
     launches: tuple[RecordedLaunch, ...]
     tensors: tuple[Tensor, ...]
+    pieces: tuple[LaunchPiece, ...]
 
     @property
     def num_bytes(self) -> int:
@@ -66,10 +68,10 @@ class LaunchRecording:
         return sum(tensor.untyped_storage().nbytes() for tensor in storages.values())
 
     def replay(self, progress: LayerCount) -> None:
-        """Runs all launches again; `progress` moves with each."""
-        for run, args in self.launches:
-            run(*args)
-            progress.num_done += 1
+        """Runs all launches again; `progress` moves with each piece."""
+        for piece in self.pieces:
+            piece.run(*piece.args)
+            progress.num_done += piece.num_launches
 
 
 @dataclass(slots=True)
@@ -85,7 +87,8 @@ class LaunchRecorder:
 
     def recording(self) -> LaunchRecording:
         assert not self.refusal, self.refusal
-        return LaunchRecording(tuple(self.launches), tuple(self.tensors))
+        launches = tuple(self.launches)
+        return LaunchRecording(launches, tuple(self.tensors), tuple(launch_pieces(launches)))
 
 
 @contextmanager
