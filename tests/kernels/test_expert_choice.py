@@ -1,4 +1,5 @@
-"""Experts by ranks: on a card in one launch, one warp a token, against a naive choice in Python."""
+"""Experts by ranks: on a card in one launch, one warp a token, and on a processor in one loop,
+against a naive choice in Python."""
 
 from __future__ import annotations
 
@@ -7,8 +8,11 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from hypothesis import given, settings
+from tests.kernels.row_bits import PLACES, check_rows, drawn
 from torch import Tensor
 
+from ferryman_kernels.elementwise._expert_choice_compiled import MOST_CHOSEN
 from ferryman_kernels.elementwise.expert_choice import (
     NO_NUMBERS,
     ExpertGroups,
@@ -17,6 +21,7 @@ from ferryman_kernels.elementwise.expert_choice import (
     Measure,
     ShareSum,
     choose_experts,
+    choose_experts_reference,
     choose_experts_triton,
     choose_one_by_one,
     choose_one_by_one_triton,
@@ -28,6 +33,7 @@ NUMPY_WARNS = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 EXPERTS = 24
 BIAS = ExpertNumbers(bias=(torch.arange(EXPERTS) * 5 % 8 - 4) / 8)
 SCALES = ExpertNumbers(scales=torch.linspace(0.5, 2.0, EXPERTS))
+SCALES_OF_MANY = ExpertNumbers(scales=torch.linspace(0.5, 2.0, 200))
 RULES: dict[str, tuple[ExpertRule, ExpertNumbers]] = {
     "softmax of the chosen": (ExpertRule(4, Measure.SOFTMAX_OF_CHOSEN), NO_NUMBERS),
     "softmax of the chosen, scaled": (ExpertRule(3, Measure.SOFTMAX_OF_CHOSEN), SCALES),
@@ -197,6 +203,78 @@ def test_shares_too_small_for_their_type_are_chosen_by_score(device: torch.devic
     row[0, 20], row[0, 9], row[0, 13] = 0.0, -200.0, -150.0
     rule = ExpertRule(3, Measure.SOFTMAX)
     assert choose_experts_triton(row, rule, NO_NUMBERS, torch.float32)[1].tolist() == [[20, 13, 9]]
+
+
+SOFTMAXES = ("softmax of the chosen", "softmax of the chosen, scaled")
+
+
+@pytest.mark.parametrize("name", SOFTMAXES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_processor_gives_a_softmax_over_the_chosen_the_lowest_index_of_equal_scores(
+    name: str, dtype: torch.dtype
+) -> None:
+    (rule, numbers), rows = RULES[name], scores(40)
+    rows[0], rows[1] = 0, -rows[1].abs() - 80
+    shares, chosen = choose_experts(rows.to(dtype), rule, numbers, dtype)
+    assert shares.dtype is dtype
+    for index, row in enumerate(rows.tolist()):
+        right, places = naive_choice(row, rule, numbers)
+        assert chosen[index].tolist() == places
+        error = 4e-7 if dtype is torch.float32 else 4e-3
+        assert shares[index].tolist() == pytest.approx(right, rel=error, abs=1e-30)
+
+
+@pytest.mark.parametrize("per_token", [1, 2, 4, 8, MOST_CHOSEN, MOST_CHOSEN + 1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_processors_shares_have_the_bits_of_torch_where_no_scores_are_equal(
+    per_token: int, dtype: torch.dtype
+) -> None:
+    # All numbers of bfloat16 from 0.25 to 16, and their negatives: 200 of them in each row.
+    positive = torch.arange(0x3E80, 0x4180, dtype=torch.int16).view(torch.bfloat16).float()
+    distinct = torch.cat((positive, -positive))
+    rows = torch.stack([distinct[torch.randperm(len(distinct))[:200]] for _ in range(300)])
+    x = rows.to(dtype)
+    rule = ExpertRule(per_token, Measure.SOFTMAX_OF_CHOSEN, scaling=1.5)
+    shares, chosen = choose_experts(x, rule, SCALES_OF_MANY, dtype)
+    right_shares, right = choose_experts_reference(x, rule, SCALES_OF_MANY, dtype)
+    assert torch.equal(chosen, right)
+    assert torch.equal(shares, right_shares)
+
+
+@pytest.mark.parametrize("name", SOFTMAXES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@settings(max_examples=30)
+@given(places=PLACES)
+def test_a_row_of_the_processor_has_its_own_bits_at_every_place(
+    name: str, dtype: torch.dtype, places: tuple[int, tuple[int, int]]
+) -> None:
+    (rule, numbers), (tokens, (first, end)) = RULES[name], places
+    x = drawn(tokens, EXPERTS, dtype)
+
+    def shares(rows: Tensor) -> Tensor:
+        return choose_experts(rows, rule, numbers, dtype)[0]
+
+    def chosen(rows: Tensor) -> Tensor:
+        return choose_experts(rows, rule, numbers, dtype)[1]
+
+    check_rows(shares, x, slice(first, end), 2)
+    check_rows(chosen, x, slice(first, end), 2)
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.nan, math.inf, -math.inf], ids=str)
+@pytest.mark.parametrize("name", SOFTMAXES)
+def test_experts_of_the_processor_are_distinct_and_exist(name: str, value: float) -> None:
+    (rule, numbers), rows = RULES[name], scores(3)
+    whole = choose_experts(rows[2:], rule, numbers, torch.float32)
+    rows[0], rows[1, 5] = value, value
+    shares, chosen = choose_experts(rows, rule, numbers, torch.float32)
+    for row in chosen.tolist():
+        assert len(set(row)) == rule.per_token
+        assert set(row) <= set(range(EXPERTS))
+    assert shares[0].isnan().all()
+    assert shares[1].isnan().all() == (value != -math.inf)
+    assert torch.equal(shares[2], whole[0][0])
+    assert torch.equal(chosen[2], whole[1][0])
 
 
 def naive_two(row: Sequence[float], jitter: float) -> tuple[list[float], list[int]]:

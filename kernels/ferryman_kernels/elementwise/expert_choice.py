@@ -13,9 +13,10 @@ A sum, a scaling and scales are there if the rule has them. Experts that are cho
     share    = 1 / Σ_{near} exp(score − best);  near = those not yet chosen whose
                (best − score) / max(|score|, best) is at most 2 · jitter
 
-On a card each is one launch, one warp a token. The lowest index of equal ranks wins there; torch,
-which chooses on the CPU, leaves that open. Measures and quotients are computed in float64 on a card
-and rounded once, so they do not depend on a library's exp.
+On a card each is one launch, one warp a token, and so is a softmax over the chosen on a CPU. The
+lowest index of equal ranks wins there; torch, which makes all other choices on a CPU, leaves that
+open. Measures and quotients are computed in float64 on a card and rounded once, so they do not
+depend on a library's exp.
 """
 
 from __future__ import annotations
@@ -28,6 +29,11 @@ from torch import Tensor
 
 from ferryman_kernels._precision import wide_dtype
 from ferryman_kernels._triton import next_power_of_two, wide_type, with_whole_rows
+from ferryman_kernels.cpu._compiled import serves
+from ferryman_kernels.elementwise._expert_choice_compiled import (
+    MOST_CHOSEN,
+    choose_by_softmax_compiled,
+)
 from ferryman_kernels.elementwise._expert_choice_triton import (
     choose_kernel,
     choose_one_by_one_kernel,
@@ -182,8 +188,19 @@ def choose_experts(
     # Without a bias ranks are scores on a card, and shares on a CPU: one of each has their order.
     assert groups.best_experts == 1 or numbers.bias is not None, groups
     assert rule.per_token <= experts // groups.count * groups.per_token, (experts, rule)
-    run = choose_experts_triton if scores.is_cuda else choose_experts_reference
-    return run(scores, rule, numbers, dtype)
+    if scores.is_cuda:
+        return choose_experts_triton(scores, rule, numbers, dtype)
+    if _has_loop(scores, rule, dtype):
+        return choose_by_softmax_compiled(
+            scores, rule.per_token, rule.scaling, numbers.scales, dtype
+        )
+    return choose_experts_reference(scores, rule, numbers, dtype)
+
+
+def _has_loop(scores: Tensor, rule: ExpertRule, dtype: torch.dtype) -> bool:
+    is_softmax = rule.measure is Measure.SOFTMAX_OF_CHOSEN and rule.sum is None
+    is_short = rule.per_token <= MOST_CHOSEN
+    return is_softmax and is_short and serves(scores) and torch.float64 not in (scores.dtype, dtype)
 
 
 def choose_one_by_one_reference(scores: Tensor, jitter: float, dtype: torch.dtype) -> Choice:
