@@ -23,10 +23,14 @@ MASKED = -1e30
 
 
 class Choices(TorchFunctionMode):
-    """Follows the choices of one forward over a prompt of `num_tokens`."""
+    """Follows the choices of one forward over a prompt of `num_tokens`.
 
-    def __init__(self, num_tokens: int) -> None:
+    In Qwen 4 a token chooses alone among the blocks of `block_len` that end up to it.
+    """
+
+    def __init__(self, num_tokens: int, block_len: int = 0) -> None:
         super().__init__()
+        self.block_len = block_len
         self.clear = torch.ones(num_tokens, dtype=torch.bool)
         self._near_zero = torch.zeros(num_tokens, dtype=torch.bool)
 
@@ -45,21 +49,30 @@ class Choices(TorchFunctionMode):
     def _choose(self, scores: Tensor, k: int, dim: int = -1, sorted: bool = True) -> Any:
         assert dim in (-1, scores.ndim - 1), dim
         values, indices = scores.sort(dim=-1, descending=True, stable=True)
-        rows = values.flatten(0, -2)
-        if k < rows.shape[1] and len(rows) % len(self.clear) == 0:
+        rows = values.flatten(0, -2) if values.ndim > 1 else values[None]
+        if self.block_len and values.ndim == 1 and k < len(values):
+            # The first token that sees so many blocks stands for all that do.
+            first = len(values) * self.block_len - 1
+            self.clear[first] &= self._are_clear(rows, k)[0]
+        elif k < rows.shape[1] and len(rows) % len(self.clear) == 0:
             # Each head chooses for itself where scores are [1, heads, tokens, …].
             for head in torch.split(rows, len(self.clear)):
                 self._note(head, k)
         return torch.return_types.topk((values[..., :k], indices[..., :k]))
 
     def _note(self, rows: Tensor, k: int) -> None:
+        self.clear &= self._are_clear(rows, k)
+
+    def _are_clear(self, rows: Tensor, k: int) -> Tensor:
+        """Whether the choice of the first k is clear, for each of `rows`, which fall."""
         last, first_left = rows[:, k - 1], rows[:, k]
         # A score of infinity is that of a place that is always chosen.
         largest = rows.abs().masked_fill((rows < MASKED) | (rows == torch.inf), 0).amax(1)
         is_clear = last - first_left > MARGIN * largest
         # Scores that no head wants are zero in float32 too, if they are not by a hair.
-        is_clear |= (last == 0) & (first_left == 0) & ~self._near_zero
-        self.clear &= is_clear | (first_left < MASKED)
+        near_zero = self._near_zero if len(rows) == len(self._near_zero) else False
+        is_clear |= (last == 0) & (first_left == 0) & ~torch.as_tensor(near_zero)
+        return is_clear | (first_left < MASKED)
 
     def _note_near_zero(self, products: Tensor) -> None:
         """`products` [1, tokens, heads, keys], of which relu makes scores."""

@@ -72,7 +72,9 @@ class TransformersOracle:
 
     def answer(self, token_ids: Sequence[int]) -> OracleAnswer:
         """Logits at every position, and where float32 may differ from them."""
-        with torch.inference_mode(), self.mode, Choices(len(token_ids)) as choices:
+        block_len = getattr(self.model.config, "indexer_compress_ratio", 0)
+        watching = Choices(len(token_ids), block_len)
+        with torch.inference_mode(), self.mode, watching as choices:
             batch = torch.tensor([list(token_ids)])
             logits: Tensor = self.model(batch, use_cache=False).logits[0]
         return OracleAnswer(logits.clone(), choices.num_clear)

@@ -18,6 +18,7 @@ from ferryman_kernels.attention._paged_attention_triton import (
 )
 from ferryman_kernels.attention._sparse_index_triton import index_scores_triton
 from ferryman_kernels.attention.blocks._block_index_triton import block_scores_triton
+from ferryman_kernels.attention.blocks.block_means import block_means_triton
 from ferryman_kernels.attention.blocks.joined_rows import PlacedRows, joined_rows
 from ferryman_kernels.attention.latent_pages import write_latents_triton
 from ferryman_kernels.attention.pages import write_kv_triton
@@ -52,6 +53,7 @@ from ferryman_kernels.elementwise.hyper_connection import (
     expand_streams_triton,
     read_streams_triton,
 )
+from ferryman_kernels.elementwise.keyed_value import StreamNorms, keyed_value_triton
 from ferryman_kernels.elementwise.rms_norm import (
     add_rms_norm_triton,
     gated_rms_norm_triton,
@@ -60,6 +62,7 @@ from ferryman_kernels.elementwise.rms_norm import (
 )
 from ferryman_kernels.elementwise.rotary import apply_rotary_triton
 from ferryman_kernels.elementwise.row_draw import DrawnRows, draw_rows_triton_
+from ferryman_kernels.elementwise.stream_mean import gated_stream_mean_triton
 from ferryman_kernels.elementwise.token_penalties import (
     EarlierTokens,
     PenaltyStrengths,
@@ -157,6 +160,21 @@ def launch_streams(dtype: torch.dtype, count: int, dim: int) -> None:
         numbers = GateNumbers(gates[0], gates[0], gates[0], 1e-5, 1e-6)
         read_streams_triton(streams, gates, numbers)
         expand_streams_triton(streams, streams[:, 0], gates[:, :count])
+
+
+def launch_gated_streams(dtype: torch.dtype, count: int, dim: int) -> None:
+    """A part of a layer reads the mean of normed streams and writes to them."""
+    streams = torch.zeros(8, count, dim, dtype=dtype)
+    rms_norm_triton(streams.flatten(1), torch.zeros(count * dim), 1e-5, count)
+    gated_stream_mean_triton(streams, streams)
+    expand_streams_triton(streams, streams[:, 0], torch.zeros(8, count))
+
+
+def launch_keyed_value(dtype: torch.dtype, count: int, dim: int) -> None:
+    """Streams take a value by their keys."""
+    streams, weight = torch.zeros(8, count, dim, dtype=dtype), torch.zeros(count, dim)
+    norms = StreamNorms(weight, weight, weight, 1e-6)
+    keyed_value_triton(streams, streams, streams[:, 0], norms)
 
 
 def launch_slots() -> None:
@@ -299,6 +317,15 @@ def launch_block_index(dtype: torch.dtype, heads: int, head_dim: int, length: in
     pages, q = torch.zeros(4, 64, head_dim, dtype=dtype), torch.zeros(8, heads, head_dim)
     write_latents_triton(pages, pages[0, :8], table, index, index)
     block_scores_triton(q.to(dtype), pages, table, index, index, length)
+
+
+def launch_mean_index(dtype: torch.dtype, heads: int, head_dim: int, length: int) -> None:
+    """The keys of blocks, and their scores."""
+    index, table = torch.zeros(8, dtype=torch.int64), torch.zeros(8, 32, dtype=torch.int64)
+    pages, q = torch.zeros(4, 64, head_dim, dtype=dtype), torch.zeros(8, heads, head_dim)
+    write_latents_triton(pages, pages[0, :8], table, index, index)
+    block_means_triton(pages, table, index, index, length)
+    index_scores_triton(q.to(dtype), q[:, :, 0], pages, table, index, index, length)
 
 
 def launch_mamba_step(
@@ -495,6 +522,8 @@ def launch_all(dtype: torch.dtype) -> None:
     launch_clamped_activation(dtype, 2048, 1.0, 10.0, 0.0)
     launch_limited_activation(dtype, 1280, 7.0)
     launch_streams(dtype, 4, 6144)
+    launch_gated_streams(dtype, 4, 2560)
+    launch_keyed_value(dtype, 4, 2560)
     launch_rotation(dtype, (32, 8), 128, 128)
     launch_heads_into_pages(dtype, (32, 8), (128, 128), 128)
     launch_heads_into_pages(dtype, (32, 8), (128, 128), 128, has_norms=False)
@@ -519,6 +548,7 @@ def launch_all(dtype: torch.dtype) -> None:
     launch_joined_rows(dtype, 64, 512)
     launch_index(dtype, 64, 128)
     launch_block_index(dtype, 4, 128, 128)
+    launch_mean_index(dtype, 4, 128, 4)
     launch_experts(dtype, 32, 2880, 5760)
     launch_kimi_delta(dtype, 32, 128)
     launch_split_attention(dtype, (32, 8), 128)

@@ -20,16 +20,19 @@ from tools.kernel_launches import (
     launch_dense,
     launch_experts,
     launch_gated_norm,
+    launch_gated_streams,
     launch_gated_sum,
     launch_heads_into_pages,
     launch_index,
     launch_joined_rows,
+    launch_keyed_value,
     launch_kimi_delta,
     launch_latents,
     launch_limited_activation,
     launch_mamba,
     launch_mamba1,
     launch_mamba_step,
+    launch_mean_index,
     launch_mlstm,
     launch_norms,
     launch_profiled_attention,
@@ -48,6 +51,7 @@ from ferryman.model.families.inkling import InklingConfig
 from ferryman.model.families.minimax_m3 import MiniMaxM3Config
 from ferryman.model.families.nemotron_h import ExpertsShape
 from ferryman.model.families.zaya import ZayaConfig
+from ferryman.model.layers.gated_streams import GatedStreamsShape
 from ferryman.model.layers.hidden_streams import StreamsShape
 from ferryman.model.layers.hyper_connections import HyperShape
 from ferryman.model.shapes.attention_shapes import (
@@ -70,7 +74,9 @@ from ferryman.model.shapes.feed_forward_shapes import (
     MoeShape,
     SoftmaxRouting,
 )
+from ferryman.model.shapes.mean_index_shapes import MeanIndexShape
 from ferryman.model.shapes.model_shapes import ModelConfig
+from ferryman.model.shapes.ngram_shapes import NgramShape
 from ferryman.model.shapes.recurrent_shapes import (
     HeadConvShape,
     HeadedMamba1Shape,
@@ -124,8 +130,19 @@ def launches_of(config: ModelConfig) -> Iterator[Launch]:
             yield launch_weighted_sum, shape.count, hidden_dim
         if isinstance(shape, HyperShape):
             yield launch_streams, shape.count, hidden_dim
+        if isinstance(shape, GatedStreamsShape):
+            yield from _gated_streams(shape, hidden_dim)
         if isinstance(shape, MlpShape | MoeShape):
             yield _activation(config, shape)
+
+
+def _gated_streams(shape: GatedStreamsShape, hidden_dim: int) -> Iterator[Launch]:
+    """Their kernels, and the products that mix them, with gates for writing and without."""
+    yield launch_gated_streams, shape.count, hidden_dim
+    wide = shape.count * hidden_dim
+    for rank in (shape.rank, shape.rank + shape.count):
+        yield launch_dense, wide, rank
+    yield launch_dense, shape.rank, wide
 
 
 def _mixture(config: ModelConfig, shape: MoeShape) -> Iterator[Launch]:
@@ -210,6 +227,10 @@ def _attending(shape: Any) -> Iterator[Launch]:
             yield launch_index, shape.heads, shape.head_dim
         case BlockIndexShape():
             yield launch_block_index, shape.heads, shape.head_dim, shape.block_len
+        case MeanIndexShape():
+            sizes = shape.heads, shape.head_dim, shape.block_len
+            yield launch_mean_index, *sizes
+            yield launch_norms, shape.head_dim
 
 
 def _heads_into_pages(shape: AttentionShape) -> Iterator[Launch]:
@@ -265,6 +286,11 @@ def _recurrent(shape: Any) -> Iterator[Launch]:
         case LayerConvShape():
             for dim in (2 * shape.kv_dim, shape.hidden_dim):
                 yield launch_conv, dim, shape.conv_width, False, False
+        case NgramShape():
+            yield launch_keyed_value, shape.streams, shape.hidden_dim
+            yield launch_dense, shape.embed_dim, shape.row_dim + shape.hidden_dim
+            for dim in (shape.row_dim, shape.id_dim):
+                yield launch_conv, dim, shape.depth + 1, False, False
         case HeadConvShape():
             q, k, v = shape.widths
             for dim in (q + k + v, (shape.head_width - 1) * (q + k)):

@@ -51,6 +51,7 @@ MASKED = frozenset(
         "minicpm3",
         "minimax_m3",
         "mistral4",
+        "qwen4_exp",
         "youtu",
     }
 )

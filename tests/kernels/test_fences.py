@@ -34,10 +34,16 @@ from ferryman_kernels.elementwise.hyper_connection import (
     read_streams,
     read_streams_reference,
 )
+from ferryman_kernels.elementwise.keyed_value import (
+    StreamNorms,
+    keyed_value,
+    keyed_value_reference,
+)
 from ferryman_kernels.elementwise.rms_norm import (
     add_rms_norm,
     gated_rms_norm,
     gated_rms_norm_reference,
+    grouped_rms_norm,
     rms_norm,
     rms_norm_reference,
     rms_norm_then_gate,
@@ -45,6 +51,10 @@ from ferryman_kernels.elementwise.rms_norm import (
     scaled_sum,
 )
 from ferryman_kernels.elementwise.rotary import apply_rotary, apply_rotary_reference
+from ferryman_kernels.elementwise.stream_mean import (
+    gated_stream_mean,
+    gated_stream_mean_reference,
+)
 from ferryman_kernels.products.int8_product import (
     int8_product,
     int8_product_reference,
@@ -161,6 +171,7 @@ def test_norms(
     check(fences, rms_norm, rms_norm_reference, x, weight, 1e-6)
     check(fences, gated_rms_norm, gated_rms_norm_reference, x, other, weight, 1e-6, groups)
     check(fences, rms_norm_then_gate, rms_norm_then_gate_reference, x, other, weight, 1e-6, groups)
+    check(fences, grouped_rms_norm, rms_norm_reference, x, weight, 1e-6, groups)
 
     def added(x: Tensor, other: Tensor, scale: float, weight: Tensor, eps: float) -> Any:
         total = x + scale * other
@@ -196,6 +207,11 @@ def test_streams(
     written = rows_in(tokens, dim, lead, dtype)
     gates = rows_in(tokens, count, lead, torch.float32)
     check(fences, expand_streams, expand_streams_reference, streams, written, gates)
+    opened = torch.randn(tokens, count, dim).to(dtype)
+    check(fences, gated_stream_mean, gated_stream_mean_reference, streams, opened)
+    key, stream, taken = torch.randn(3, count, dim).unbind()
+    norms = StreamNorms(key, stream, taken, 1e-5)
+    check(fences, keyed_value, keyed_value_reference, opened, streams, written, norms)
 
 
 @drawn

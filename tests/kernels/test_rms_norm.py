@@ -18,6 +18,7 @@ from ferryman_kernels.elementwise.rms_norm import (
     gated_rms_norm,
     gated_rms_norm_reference,
     gated_rms_norm_triton,
+    grouped_rms_norm,
     rms_norm,
     rms_norm_reference,
     rms_norm_then_gate,
@@ -55,6 +56,21 @@ def test_a_row_is_divided_by_its_root_mean_square(
     y = run(x.to(place), weight.to(place), 1e-5)
     assert y.dtype == dtype
     expected = _naive(x, None, weight, 1e-5, groups=1)
+    torch.testing.assert_close(y.cpu().double(), expected, rtol=TOLERANCE[dtype], atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("groups", [1, 3, 4])
+@pytest.mark.parametrize("run", [grouped_rms_norm, rms_norm_reference, rms_norm_triton])
+def test_groups_of_a_row_are_divided_each_by_their_own_root(
+    run: Callable[..., Tensor], groups: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    place = device if run is rms_norm_triton else CPU
+    dim = 21 * groups
+    x, weight = torch.randn(5, dim + 3).to(dtype)[:, :dim], torch.randn(dim).to(dtype)
+    y = run(x.to(place), weight.to(place), 1e-5, groups)
+    assert y.dtype == dtype
+    expected = _naive(x, None, weight, 1e-5, groups)
     torch.testing.assert_close(y.cpu().double(), expected, rtol=TOLERANCE[dtype], atol=1e-12)
 
 

@@ -27,14 +27,17 @@ from ferryman_kernels.elementwise.hyper_connection import (
     expand_streams,
     read_streams,
 )
+from ferryman_kernels.elementwise.keyed_value import StreamNorms, keyed_value
 from ferryman_kernels.elementwise.rms_norm import (
     add_rms_norm,
     gated_rms_norm,
+    grouped_rms_norm,
     rms_norm,
     rms_norm_then_gate,
     scaled_sum,
 )
 from ferryman_kernels.elementwise.rotary import apply_rotary
+from ferryman_kernels.elementwise.stream_mean import gated_stream_mean
 from ferryman_kernels.products.weighted_sum import weighted_sum
 
 pytest.importorskip("numba")
@@ -83,6 +86,20 @@ def _streams_through(x: Tensor) -> Tensor:
     return torch.cat((read, written.flatten(1)), dim=1)
 
 
+def _keyed(x: Tensor) -> Tensor:
+    """The parts of a row that three streams take, and their norms."""
+    streams = torch.stack((x, _other(x), 3 * x), dim=1)
+    weight = _weight(x).repeat(3, 1)
+    norms = StreamNorms(weight, weight.roll(1, dims=1), weight.flip(1), 1e-6)
+    taken = keyed_value(streams.roll(1, dims=1), streams, _other(x), norms)
+    return torch.cat(taken, dim=1).flatten(1)
+
+
+def _mean_of_streams(x: Tensor) -> Tensor:
+    streams = torch.stack((x, _other(x), 3 * x), dim=1)
+    return gated_stream_mean(streams, streams.roll(1, dims=1))
+
+
 LOOPS: dict[str, Rows] = {
     "sigmoid": sigmoid,
     "silu": silu,
@@ -93,6 +110,9 @@ LOOPS: dict[str, Rows] = {
     "add_rms_norm": _sum_and_norm,
     "scaled_sum": lambda x: scaled_sum(x, _other(x), 0.37),
     "gated_rms_norm": lambda x: gated_rms_norm(x, _other(x), _weight(x), 1e-6, 2),
+    "grouped_rms_norm": lambda x: grouped_rms_norm(x, _weight(x), 1e-6, 2),
+    "gated_stream_mean": _mean_of_streams,
+    "keyed_value": _keyed,
     "rms_norm_then_gate": lambda x: rms_norm_then_gate(x, _other(x), _weight(x), 1e-6, 2),
     "gated_silu": gated_silu,
     "clamped_swiglu": lambda x: clamped_swiglu(x, 1.702, 7.0, 1.0),

@@ -396,8 +396,11 @@ def test_a_step_of_more_tokens_takes_more(folder: Path) -> None:
     assert step_bytes(config, few) < step_bytes(config, many)
 
 
-def test_pages_of_codes_are_refused_on_a_card_where_blocks_are_chosen(tmp_path: Path) -> None:
-    folder = save_random(tmp_path, random_config("minimax_m3", 1), 1)
+@pytest.mark.parametrize("family", ["minimax_m3", "qwen4_exp"])
+def test_pages_of_codes_are_refused_on_a_card_where_blocks_are_chosen(
+    family: str, tmp_path: Path
+) -> None:
+    folder = save_random(tmp_path, random_config(family, 1), 1)
     asked: dict[str, Any] = {"model": folder, "dtype": "bfloat16", "page_size": 16}
     config = load_config(folder)
     for accepted in ({"device": "cuda"}, {"kv_dtype": "fp8", "device": "cpu"}):

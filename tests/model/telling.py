@@ -63,7 +63,10 @@ def _config(folder: Path, family: str, seed: int) -> ModelConfig:
 
 
 def _is_telling(config: PretrainedConfig, manifest: StateManifest, page_end: int) -> bool:
-    """False for an index that chooses all, and for a window of one position."""
-    chosen = getattr(config, "index_topk", 0)
+    """False for an index that chooses all, for a window of one position, and for a model that looks
+    up n-grams in no layer though others of its family do."""
+    if not getattr(config, "ple_layer_ids", True):
+        return False
+    chosen = max(getattr(config, name, 0) for name in ("index_topk", "indexer_budget"))
     blocks = getattr(config, "index_topk_blocks", 0) * getattr(config, "index_block_size", 0)
     return manifest.window_len != 1 and max(chosen, blocks) < page_end / 2

@@ -35,6 +35,7 @@ OF_EACH_KIND = (
     "llama4",
     "minimax",
     "minimax_m3",
+    "qwen4_exp",
 )
 FAMILIES = ALL_FAMILIES if "FERRYMAN_TEST_ALL_CELLS" in os.environ else OF_EACH_KIND
 

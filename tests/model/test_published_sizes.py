@@ -36,6 +36,8 @@ CARDS: Mapping[str, float] = {
     "Qwen/Qwen2-7B-Instruct": 7.62,
     "Qwen/Qwen2.5-7B-Instruct": 7.62,
     "Qwen/Qwen3-VL-2B-Instruct": 1.72,
+    # 125 and the n-grams' table of 51, without the layer for multi-token prediction.
+    "Qwen/Qwen3.8-Flash-Next": 176,
     "RWKV/rwkv-4-169m-pile": 0.169,
     "XiaomiMiMo/MiMo-V2-Flash": 309,
     # Its card leaves out the embedding: 8.3.
@@ -211,6 +213,13 @@ STATE: Mapping[str, Mapping[str, int]] = {
     "NX-AI/xLSTM-7b": {"recurrent": 32 * (8 * (512 * 256 + 256 + 1) * 4 + 32)},
     # The inputs of the token before, twice, in bfloat16, and three numbers of each channel.
     "RWKV/rwkv-4-169m-pile": {"recurrent": 12 * 768 * (2 * 2 + 3 * 4)},
+    # Delta nets, and in one layer the last nine inputs of the n-grams' convolution, of four
+    # streams, with three bytes of each of the last two ids behind them.
+    "Qwen/Qwen3.8-Flash-Next": {
+        "full": 12 * (2 * 2 * 256 + 128) * 2,
+        "recurrent": 36 * ((2 * 2048 + 6144) * 3 * 2 + 48 * 128 * 128 * 4)
+        + 64 * -(-(4 * 2560 + 2 * 3) * 9 * 2 // 64),
+    },
     # Of keys and values, and of the outputs of attention and experts: three inputs each.
     "thinkingmachines/Inkling": {
         "full": 11 * 2 * 8 * 128 * 2,

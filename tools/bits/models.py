@@ -163,8 +163,11 @@ def has_all_parts(config: PretrainedConfig) -> bool:
 
 
 def _chooses_a_part(config: PretrainedConfig) -> bool:
-    """False for an index that chooses all of a prompt."""
-    chosen = getattr(config, "index_topk", 0)
+    """False for an index that chooses all of a prompt, and for a model that looks up n-grams in no
+    layer though others of its family do."""
+    if not getattr(config, "ple_layer_ids", True):
+        return False
+    chosen = max(getattr(config, name, 0) for name in ("index_topk", "indexer_budget"))
     blocks = getattr(config, "index_topk_blocks", 0) * getattr(config, "index_block_size", 0)
     return max(chosen, blocks) < min(_PROMPT_LENS)
 

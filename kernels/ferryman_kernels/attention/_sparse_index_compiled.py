@@ -24,11 +24,12 @@ BLOCK = 2 * LANES
 
 @part
 def _widen_keys(
-    keys: Any, pages: Any, stride_page: int, page_size: int, first: int, last: int, laid: Any
-) -> None:
-    """Lays four keys from position `first` on; those behind `last` are the last one again."""
+    keys: Any, pages: Any, stride_page: int, page_size: int, step: int, first: int, last: int,
+    laid: Any,
+) -> None:  # fmt: skip
+    """Lays four keys from key `first` on; those behind `last` are the last one again."""
     for key in range(4):
-        position, dim = min(first + key, last), laid.shape[1]
+        position, dim = (min(first + key, last) + 1) * step - 1, laid.shape[1]
         at = pages[position // page_size] * stride_page + position % page_size * dim
         row, out = keys[at : at + dim], laid[key]
         for channel in range(dim):
@@ -66,7 +67,7 @@ def _score_four(heads: Any, weights: Any, laid: Any, line: Any, first: int) -> N
 
 def _score(
     q: Any, weights: Any, keys: Any, stride_page: int, page_size: int, page_table: Any, rows: Any,
-    positions: Any, scores: Any,
+    positions: Any, step: int, scores: Any,
 ) -> None:  # fmt: skip
     """`q` [tokens, index_heads, index_dim], `weights` [tokens, index_heads], in the wide dtype."""
     tokens, count, dim = q.shape
@@ -80,7 +81,7 @@ def _score(
         pages, line, laid = page_table[rows[token]], scores[token], np.empty((4, dim), q.dtype)
         last = positions[token]
         for first in range(0, last + 1, 4):
-            _widen_keys(keys, pages, stride_page, page_size, first, last, laid)
+            _widen_keys(keys, pages, stride_page, page_size, step, first, last, laid)
             _score_four(heads, shares, laid, line[: last + 1], first)
         line[last + 1 :] = -np.inf
 
@@ -95,8 +96,9 @@ def index_scores_compiled(
     page_table: Tensor,
     rows: Tensor,
     positions: Tensor,
+    step: int = 1,
 ) -> Tensor:
-    """Scores [tokens, up to the last position of all], -inf for those that a token does not see."""
+    """Scores [tokens, up to the last key of all], -inf for those that a token does not see."""
     assert index_pages[0].is_contiguous(), index_pages.stride()
     dtype, reach = wide_dtype(q.dtype), int(positions.max()) + 1
     scores = torch.empty(len(q), reach, dtype=dtype)
@@ -104,6 +106,6 @@ def index_scores_compiled(
         q[0].numel() * len(q) * reach,
         q.to(dtype).contiguous().numpy(), weights.to(dtype).contiguous().numpy(),
         as_flat(index_pages), index_pages.stride(0), index_pages.shape[1], page_table.numpy(),
-        rows.numpy(), positions.numpy(), scores.numpy(),
+        rows.numpy(), positions.numpy(), step, scores.numpy(),
     )  # fmt: skip
     return scores

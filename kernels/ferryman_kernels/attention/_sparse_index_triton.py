@@ -32,6 +32,7 @@ def _index_scores_kernel(
     stride_page: int,
     stride_table_row: int,
     reach: int,
+    step: int,
     page_size: int,
     heads: int,
     dim: int,
@@ -40,7 +41,7 @@ def _index_scores_kernel(
     KEYS: tl.constexpr,
     NARROW: tl.constexpr,
 ) -> None:
-    """Positions that a token does not see get -inf; their pages are not read."""
+    """Keys that a token does not see get -inf; their pages are not read."""
     token, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     keys_at = block * KEYS + tl.arange(0, KEYS)
     position = tl.load(positions_ptr + token).to(tl.int64)
@@ -52,9 +53,10 @@ def _index_scores_kernel(
     mask_head = offs_head < heads
     q = tl.load(q_ptr + q_at, mask=mask_head[:, None] & mask_dim, other=0.0).to(NARROW)
     weights = tl.load(weights_ptr + token * heads + offs_head, mask=mask_head, other=0.0)
-    pages_at = page_table_ptr + row * stride_table_row + keys_at // page_size
+    rows_at = (keys_at + 1) * step - 1
+    pages_at = page_table_ptr + row * stride_table_row + rows_at // page_size
     pages = tl.load(pages_at, mask=seen, other=0).to(tl.int64)
-    at = (pages * stride_page + keys_at % page_size * dim)[:, None] + offs_dim[None, :]
+    at = (pages * stride_page + rows_at % page_size * dim)[:, None] + offs_dim[None, :]
     keys = tl.load(index_pages_ptr + at, mask=seen[:, None] & mask_dim, other=0.0).to(NARROW)
     wanted = tl.maximum(tl.dot(q, tl.trans(keys), input_precision="ieee"), 0.0)
     scores = tl.sum(wanted * weights.to(tl.float32)[:, None], axis=0)
@@ -69,19 +71,20 @@ def index_scores_triton(
     page_table: Tensor,
     rows: Tensor,
     positions: Tensor,
+    step: int = 1,
 ) -> Tensor:
-    """Scores [tokens, every position of the table]: positions are not copied to the host."""
+    """Scores [tokens, every key of the table]: positions are not copied to the host."""
     page_size, dim = index_pages.shape[1:]
     tokens, heads, _ = q.shape
     assert index_pages.stride()[1:] == (dim, 1), index_pages.stride()
     assert page_table.stride(1) == rows.stride(0) == positions.stride(0) == 1, page_table.stride()
-    reach = page_table.shape[1] * page_size
+    reach = page_table.shape[1] * page_size // step
     scores = torch.empty(tokens, reach, device=q.device)
     block = BLOCK_KEYS.get(q.dtype, FLOAT32_KEYS)
     _index_scores_kernel[tokens, cdiv(reach, block)](
         laid_out(q), laid_out(weights), index_pages, aligned(page_table),
         aligned(rows), aligned(positions), scores,
-        index_pages.stride(0), page_table.stride(0), reach, page_size, heads, dim,
+        index_pages.stride(0), page_table.stride(0), reach, step, page_size, heads, dim,
         BLOCK_HEADS=max(16, next_power_of_two(heads)),
         BLOCK_DIM=max(16, next_power_of_two(dim)), KEYS=block, NARROW=dot_type(q),
     )  # fmt: skip

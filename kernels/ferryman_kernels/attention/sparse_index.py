@@ -7,6 +7,9 @@ An exact tie goes to the lower position in every implementation. Ties are common
 the same zero to every position that no head wants. Scores are computed in float32 (float64 for
 float64), and the chosen positions are in rising order. On a CPU a chunk's scores are those of its
 tokens alone, to the bit: one loop computes both.
+
+A row may be the key of several positions (`blocks/mean_index.py`): with a `step` key k is in the
+row of position (k + 1)·step - 1, and a token's position is that of its last key, -1 for none.
 """
 
 from __future__ import annotations
@@ -34,12 +37,14 @@ def index_scores_reference(
     page_table: Tensor,
     rows: Tensor,
     positions: Tensor,
+    step: int = 1,
 ) -> Tensor:
-    """Scores [tokens, every position of the table], -inf for those that a token does not see."""
+    """Scores [tokens, every key of the table], -inf for those that a token does not see."""
     page_size, wide = index_pages.shape[1], wide_dtype(q.dtype)
-    keys = torch.arange(page_table.shape[1] * page_size, device=q.device)
+    keys = torch.arange(page_table.shape[1] * page_size // step, device=q.device)
     seen = keys <= positions[:, None]
-    places = places_of(torch.where(seen, keys, -1), page_table, rows, page_size).clamp_min(0)
+    rows_at = torch.where(seen, (keys + 1) * step - 1, -1)
+    places = places_of(rows_at, page_table, rows, page_size).clamp_min(0)
     found = index_pages[places // page_size, places % page_size].to(wide)
     wanted = torch.einsum("thd,tkd->thk", q.to(wide), found).relu()
     scores = torch.einsum("th,thk->tk", weights.to(wide), wanted)

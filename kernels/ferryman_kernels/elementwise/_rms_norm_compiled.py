@@ -63,13 +63,15 @@ def norm_row(row: Any, factors: Any, eps: Any, out: Any) -> None:
 
 def _norm(
     like: Any, floats: Any, x: int, stride_x: int, weight: int, eps: float, y: int, tokens: int,
-    dim: int,
+    dim: int, groups: int,
 ) -> None:  # fmt: skip
-    size = like.itemsize
-    for token in prange(tokens):
-        row = row_at(x + token * stride_x * size, like)[:dim]
-        out = row_at(y + token * dim * size, like)[:dim]
-        norm_row(row, row_at(weight, floats)[:dim], floats.dtype.type(eps), out)
+    size, length = like.itemsize, dim // groups
+    for job in prange(tokens * groups):
+        token, first = job // groups, job % groups * length
+        row = row_at(x + (token * stride_x + first) * size, like)[:length]
+        out = row_at(y + (token * dim + first) * size, like)[:length]
+        factors = row_at(weight, floats)[first : first + length]
+        norm_row(row, factors, floats.dtype.type(eps), out)
 
 
 def _add_norm(
@@ -142,13 +144,14 @@ SILU_ELEMENTS = 4
 """Elements of a norm that take as long as one whose silu is computed."""
 
 
-def rms_norm_compiled(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm_compiled(x: Tensor, weight: Tensor, eps: float, groups: int = 1) -> Tensor:
     x = _with_whole_rows(x)
     (tokens, dim), like, floats, factors = _in_wide(x, weight)
     y = torch.empty(tokens, dim, dtype=x.dtype)
     _norm_loop(
         tokens * dim,
         like, floats, x.data_ptr(), x.stride(0), factors.data_ptr(), eps, y.data_ptr(), tokens, dim,
+        groups,
     )  # fmt: skip
     return y
 

@@ -1,6 +1,7 @@
 """Root mean square norm, plain and gated (Zhang & Sennrich 2019; the gated one is Mamba-2's).
 
     rms_norm(x)          = x / sqrt(mean(x²) + eps) · weight                       [tokens, dim]
+    grouped_rms_norm(x)  = rms_norm over each of `groups` groups of x              [tokens, dim]
     add_rms_norm(x, a)   = s, rms_norm(s) for s = x + scale · a                 2 × [tokens, dim]
     scaled_sum(x, a)     = x + scale · a                                           [tokens, dim]
     gated_rms_norm(x, g) = rms_norm over each of `groups` groups of x · silu(g)    [tokens, dim]
@@ -28,11 +29,11 @@ from ferryman_kernels.elementwise._rms_norm_compiled import (
 )
 
 
-def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm_reference(x: Tensor, weight: Tensor, eps: float, groups: int = 1) -> Tensor:
     wide = wide_dtype(x.dtype)
-    h = x.to(wide)
+    h = x.to(wide).reshape(len(x), groups, x.shape[1] // groups)
     scale = torch.rsqrt(h.square().mean(-1, keepdim=True) + eps)
-    return (h * scale * weight.to(wide)).to(x.dtype)
+    return ((h * scale).flatten(1) * weight.to(wide)).to(x.dtype)
 
 
 def gated_rms_norm_reference(
@@ -118,8 +119,8 @@ def _add_rms_norm_kernel(
     tl.store(y_ptr + row * dim + offs, y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
-def rms_norm_triton(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return _launch(x, x, weight, eps, groups=1)
+def rms_norm_triton(x: Tensor, weight: Tensor, eps: float, groups: int = 1) -> Tensor:
+    return _launch(x, x, weight, eps, groups=groups)
 
 
 def gated_rms_norm_triton(
@@ -183,6 +184,17 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return rms_norm_triton(x, weight, eps)
     run = rms_norm_compiled if serves(x, weight) else rms_norm_reference
     return run(x, weight, eps)
+
+
+def grouped_rms_norm(x: Tensor, weight: Tensor, eps: float, groups: int) -> Tensor:
+    """Norm of each of `groups` equal parts of a row of `x` [tokens, dim]; `weight` [dim]."""
+    assert x.ndim == 2, x.shape
+    assert weight.shape == x.shape[1:], (x.shape, weight.shape)
+    assert x.shape[1] % groups == 0, (x.shape, groups)
+    if x.is_cuda:
+        return rms_norm_triton(x, weight, eps, groups)
+    run = rms_norm_compiled if serves(x, weight) else rms_norm_reference
+    return run(x, weight, eps, groups)
 
 
 def add_rms_norm(

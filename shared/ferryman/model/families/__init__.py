@@ -53,6 +53,7 @@ from ferryman.model.families import (
     olmo,
     phi,
     qwen,
+    qwen4_exp,
     qwen_hybrid,
     qwen_variants,
     recurrent_gemma,
@@ -210,6 +211,13 @@ FAMILIES: tuple[Family[Any], ...] = (
         qwen_hybrid.read_qwen3_5,
         qwen_hybrid.load_qwen_hybrid,
         mtp=qwen_hybrid.QWEN3_5_MTP,
+        kinds=HYBRID,
+    ),
+    Family(
+        "qwen4_exp",
+        ("Qwen4ExpForCausalLM", "Qwen4ExpForConditionalGeneration"),
+        qwen4_exp.read_qwen4_exp,
+        qwen4_exp.load_qwen4_exp,
         kinds=HYBRID,
     ),
     Family(

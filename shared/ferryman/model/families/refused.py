@@ -23,13 +23,8 @@ _INKLING2 = (
     "to the sums of blocks of earlier layers"
 )
 _POOLED_INDEX = (
-    f"{_MIXED_STREAMS}; its indexers choose groups of tokens by one key of each group, where "
-    "indexers here choose tokens, or blocks by their best token"
-)
-_BLOCKS_BY_MEANS = (
-    "its indexers choose blocks of tokens by the mean of each block's keys, where indexers here "
-    "choose them by their best key; its residual path is several streams, of which products mix "
-    "what is read; it also looks up n-grams of the last tokens"
+    f"{_MIXED_STREAMS}; its indexers choose groups of tokens by one key of each group, a mean that "
+    "weighs each token by a softmax of each channel, where means here weigh all tokens alike"
 )
 _LINEAR_BAILING = (
     "Ling 2.5 and Ring 2.5: lightning attention whose q and k have norms and turn, with a norm of "
@@ -39,8 +34,6 @@ _LINEAR_BAILING = (
 
 REFUSED: Mapping[str, str] = {
     "DeepseekV4ForCausalLM": f"{_BLOCKS}; {_MIXED_STREAMS}",
-    "Qwen4ExpForCausalLM": _BLOCKS_BY_MEANS,
-    "Qwen4ExpForConditionalGeneration": _BLOCKS_BY_MEANS,
     "Inkling2ForCausalLM": _INKLING2,
     "Inkling2ForConditionalGeneration": _INKLING2,
     "Glm5NextForConditionalGeneration": _POOLED_INDEX,

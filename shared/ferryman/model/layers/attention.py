@@ -61,6 +61,11 @@ class AttentionLayer:
         pages = state.attention[self.layer]
         q, gate = self.write(hidden, batch, pages)
         mixed = attend(q, batch, pages, state.kernels, self.shape, self.sinks)
+        return self.finish(mixed, gate, hidden)
+
+    def finish(self, mixed: Tensor, gate: Tensor | None, hidden: Tensor) -> Tensor:
+        """The layer's output, from the heads' outputs [tokens, q_heads, head_dim], the gate that
+        `write` returned, and the layer's input."""
         if self.shape.value_dim:
             mixed = mixed[:, :, : self.shape.value_dim]
         if gate is not None:

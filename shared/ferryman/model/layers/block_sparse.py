@@ -1,4 +1,6 @@
-"""Block-sparse attention (MiniMax M3): an indexer chooses blocks of keys for each head of keys.
+"""Block-sparse attention: an indexer chooses blocks of keys for each head of keys.
+
+That of MiniMax M3, for each head alone (Qwen 4's is in `mean_index.py`):
 
 index q   = norm(x · Wq), by head;   index key = norm(x · Wk): written to its page
             both rotated by position, as q and k of the attention
@@ -8,6 +10,7 @@ y         = attention of the queries of a head of keys over its chosen blocks al
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
 
@@ -18,6 +21,7 @@ from ferryman.model.layers.head_norms import NormedHeads, NormOfHeads
 from ferryman.model.layers.rotation import load_rotary
 from ferryman.model.shapes.attention_shapes import AttentionShape, BlockIndexShape
 from ferryman.model.shapes.batch import StepBatch
+from ferryman.model.shapes.mean_index_shapes import MeanIndexShape
 from ferryman.model.shapes.ranks import share_of
 from ferryman.model.shapes.state import ModelState
 from ferryman.model.weights.linear import Linear
@@ -26,6 +30,22 @@ from ferryman.model.weights.named_weights import Weights
 from ferryman_kernels.attention.blocks.block_attention import attend_to_blocks
 from ferryman_kernels.attention.blocks.block_index import BlockRule, choose_blocks
 from ferryman_kernels.attention.latent_pages import write_latents
+
+
+class BlockChooser(Protocol):
+    """An indexer of blocks."""
+
+    @property
+    def shape(self) -> BlockIndexShape | MeanIndexShape: ...
+
+    def write(self, hidden: Tensor, batch: StepBatch, pages: Tensor) -> Tensor:
+        """Writes what later tokens need of these; returns their queries."""
+        ...
+
+    def choose(self, q: Tensor, batch: StepBatch, pages: Tensor) -> Tensor:
+        """The blocks [tokens, kv_heads, number] that each token attends to, in rising order, then
+        -1: all that it sees, if they are no more than `shape.count`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +79,13 @@ class BlockSparseAttention:
     """The mixer of a layer with an indexer."""
 
     attention: AttentionLayer
-    indexer: BlockIndexer
+    indexer: BlockChooser
 
     def forward(self, hidden: Tensor, batch: StepBatch, state: ModelState) -> Tensor:
         layer = self.attention.layer
-        q, _ = self.attention.write(hidden, batch, state.attention[layer])
+        q, gate = self.attention.write(hidden, batch, state.attention[layer])
         asking = self.indexer.write(hidden, batch, state.index[layer])
-        return self.attention.out(self._attended(q, asking, batch, state).flatten(1))
+        return self.attention.finish(self._attended(q, asking, batch, state), gate, hidden)
 
     def _attended(self, q: Tensor, asking: Tensor, batch: StepBatch, state: ModelState) -> Tensor:
         layer, shape = self.attention.layer, self.indexer.shape

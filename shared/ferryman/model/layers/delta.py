@@ -4,7 +4,7 @@ q k v, z, b, a = u · Win
 q, k, v        = silu(conv(q k v));   q, k scaled to length one in each head;   q / √k_dim
 β, g           = max_rate·sigmoid(b), -exp(A_log)·softplus(a + dt_bias)
 y              = gated delta rule of q, k, v with decay exp(g) and rate β
-out            = norm(y) · silu(z) · Wout                                a norm for each value head
+out            = norm(y) · silu(z) · Wout      a norm for each value head; in Qwen 4 · sigmoid(z)
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from torch import Tensor
 
 from ferryman.errors import ConfigError
 from ferryman.model.layers.decoder_layers import LayerPlace
-from ferryman.model.layers.gating import NormThenGate
+from ferryman.model.layers.gating import NormThenGate, NormThenSigmoid, ScanGate
 from ferryman.model.shapes.batch import PrefillBatch, StepBatch
-from ferryman.model.shapes.delta_shapes import DeltaLayout, DeltaShape
+from ferryman.model.shapes.delta_shapes import DeltaGate, DeltaLayout, DeltaShape
 from ferryman.model.shapes.ranks import Cuttable, Group, share_of
 from ferryman.model.shapes.state import ModelState
 from ferryman.model.weights.linear import Linear
@@ -39,7 +39,7 @@ class DeltaNet:
     scan_block: int
     project_in: Linear
     step: DeltaWeights
-    gate: NormThenGate
+    gate: ScanGate
     project_out: Linear
 
     def forward(self, hidden: Tensor, batch: StepBatch, state: ModelState) -> Tensor:
@@ -78,6 +78,7 @@ def load_delta(weights: Weights, shape: DeltaShape, place: LayerPlace) -> DeltaN
     decay, dt_bias = (
         weights.precise(name, shape.v_heads, part=heads) for name in ("A_log", "dt_bias")
     )
+    gate = NormThenSigmoid if shape.gate is DeltaGate.SIGMOID else NormThenGate
     norm_weight = weights.precise("norm.weight", shape.v_dim).repeat(rank_shape.v_heads)
     return DeltaNet(
         layer=place.layer,
@@ -91,7 +92,7 @@ def load_delta(weights: Weights, shape: DeltaShape, place: LayerPlace) -> DeltaN
             dt_bias=dt_bias,
             max_rate=shape.max_rate,
         ),
-        gate=NormThenGate(norm_weight, place.norm_eps, rank_shape.v_heads),
+        gate=gate(norm_weight, place.norm_eps, rank_shape.v_heads),
         project_out=summed_linear(share_of(out, shape.v_heads, group, axis=1), None, group),
     )
 

@@ -2,6 +2,8 @@
 
     norm(y · silu(gate))      norm(y) · silu(gate)      y · silu(gate)
 
+That of a gated delta net may be norm(y) · sigmoid(gate).
+
 The norm is over each group of channels. With fewer groups than ranks, the channels of a group are
 on several ranks: each rank sends the others the sum of squares of its own channels, one number for
 each token and group.
@@ -20,8 +22,12 @@ from ferryman.cache.shards import piece_of
 from ferryman.model.shapes.ranks import Group, share_of
 from ferryman.model.shapes.recurrent_shapes import Gating, MambaShape
 from ferryman.model.weights.named_weights import Weights
-from ferryman_kernels.elementwise.activations import silu
-from ferryman_kernels.elementwise.rms_norm import gated_rms_norm, rms_norm_then_gate
+from ferryman_kernels.elementwise.activations import sigmoid, silu
+from ferryman_kernels.elementwise.rms_norm import (
+    gated_rms_norm,
+    grouped_rms_norm,
+    rms_norm_then_gate,
+)
 
 
 class ScanGate(Protocol):
@@ -52,6 +58,20 @@ class NormThenGate:
 
     def __call__(self, y: Tensor, gate: Tensor) -> Tensor:
         return rms_norm_then_gate(y, gate, self.weight, self.eps, self.groups)
+
+
+@dataclass(frozen=True, slots=True)
+class NormThenSigmoid:
+    """norm(y) · sigmoid(gate), a norm for each of `groups` (Qwen 4)."""
+
+    weight: Tensor
+    eps: float
+    groups: int
+
+    def __call__(self, y: Tensor, gate: Tensor) -> Tensor:
+        wide = self.weight.dtype
+        normed = grouped_rms_norm(y.to(wide), self.weight, self.eps, self.groups)
+        return (normed * sigmoid(gate.to(wide))).to(y.dtype)
 
 
 def gate_alone(y: Tensor, gate: Tensor) -> Tensor:

@@ -18,6 +18,13 @@ class DeltaLayout(StrEnum):
     SEPARATE = "q_proj, k_proj, v_proj, g_proj for z, b_proj, a_proj"
 
 
+class DeltaGate(StrEnum):
+    """The gate on the normed output of a gated delta net."""
+
+    SILU = "norm(y) · silu(z)"
+    SIGMOID = "norm(y) · sigmoid(z)"
+
+
 @dataclass(frozen=True, slots=True)
 class DeltaShape:
     """A gated delta net; value head h reads key head h // (v_heads / k_heads).
@@ -32,6 +39,7 @@ class DeltaShape:
     conv_width: int
     layout: DeltaLayout
     max_rate: float = 1.0
+    gate: DeltaGate = DeltaGate.SILU
 
     @property
     def key_dim(self) -> int:

@@ -21,6 +21,7 @@ from ferryman.model.shapes.attention_shapes import (
     DistanceShape,
     LatentShape,
 )
+from ferryman.model.shapes.mean_index_shapes import MeanIndexShape
 from ferryman.model.shapes.model_shapes import AS_COMPUTED, ModelConfig, StatePlace, share_of_rank
 from ferryman.model.shapes.row_shapes import RowAttentionShape
 
@@ -112,7 +113,7 @@ def pads_prompts(config: ModelConfig) -> bool:
 def chooses_blocks(config: ModelConfig) -> bool:
     """Whether a layer attends to blocks of keys that an index chooses."""
     shapes = (shape for states in config.states for shape in states)
-    return any(isinstance(shape, BlockIndexShape) for shape in shapes)
+    return any(isinstance(shape, BlockIndexShape | MeanIndexShape) for shape in shapes)
 
 
 def attentions(config: ModelConfig) -> Iterator[AttentionShape]:

@@ -124,10 +124,11 @@ class ModelState:
     v_heads, k_dim, v_dim] for a gated delta net, [slots, heads, v_dim, k_dim] for an mLSTM, whose
     `norm` [slots, heads, k_dim + 1] has the running maximum behind a head's norm, [slots, 3, dim]
     for RWKV-4, and [slots, 3 · series, channels] for the means of blocks. `hidden` [slots,
-    hidden_dim] is there too: the last token's hidden state, for a model that drafts for itself.
-    `latent` and `index` are pages of one row a token: [slots, page_size, channels]; `blocks` are
-    pages of one row a block of tokens, as is the `index` of such a layer. `kernels` are those of
-    the state's arithmetic.
+    hidden_dim] is there too: the last token's hidden state, for a model that drafts for itself. So
+    is `ngram` [slots, channels, depth]: the last inputs of the convolution of a layer's n-grams,
+    and the bytes of the last ids. `latent` and `index` are pages of one row a token: [slots,
+    page_size, channels]; `blocks` are pages of one row a block of tokens, as is the `index` of such
+    a layer. `kernels` are those of the state's arithmetic.
     """
 
     attention: Mapping[int, PagedState]
@@ -138,6 +139,7 @@ class ModelState:
     index: Mapping[int, Tensor]
     blocks: Mapping[int, Tensor]
     hidden: Mapping[int, Tensor]
+    ngram: Mapping[int, Tensor]
     kernels: StateKernels
     layers_run: LayerCount = field(default_factory=LayerCount)
 
@@ -157,6 +159,7 @@ class ModelState:
             _counted_from(num_layers, self.index),
             _counted_from(num_layers, self.blocks),
             _counted_from(num_layers, self.hidden),
+            _counted_from(num_layers, self.ngram),
             self.kernels,
             self.layers_run,
         )
@@ -176,11 +179,14 @@ def state_views(manifest: StateManifest, slabs: Mapping[Kind, Tensor]) -> ModelS
     index: dict[int, Tensor] = {}
     blocks: dict[int, Tensor] = {}
     hidden: dict[int, Tensor] = {}
+    ngram: dict[int, Tensor] = {}
     for layout in manifest.layouts:
         slab = slabs[layout.kind]
         for layer, sections in _by_layer(layout).items():
             if any(name.startswith("conv.") for name in sections):
                 conv[layer] = section_view(slab, _joined("conv", sections))
+            if any(name.startswith("ngram.") for name in sections):
+                ngram[layer] = section_view(slab, _joined("ngram", sections))
             if "ssm" in sections:
                 ssm[layer] = section_view(slab, sections["ssm"])
             if "norm" in sections:
@@ -202,7 +208,7 @@ def state_views(manifest: StateManifest, slabs: Mapping[Kind, Tensor]) -> ModelS
             if "hidden" in sections:
                 hidden[layer] = section_view(slab, sections["hidden"])
     kernels = in_one_order() if manifest.is_exact_on_card else fastest()
-    return ModelState(attention, conv, ssm, norm, latent, index, blocks, hidden, kernels)
+    return ModelState(attention, conv, ssm, norm, latent, index, blocks, hidden, ngram, kernels)
 
 
 def _by_layer(layout: KindLayout) -> dict[int, dict[str, Section]]:
