@@ -74,7 +74,6 @@ from ferryman.model.shapes.feed_forward_shapes import (
     MoeShape,
     SoftmaxRouting,
 )
-from ferryman.model.shapes.mean_index_shapes import MeanIndexShape
 from ferryman.model.shapes.model_shapes import ModelConfig
 from ferryman.model.shapes.ngram_shapes import NgramShape
 from ferryman.model.shapes.recurrent_shapes import (
@@ -89,6 +88,7 @@ from ferryman.model.shapes.recurrent_shapes import (
 )
 from ferryman.model.shapes.row_shapes import (
     BlockRowsShape,
+    MeanIndexShape,
     RowAttentionShape,
     RowIndexShape,
 )

@@ -35,8 +35,8 @@ from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_model
 from ferryman.model.shapes.batch import DecodeBatch, PrefillBatch
 from ferryman.model.shapes.delta_shapes import DeltaGate, DeltaShape
-from ferryman.model.shapes.mean_index_shapes import MeanIndexShape
 from ferryman.model.shapes.ngram_shapes import NgramShape
+from ferryman.model.shapes.row_shapes import MeanIndexShape
 from ferryman.model.weights.named_weights import accumulation_dtype
 
 PUBLISHED = Path(__file__).parent / "published" / "Qwen--Qwen3.8-Flash-Next.json"

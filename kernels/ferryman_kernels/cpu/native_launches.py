@@ -212,6 +212,7 @@ def _call_in_turn(module: Any, name: str) -> None:
     caller = builder.inttoptr(builder.load(rows), kind)
     words = builder.load(builder.gep(rows, [ir.IntType(32)(1)]))
     code = builder.call(caller, [words])
+    # A loop that has failed ends the run: those after it would read what it has not written.
     is_done = builder.or_(*(builder.icmp_signed("==", code, status(done)) for done in _DONE))
     following = builder.add(index, word(1))
     goes_on = builder.and_(is_done, builder.icmp_signed("<", following, count))

@@ -178,12 +178,7 @@ def add_rms_norm_triton(
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Norm of each row of `x` [tokens, dim]; `weight` [dim]."""
-    assert x.ndim == 2, x.shape
-    assert weight.shape == x.shape[1:], (x.shape, weight.shape)
-    if x.is_cuda:
-        return rms_norm_triton(x, weight, eps)
-    run = rms_norm_compiled if serves(x, weight) else rms_norm_reference
-    return run(x, weight, eps)
+    return grouped_rms_norm(x, weight, eps, 1)
 
 
 def grouped_rms_norm(x: Tensor, weight: Tensor, eps: float, groups: int) -> Tensor:

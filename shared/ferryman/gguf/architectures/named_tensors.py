@@ -30,6 +30,7 @@ def named_tensors(model: GgufFile, names: TensorNames) -> dict[str, NamedTensor]
     tensors: list[NamedTensor] = []
     for layer in range(num_layers):
         tensors += _layer_tensors(model, names, layer, unread)
+    # Numbers of metadata are tensors of the folder.
     for key, target in names.keys.items():
         tensors += _layer_numbers(model, names, key, target)
     for source, target in names.ends.items():

@@ -43,9 +43,9 @@ from ferryman.model.shapes.attention_shapes import AttentionShape, HeadNorm, Rot
 from ferryman.model.shapes.config_fields import ConfigFields
 from ferryman.model.shapes.delta_shapes import DeltaGate, DeltaLayout, DeltaShape
 from ferryman.model.shapes.feed_forward_shapes import MixtureShape
-from ferryman.model.shapes.mean_index_shapes import MeanIndexShape
 from ferryman.model.shapes.model_shapes import StateShape, TrunkShape
 from ferryman.model.shapes.ngram_shapes import ID_BYTES, NgramShape
+from ferryman.model.shapes.row_shapes import MeanIndexShape
 from ferryman.model.weights.named_weights import Weights
 from ferryman.model.weights.text_model import text_fields, text_weights
 from ferryman.model.weights.token_table import load_embedding, load_head
@@ -177,6 +177,7 @@ def _read_ngram(
     if embed_dim % ((order - 1) * heads):
         raise fields.refusal("ple_embed_dim", f"a multiple of {(order - 1) * heads} heads")
     separators = fields.whole_list("eos_token_id")
+    # A slot keeps so many bytes of an id.
     most = 256**ID_BYTES
     if not separators or separators[0] >= trunk.vocab_size:
         raise fields.refusal("eos_token_id", f"a token id, behind which {NGRAM_IDS} begins anew")

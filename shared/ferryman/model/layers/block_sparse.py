@@ -21,8 +21,8 @@ from ferryman.model.layers.head_norms import NormedHeads, NormOfHeads
 from ferryman.model.layers.rotation import load_rotary
 from ferryman.model.shapes.attention_shapes import AttentionShape, BlockIndexShape
 from ferryman.model.shapes.batch import StepBatch
-from ferryman.model.shapes.mean_index_shapes import MeanIndexShape
 from ferryman.model.shapes.ranks import share_of
+from ferryman.model.shapes.row_shapes import MeanIndexShape
 from ferryman.model.shapes.state import ModelState
 from ferryman.model.weights.linear import Linear
 from ferryman.model.weights.matrix import join_linear

@@ -79,6 +79,7 @@ def load_delta(weights: Weights, shape: DeltaShape, place: LayerPlace) -> DeltaN
         weights.precise(name, shape.v_heads, part=heads) for name in ("A_log", "dt_bias")
     )
     gate = NormThenSigmoid if shape.gate is DeltaGate.SIGMOID else NormThenGate
+    # One weight serves all heads; the kernel reads a row of them.
     norm_weight = weights.precise("norm.weight", shape.v_dim).repeat(rank_shape.v_heads)
     return DeltaNet(
         layer=place.layer,

@@ -18,7 +18,7 @@ from ferryman.model.layers.head_norms import NormOfHeads
 from ferryman.model.layers.rotation import RotaryEmbedding, load_rotary
 from ferryman.model.shapes.attention_shapes import AttentionShape
 from ferryman.model.shapes.batch import StepBatch
-from ferryman.model.shapes.mean_index_shapes import MeanIndexShape
+from ferryman.model.shapes.row_shapes import MeanIndexShape
 from ferryman.model.weights.linear import Linear
 from ferryman.model.weights.named_weights import Weights, accumulation_dtype
 from ferryman_kernels.attention.blocks.block_means import block_means

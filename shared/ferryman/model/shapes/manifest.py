@@ -21,9 +21,8 @@ from ferryman.model.shapes.attention_shapes import (
     DistanceShape,
     LatentShape,
 )
-from ferryman.model.shapes.mean_index_shapes import MeanIndexShape
 from ferryman.model.shapes.model_shapes import AS_COMPUTED, ModelConfig, StatePlace, share_of_rank
-from ferryman.model.shapes.row_shapes import RowAttentionShape
+from ferryman.model.shapes.row_shapes import MeanIndexShape, RowAttentionShape
 
 SCAN_BLOCK = 64
 

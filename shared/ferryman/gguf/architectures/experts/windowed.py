@@ -197,6 +197,7 @@ def mimo2_fields(model: GgufFile) -> Fields:
         "intermediate_size": inner_dim(model),
         "moe_intermediate_size": metadata.whole(_EXPERT_WIDTH),
         "routed_scaling_factor": metadata.number("{arch}.expert_weights_scale", 1.0) or 1.0,
+        # Files write 0 where there are no groups.
         "n_group": metadata.whole("{arch}.expert_group_count", 1) or 1,
         "topk_group": metadata.whole("{arch}.expert_group_used_count", 1) or 1,
         "norm_topk_prob": True,
