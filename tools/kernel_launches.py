@@ -48,11 +48,6 @@ from ferryman_kernels.elementwise.heads_into_pages import (
     TokenPlaces,
     heads_into_pages,
 )
-from ferryman_kernels.elementwise.hyper_connection import (
-    GateNumbers,
-    expand_streams_triton,
-    read_streams_triton,
-)
 from ferryman_kernels.elementwise.keyed_value import StreamNorms, keyed_value_triton
 from ferryman_kernels.elementwise.rms_norm import (
     add_rms_norm_triton,
@@ -63,6 +58,13 @@ from ferryman_kernels.elementwise.rms_norm import (
 from ferryman_kernels.elementwise.rotary import apply_rotary_triton
 from ferryman_kernels.elementwise.row_draw import DrawnRows, draw_rows_triton_
 from ferryman_kernels.elementwise.stream_mean import gated_stream_mean_triton
+from ferryman_kernels.elementwise.streams.hyper_connection import (
+    Balance,
+    GateNumbers,
+    expand_streams_triton,
+    mix_streams_triton,
+    read_streams_triton,
+)
 from ferryman_kernels.elementwise.token_penalties import (
     EarlierTokens,
     PenaltyStrengths,
@@ -157,7 +159,7 @@ def launch_streams(dtype: torch.dtype, count: int, dim: int) -> None:
     streams = torch.zeros(8, count, dim, dtype=dtype)
     for num_gates in (2 * count, count):
         gates = torch.zeros(8, num_gates)
-        numbers = GateNumbers(gates[0], gates[0], gates[0], 1e-5, 1e-6)
+        numbers = GateNumbers(gates[0], gates[0], gates[0], gates[0], 1e-5)
         read_streams_triton(streams, gates, numbers)
         expand_streams_triton(streams, streams[:, 0], gates[:, :count])
 
@@ -175,6 +177,17 @@ def launch_keyed_value(dtype: torch.dtype, count: int, dim: int) -> None:
     streams, weight = torch.zeros(8, count, dim, dtype=dtype), torch.zeros(count, dim)
     norms = StreamNorms(weight, weight, weight, 1e-6)
     keyed_value_triton(streams, streams, streams[:, 0], norms)
+
+
+def launch_mixed_streams(dtype: torch.dtype, count: int, dim: int, rounds: int) -> None:
+    """The same of streams that are mixed with each other."""
+    streams = torch.zeros(8, count, dim, dtype=dtype)
+    gates, alone = torch.zeros(8, (2 + count) * count), torch.zeros(8, count)
+    first = gates[0, : 2 * count]
+    mixed = GateNumbers(gates[0], gates[0], first, first, 1e-5, Balance(rounds, 1e-6))
+    read_streams_triton(streams, gates, mixed)
+    mix_streams_triton(streams, streams[:, 0], gates[:, count:])
+    read_streams_triton(streams, alone, GateNumbers(*(alone[0],) * 4, 1e-5))
 
 
 def launch_slots() -> None:

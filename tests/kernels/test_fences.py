@@ -27,13 +27,6 @@ from ferryman_kernels.elementwise.gates.clamped_swiglu import (
 )
 from ferryman_kernels.elementwise.gates.gated_silu import gated_silu, gated_silu_reference
 from ferryman_kernels.elementwise.gates.limited_silu import limited_silu, limited_silu_reference
-from ferryman_kernels.elementwise.hyper_connection import (
-    GateNumbers,
-    expand_streams,
-    expand_streams_reference,
-    read_streams,
-    read_streams_reference,
-)
 from ferryman_kernels.elementwise.keyed_value import (
     StreamNorms,
     keyed_value,
@@ -54,6 +47,16 @@ from ferryman_kernels.elementwise.rotary import apply_rotary, apply_rotary_refer
 from ferryman_kernels.elementwise.stream_mean import (
     gated_stream_mean,
     gated_stream_mean_reference,
+)
+from ferryman_kernels.elementwise.streams.hyper_connection import (
+    Balance,
+    GateNumbers,
+    expand_streams,
+    expand_streams_reference,
+    mix_streams,
+    mix_streams_reference,
+    read_streams,
+    read_streams_reference,
 )
 from ferryman_kernels.products.int8_product import (
     int8_product,
@@ -201,8 +204,8 @@ def test_streams(
     fences: Fences, dtype: torch.dtype, tokens: int, dim: int, lead: int, count: int
 ) -> None:
     streams, mixes = torch.randn(tokens, count, dim).to(dtype), torch.randn(tokens, 2 * count)
-    scales, base, factors = torch.randn(3, 2 * count).unbind()
-    numbers = GateNumbers(scales, base, factors, 1e-5, 1e-3)
+    scales, base, factors, added = torch.randn(4, 2 * count).unbind()
+    numbers = GateNumbers(scales, base, factors, added, 1e-5)
     check(fences, read_streams, read_streams_reference, streams, mixes, numbers)
     written = rows_in(tokens, dim, lead, dtype)
     gates = rows_in(tokens, count, lead, torch.float32)
@@ -212,6 +215,21 @@ def test_streams(
     key, stream, taken = torch.randn(3, count, dim).unbind()
     norms = StreamNorms(key, stream, taken, 1e-5)
     check(fences, keyed_value, keyed_value_reference, opened, streams, written, norms)
+
+
+@drawn
+@given(both_ends, dtypes, tokens_drawn, st.integers(1, 70), st.integers(0, 3), st.integers(1, 4))
+def test_mixed_streams(
+    fences: Fences, dtype: torch.dtype, tokens: int, dim: int, lead: int, count: int
+) -> None:
+    num_logits = (2 + count) * count
+    streams, mixes = torch.randn(tokens, count, dim).to(dtype), torch.randn(tokens, num_logits)
+    (scales, base), (factors, added) = torch.randn(2, num_logits), torch.randn(2, 2 * count)
+    numbers = GateNumbers(scales, base, factors, added, 1e-5, Balance(3, 1e-3))
+    check(fences, read_streams, read_streams_reference, streams, mixes, numbers)
+    gates = rows_in(tokens, count + count * count, lead, torch.float32)
+    written = rows_in(tokens, dim, lead, dtype)
+    check(fences, mix_streams, mix_streams_reference, streams, written, gates)
 
 
 @drawn

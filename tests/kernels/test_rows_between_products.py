@@ -22,11 +22,6 @@ from ferryman_kernels.elementwise.activations import gelu, gelu_tanh, sigmoid, s
 from ferryman_kernels.elementwise.gates.clamped_swiglu import clamped_swiglu
 from ferryman_kernels.elementwise.gates.gated_silu import gated_silu
 from ferryman_kernels.elementwise.gates.limited_silu import limited_silu
-from ferryman_kernels.elementwise.hyper_connection import (
-    GateNumbers,
-    expand_streams,
-    read_streams,
-)
 from ferryman_kernels.elementwise.keyed_value import StreamNorms, keyed_value
 from ferryman_kernels.elementwise.rms_norm import (
     add_rms_norm,
@@ -38,6 +33,13 @@ from ferryman_kernels.elementwise.rms_norm import (
 )
 from ferryman_kernels.elementwise.rotary import apply_rotary
 from ferryman_kernels.elementwise.stream_mean import gated_stream_mean
+from ferryman_kernels.elementwise.streams.hyper_connection import (
+    Balance,
+    GateNumbers,
+    expand_streams,
+    mix_streams,
+    read_streams,
+)
 from ferryman_kernels.products.weighted_sum import weighted_sum
 
 pytest.importorskip("numba")
@@ -74,7 +76,7 @@ def _experts(x: Tensor) -> Tensor:
 def _gate_numbers(mixes: Tensor) -> GateNumbers:
     lows = (0.1, -1.0, 0.5)
     scales, base, factors = (torch.linspace(low, 1.5, 6, dtype=mixes.dtype) for low in lows)
-    return GateNumbers(scales, base, factors, 1e-6, 1e-3)
+    return GateNumbers(scales, base, factors, base, 1e-6)
 
 
 def _streams_through(x: Tensor) -> Tensor:
@@ -100,6 +102,17 @@ def _mean_of_streams(x: Tensor) -> Tensor:
     return gated_stream_mean(streams, streams.roll(1, dims=1))
 
 
+def _mixed_streams_through(x: Tensor) -> Tensor:
+    """The same of three streams that are mixed with each other."""
+    streams = torch.stack((x, _other(x), 3 * x), dim=1)
+    mixes = x.to(wide_dtype(x.dtype)).repeat(1, 15)[:, :15].contiguous()
+    scales, base = (torch.linspace(low, 1.5, 15, dtype=mixes.dtype) for low in (0.1, -1.0))
+    factors = base[:6].contiguous()
+    numbers = GateNumbers(scales, base, factors, factors, 1e-6, Balance(5, 1e-3))
+    read, gates = read_streams(streams, mixes, numbers)
+    return torch.cat((read, mix_streams(streams, _other(x), gates[:, 3:]).flatten(1)), dim=1)
+
+
 LOOPS: dict[str, Rows] = {
     "sigmoid": sigmoid,
     "silu": silu,
@@ -119,6 +132,7 @@ LOOPS: dict[str, Rows] = {
     "limited_silu": lambda x: limited_silu(x, 1.5),
     "apply_rotary": _rotated,
     "read_streams, expand_streams": _streams_through,
+    "read_streams, mix_streams": _mixed_streams_through,
     "weighted_sum": _experts,
 }
 OF_TORCH: dict[str, Rows] = {

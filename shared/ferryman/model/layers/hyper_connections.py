@@ -7,12 +7,15 @@ stream_s ← stream_s + written_s · y
 
 The gates `read` and `written` are computed from all of a token's streams (`hyper_connection.py` has
 the formula). All streams begin as the embedding, and the final norm reads one row of them by gates
-of its own.
+of its own. In DeepSeek-V4 a matrix of the token also mixes the streams with each other:
+
+stream_s ← Σ_r matrix_rs · stream_r + written_s · y
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,9 +24,12 @@ from ferryman.model.layers.decoder_layers import Norm, Residual
 from ferryman.model.shapes.model_shapes import TrunkShape
 from ferryman.model.weights.linear import Linear, make_linear
 from ferryman.model.weights.named_weights import Weights, accumulation_dtype
-from ferryman_kernels.elementwise.hyper_connection import (
+from ferryman_kernels.elementwise.streams.hyper_connection import (
+    NO_MATRIX,
+    Balance,
     GateNumbers,
     expand_streams,
+    mix_streams,
     read_streams,
 )
 
@@ -38,6 +44,16 @@ class HyperShape:
 
 
 @dataclass(frozen=True, slots=True)
+class MixedShape:
+    """`count` streams that are mixed with each other, by matrices that `rounds` make doubly
+    stochastic. `eps` is added to gates that read, and to all that is divided by."""
+
+    count: int
+    rounds: int
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
 class StreamGates:
     """The gates of a part; `mix` takes the accumulation dtype."""
 
@@ -45,7 +61,8 @@ class StreamGates:
     numbers: GateNumbers
 
     def read(self, streams: Tensor) -> tuple[Tensor, Tensor]:
-        """The row [tokens, hidden_dim] that is read, and all gates [tokens, gates]."""
+        """The row [tokens, hidden_dim] that is read, and all gates [tokens, gates], with a matrix
+        behind them where streams are mixed."""
         wide = accumulation_dtype(streams.dtype)
         return read_streams(streams, self.mix(streams.flatten(1).to(wide)), self.numbers)
 
@@ -71,6 +88,30 @@ class HyperPath:
     def entered(self, hidden: Tensor) -> tuple[Tensor, Residual]:
         x, gates = self.gates.read(hidden)
         return self.norm(x), StreamResidual(hidden, gates[:, hidden.shape[1] :])
+
+
+@dataclass(frozen=True, slots=True)
+class MixedResidual:
+    """The streams beside a part, and behind its gates [tokens, streams + streams²] for writing to
+    them the matrix that mixes them."""
+
+    streams: Tensor
+    gates: Tensor
+
+    def plus(self, output: Tensor) -> Tensor:
+        return mix_streams(self.streams, output, self.gates)
+
+
+@dataclass(frozen=True, slots=True)
+class MixedPath:
+    """The path around a part that reads `norm` of a row of the streams, and mixes them."""
+
+    gates: StreamGates
+    norm: Norm
+
+    def entered(self, hidden: Tensor) -> tuple[Tensor, Residual]:
+        x, gates = self.gates.read(hidden)
+        return self.norm(x), MixedResidual(hidden, gates[:, hidden.shape[1] :])
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,27 +148,55 @@ def load_part_gates(
     scales = weights.precise(names[2], 2).repeat_interleave(shape.count)
     factors = torch.ones_like(scales)
     factors[shape.count :] = shape.magnitude
-    return _gates(weights, names, (scales, factors), shape, trunk)
+    numbers = OfGates(scales, factors, torch.full_like(scales, shape.eps))
+    return _gates(weights, names, numbers, shape.count, trunk)
+
+
+MIXED_MAGNITUDE = 2.0
+"""The greatest gate that writes to streams that are mixed."""
+
+
+def load_mixed_gates(
+    weights: Weights, names: GateNames, shape: MixedShape, trunk: TrunkShape
+) -> StreamGates:
+    """Gates that read, gates that write, and the matrix; each of the three has a scale."""
+    count = shape.count
+    lengths = torch.tensor([count, count, count * count], device=weights.device)
+    scales = weights.precise(names[2], 3).repeat_interleave(lengths)
+    factors, added = torch.ones_like(scales[: 2 * count]), torch.zeros_like(scales[: 2 * count])
+    factors[count:], added[:count] = MIXED_MAGNITUDE, shape.eps
+    balance = Balance(shape.rounds, shape.eps)
+    return _gates(weights, names, OfGates(scales, factors, added), count, trunk, balance)
 
 
 def load_end_gates(
-    weights: Weights, names: GateNames, shape: HyperShape, trunk: TrunkShape
+    weights: Weights, names: GateNames, shape: HyperShape | MixedShape, trunk: TrunkShape
 ) -> StreamGates:
     """Gates that read alone, as those of the final norm."""
     scales = weights.precise(names[2], 1).repeat_interleave(shape.count)
-    return _gates(weights, names, (scales, torch.ones_like(scales)), shape, trunk)
+    numbers = OfGates(scales, torch.ones_like(scales), torch.full_like(scales, shape.eps))
+    return _gates(weights, names, numbers, shape.count, trunk)
+
+
+class OfGates(NamedTuple):
+    """The scale of each logit, and of each gate what its sigmoid is multiplied by and what is added
+    to it."""
+
+    scales: Tensor
+    factors: Tensor
+    added: Tensor
 
 
 def _gates(
     weights: Weights,
     names: GateNames,
-    of_gates: tuple[Tensor, Tensor],
-    shape: HyperShape,
+    of_gates: OfGates,
+    count: int,
     trunk: TrunkShape,
+    balance: Balance = NO_MATRIX,
 ) -> StreamGates:
-    """`of_gates` are the scale and the factor of each gate."""
-    scales, factors = of_gates
-    mix = weights.precise(names[0], len(scales), shape.count * trunk.hidden_dim)
+    scales, factors, added = of_gates
+    mix = weights.precise(names[0], len(scales), count * trunk.hidden_dim)
     base = weights.precise(names[1], len(scales))
-    numbers = GateNumbers(scales, base, factors, trunk.norm_eps, shape.eps)
+    numbers = GateNumbers(scales, base, factors, added, trunk.norm_eps, balance)
     return StreamGates(make_linear(mix), numbers)
