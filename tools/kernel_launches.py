@@ -65,6 +65,7 @@ from ferryman_kernels.elementwise.streams.hyper_connection import (
     mix_streams_triton,
     read_streams_triton,
 )
+from ferryman_kernels.elementwise.table_choice import look_up_experts_triton
 from ferryman_kernels.elementwise.token_penalties import (
     EarlierTokens,
     PenaltyStrengths,
@@ -439,11 +440,20 @@ def launch_choice(dtype: torch.dtype, num_experts: int, per_token: int) -> None:
     for measure in Measure:
         rule = ExpertRule(per_token, measure)
         choose_experts_triton(scores, rule, NO_NUMBERS, dtype)
-    for measure in (Measure.SOFTMAX, Measure.SIGMOID, Measure.SIGMOID_OF_CHOSEN):
+    for measure in Measure:
+        if measure is Measure.SOFTMAX_OF_CHOSEN:
+            continue
         rule = ExpertRule(per_token, measure, sum=ShareSum(added=1e-20))
         choose_experts_triton(scores.float(), rule, ExpertNumbers(bias), dtype)
     if per_token == 2:
         choose_one_by_one_triton(scores, 0.01, dtype)
+
+
+def launch_look_up(dtype: torch.dtype, num_experts: int, per_token: int) -> None:
+    """The choice of a token's experts by a table of token ids."""
+    ids, table = torch.zeros(8, dtype=torch.int64), torch.zeros(9, per_token, dtype=torch.int64)
+    rule = ExpertRule(per_token, Measure.SQRT_SOFTPLUS, sum=ShareSum(added=1e-20), scaling=1.5)
+    look_up_experts_triton(torch.zeros(8, num_experts), ids, table, rule, dtype)
 
 
 def launch_choice_of_groups(

@@ -54,6 +54,11 @@ RULES: dict[str, tuple[ExpertRule, ExpertNumbers]] = {
         ExpertRule(4, Measure.SIGMOID_OF_CHOSEN, sum=ShareSum()),
         BIAS,
     ),
+    "root of softplus": (ExpertRule(3, Measure.SQRT_SOFTPLUS), NO_NUMBERS),
+    "root of softplus and a bias": (
+        ExpertRule(6, Measure.SQRT_SOFTPLUS, sum=ShareSum(1e-20), scaling=1.5),
+        BIAS,
+    ),
     "sigmoid of the chosen": (ExpertRule(2, Measure.SIGMOID_OF_CHOSEN), NO_NUMBERS),
     "all of two groups": (ExpertRule(8, Measure.SIGMOID, ExpertGroups(6, 2, 2)), BIAS),
 }
@@ -80,6 +85,8 @@ def naive_choice(
     measures = [1 / (1 + math.exp(-score)) for score in row]
     if rule.measure is Measure.SOFTMAX:
         measures = softmax_of(row)
+    if rule.measure is Measure.SQRT_SOFTPLUS:
+        measures = [math.sqrt(math.log1p(math.exp(score))) for score in row]
     ranks, groups, size = list(row), rule.groups, len(row) // rule.groups.count
     if numbers.bias is not None:
         biased = row if rule.measure is Measure.SIGMOID_OF_CHOSEN else measures

@@ -44,12 +44,20 @@ def _first_best(keys: tl.tensor, lane: tl.tensor, LANES: tl.constexpr) -> tl.ten
 
 @KernelPart
 def _measured(x: tl.tensor, is_expert: tl.tensor, MEASURE: tl.constexpr) -> tl.tensor:
-    """softmax(x) over the experts, or sigmoid(x), rounded once."""
+    """softmax(x) over the experts, sigmoid(x) or √softplus(x), rounded once."""
     wide = x.to(tl.float64)
     if MEASURE == "SOFTMAX":
         wide = tl.where(is_expert, wide, float("-inf"))
         powers = tl.exp(wide - tl.max(wide, axis=0))
         measures = powers / tl.sum(powers, axis=0)
+    elif MEASURE == "SQRT_SOFTPLUS":
+        power = tl.exp(-tl.abs(wide))
+        # log(1 + power) of what is left of the power in that sum, in proportion.
+        left = (1.0 + power) - 1.0
+        log = tl.log(1.0 + power) * power / tl.where(left == 0, 1.0, left)
+        log = tl.where(left == 0, power, log)
+        opened = tl.where(wide > 20.0, wide, tl.where(wide > 0, wide, 0.0) + log)
+        measures = tl.sqrt(opened)
     else:
         measures = 1.0 / (1.0 + tl.exp(-wide))
     return measures.to(x.dtype)
@@ -93,9 +101,21 @@ def _share_of_chosen(best: tl.tensor, is_place: tl.tensor, MEASURE: tl.constexpr
     """Shares of the chosen experts' scores, where no measure of all experts made their ranks."""
     if MEASURE == "SOFTMAX_OF_CHOSEN":
         shares = _measured(best, is_place, "SOFTMAX")
+    elif MEASURE == "SQRT_SOFTPLUS":
+        shares = _measured(best, is_place, "SQRT_SOFTPLUS")
     else:
         shares = _measured(best, is_place, "SIGMOID")
     return shares
+
+
+@KernelPart
+def _divided(
+    shares: tl.tensor, is_place: tl.tensor, ADDED: tl.constexpr, LEAST: tl.constexpr
+) -> tl.tensor:
+    """Shares by their sum, rounded once."""
+    total = tl.sum(tl.where(is_place, shares, 0.0), axis=0) + ADDED
+    total = tl.where(total < LEAST, LEAST, total)
+    return (shares.to(tl.float64) / total.to(tl.float64)).to(shares.dtype)
 
 
 @Kernel
@@ -155,9 +175,7 @@ def choose_kernel(
     if OF_CHOSEN:
         shares = _share_of_chosen(shares, is_place, MEASURE)
     if DIVIDES:
-        total = tl.sum(tl.where(is_place, shares, 0.0), axis=0) + ADDED
-        total = tl.where(total < LEAST, LEAST, total)
-        shares = (shares.to(tl.float64) / total.to(tl.float64)).to(WIDE)
+        shares = _divided(shares, is_place, ADDED, LEAST)
     shares *= SCALING
     if HAS_SCALES:
         shares *= tl.load(scales_ptr + chosen, mask=is_place, other=0.0).to(WIDE)
@@ -199,3 +217,35 @@ def choose_one_by_one_kernel(
         tl.store(chosen_ptr + 2 * row + taken, first.to(tl.int64))
         is_left = is_left & (lane != first)
         keys = tl.where(lane == first, _taken(keys), keys)
+
+
+@Kernel
+def look_up_kernel(
+    scores_ptr: tl.tensor,
+    ids_ptr: tl.tensor,
+    table_ptr: tl.tensor,
+    shares_ptr: tl.tensor,
+    chosen_ptr: tl.tensor,
+    stride: int,
+    PER_TOKEN: tl.constexpr,
+    PLACES: tl.constexpr,
+    MEASURE: tl.constexpr,
+    DIVIDES: tl.constexpr,
+    ADDED: tl.constexpr,
+    LEAST: tl.constexpr,
+    SCALING: tl.constexpr,
+    WIDE: tl.constexpr,
+) -> None:
+    """One token: the experts of its id, and their shares."""
+    row = tl.program_id(0).to(tl.int64)
+    place = tl.arange(0, PLACES)
+    is_place = place < PER_TOKEN
+    token_id = tl.load(ids_ptr + row).to(tl.int64)
+    chosen = tl.load(table_ptr + token_id * PER_TOKEN + place, mask=is_place, other=0)
+    scores = tl.load(scores_ptr + row * stride + chosen, mask=is_place, other=0.0).to(WIDE)
+    shares = _measured(scores, is_place, MEASURE)
+    if DIVIDES:
+        shares = _divided(shares, is_place, ADDED, LEAST)
+    at = row * PER_TOKEN + place
+    tl.store(shares_ptr + at, (shares * SCALING).to(shares_ptr.dtype.element_ty), mask=is_place)
+    tl.store(chosen_ptr + at, chosen, mask=is_place)

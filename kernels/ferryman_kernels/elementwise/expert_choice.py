@@ -1,6 +1,6 @@
 """The experts of each token and their shares, from a router's scores [tokens, experts].
 
-    measure  = softmax(score) over all experts, or sigmoid(score)
+    measure  = softmax(score) over all experts, sigmoid(score) or √softplus(score)
     rank     = measure + bias, or score + bias;  the score itself where there is no bias
     groups   = those of the experts' equal groups whose best ranks have the greatest sums
     chosen   = the greatest ranks within these groups
@@ -38,7 +38,7 @@ from ferryman_kernels.elementwise._expert_choice_triton import (
     choose_kernel,
     choose_one_by_one_kernel,
 )
-from ferryman_kernels.elementwise.activations import sigmoid
+from ferryman_kernels.elementwise.activations import sigmoid, softplus
 
 
 class Measure(IntEnum):
@@ -49,6 +49,7 @@ class Measure(IntEnum):
     SOFTMAX = 1
     SIGMOID = 2
     SIGMOID_OF_CHOSEN = 3
+    SQRT_SOFTPLUS = 4
 
 
 SIGMOIDS = (Measure.SIGMOID, Measure.SIGMOID_OF_CHOSEN)
@@ -103,7 +104,7 @@ def choose_experts_reference(
     wide = scores.to(wide_dtype(scores.dtype))
     shares, chosen = _best(wide, rule, numbers.bias)
     if rule.sum is not None:
-        shares = shares / _divisor(shares, rule.sum)
+        shares = shares / divisor(shares, rule.sum)
     if rule.scaling != 1.0:
         shares = shares * rule.scaling
     if numbers.scales is not None:
@@ -122,12 +123,21 @@ def _best(scores: Tensor, rule: ExpertRule, bias: Tensor | None) -> Choice:
     if rule.measure in SIGMOIDS and bias is None:
         best, chosen = scores.topk(rule.per_token, dim=-1)
         return sigmoid(best), chosen
-    measures = sigmoid(scores) if rule.measure is Measure.SIGMOID else scores.softmax(dim=-1)
+    measures = measured(scores, rule.measure)
     ranks = measures if bias is None else measures + bias
     if rule.groups.count > 1:
         ranks = _in_best_groups(ranks, rule.groups)
     best, chosen = ranks.topk(rule.per_token, dim=-1)
     return best if bias is None else measures.gather(1, chosen), chosen
+
+
+def measured(scores: Tensor, measure: Measure) -> Tensor:
+    """The measures of `scores`, [tokens, experts] each; sigmoids for SIGMOID_OF_CHOSEN."""
+    if measure in SIGMOIDS:
+        return sigmoid(scores)
+    if measure is Measure.SQRT_SOFTPLUS:
+        return softplus(scores).sqrt_()
+    return scores.softmax(dim=-1)
 
 
 def _in_best_groups(ranks: Tensor, groups: ExpertGroups) -> Tensor:
@@ -139,7 +149,8 @@ def _in_best_groups(ranks: Tensor, groups: ExpertGroups) -> Tensor:
     return grouped.masked_fill(outside[:, :, None], -torch.inf).flatten(1)
 
 
-def _divisor(shares: Tensor, rule: ShareSum) -> Tensor:
+def divisor(shares: Tensor, rule: ShareSum) -> Tensor:
+    """The number [tokens, 1] that `shares` [tokens, per_token] are divided by."""
     total = shares.sum(-1, keepdim=True)
     if rule.added:
         total = total + rule.added
@@ -151,7 +162,7 @@ def choose_experts_triton(
 ) -> Choice:
     scores = with_whole_rows(scores)
     (tokens, experts), groups = scores.shape, rule.groups
-    shares, chosen = _room(scores, rule.per_token, dtype)
+    shares, chosen = room(scores, rule.per_token, dtype)
     total = rule.sum or ShareSum()
     if tokens:
         choose_kernel[tokens,](
@@ -174,7 +185,8 @@ def _or_scores(numbers: Tensor | None, scores: Tensor) -> Tensor:
     return scores if numbers is None else numbers
 
 
-def _room(scores: Tensor, per_token: int, dtype: torch.dtype) -> Choice:
+def room(scores: Tensor, per_token: int, dtype: torch.dtype) -> Choice:
+    """Memory for the choices of `scores` [tokens, experts]."""
     shares = torch.empty(len(scores), per_token, dtype=dtype, device=scores.device)
     return shares, torch.empty_like(shares, dtype=torch.int64)
 
@@ -222,7 +234,7 @@ def _best_and_near(scores: Tensor, left: Tensor, jitter: float) -> Choice:
 def choose_one_by_one_triton(scores: Tensor, jitter: float, dtype: torch.dtype) -> Choice:
     scores = with_whole_rows(scores)
     tokens, experts = scores.shape
-    shares, chosen = _room(scores, 2, dtype)
+    shares, chosen = room(scores, 2, dtype)
     if tokens:
         choose_one_by_one_kernel[tokens,](
             scores, shares, chosen, scores.stride(0), EXPERTS=experts,
