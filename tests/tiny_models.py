@@ -153,6 +153,9 @@ def save_drawn(folder: Path, model: PreTrainedModel, seed: int) -> Path:
         for name, buffer in model.named_buffers():
             if name.endswith(_DRAWN_BUFFERS):
                 buffer.copy_(drawn(name, buffer))
+            if name.endswith("tid2eid"):
+                every = torch.rand(len(buffer), model.config.n_routed_experts)
+                buffer.copy_(every.argsort(dim=1)[:, : buffer.shape[1]])
     model.save_pretrained(folder)
     return folder
 

@@ -29,10 +29,12 @@ from tools.kernel_launches import (
     launch_kimi_delta,
     launch_latents,
     launch_limited_activation,
+    launch_look_up,
     launch_mamba,
     launch_mamba1,
     launch_mamba_step,
     launch_mean_index,
+    launch_mixed_streams,
     launch_mlstm,
     launch_norms,
     launch_profiled_attention,
@@ -45,6 +47,7 @@ from tools.kernel_launches import (
     launch_wkv,
 )
 
+from ferryman.model.families.deepseek_v4 import DeepseekV4Config
 from ferryman.model.families.gpt_oss import GptOssConfig
 from ferryman.model.families.hy_v4 import HyV4Config
 from ferryman.model.families.inkling import InklingConfig
@@ -53,7 +56,8 @@ from ferryman.model.families.nemotron_h import ExpertsShape
 from ferryman.model.families.zaya import ZayaConfig
 from ferryman.model.layers.gated_streams import GatedStreamsShape
 from ferryman.model.layers.hidden_streams import StreamsShape
-from ferryman.model.layers.hyper_connections import HyperShape
+from ferryman.model.layers.hyper_connections import HyperShape, MixedShape
+from ferryman.model.layers.tabled_experts import SoftplusMixture
 from ferryman.model.shapes.attention_shapes import (
     AttentionShape,
     BlockIndexShape,
@@ -132,6 +136,11 @@ def launches_of(config: ModelConfig) -> Iterator[Launch]:
             yield launch_streams, shape.count, hidden_dim
         if isinstance(shape, GatedStreamsShape):
             yield from _gated_streams(shape, hidden_dim)
+        if isinstance(shape, MixedShape):
+            yield launch_mixed_streams, shape.count, hidden_dim, shape.rounds
+        if isinstance(shape, SoftplusMixture):
+            experts = shape.experts
+            yield launch_look_up, experts.num_experts, experts.experts_per_token
         if isinstance(shape, MlpShape | MoeShape):
             yield _activation(config, shape)
 
@@ -159,6 +168,8 @@ def _activation(config: ModelConfig, shape: MlpShape | MoeShape) -> Launch:
     if isinstance(config, GptOssConfig | MiniMaxM3Config):
         limits = config.swiglu_alpha, config.swiglu_limit
         return launch_clamped_activation, shape.inner_dim, *limits, 1.0
+    if isinstance(config, DeepseekV4Config):
+        return launch_clamped_activation, shape.inner_dim, 1.0, config.swiglu_limit, 0.0
     if isinstance(config, HyV4Config) and isinstance(shape, MoeShape):
         return launch_clamped_activation, shape.inner_dim, 1.0, config.swiglu_limit, 0.0
     if shape.limit:

@@ -96,8 +96,8 @@ def test_a_word_of_no_family_is_a_mistake(capsys: pytest.CaptureFixture[str]) ->
             id="another task",
         ),
         pytest.param(
-            {"architectures": ["DeepseekV4ForCausalLM"]},
-            ["compressed into one by a running softmax", "streams here are read and written"],
+            {"architectures": ["Glm5NextForConditionalGeneration"]},
+            ["choose groups of tokens by one key of each group"],
             id="one that is refused for its layers",
         ),
         pytest.param(

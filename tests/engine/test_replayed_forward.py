@@ -42,6 +42,7 @@ MASKED = frozenset(
         "deepseek_v2",
         "deepseek_v3",
         "deepseek_v32",
+        "deepseek_v4",
         "dots3_note",
         "glm4_moe_lite",
         "glm_moe_dsa",
@@ -56,7 +57,7 @@ MASKED = frozenset(
     }
 )
 """Families whose steps Python launches: a mask leaves out padding where latents, or keys of an
-index, are written."""
+index, are written. DeepSeek-V4's layers read the last block that a step sees."""
 
 
 class Recordings:
@@ -129,7 +130,8 @@ def test_replayed_steps_have_the_bits_of_launched_ones(family: str, tmp_path: Pa
     refused = pair.recordings.made[0].refused.values()
     # Experts that no loop multiplies, for their shape or on this processor, are asked one by one:
     # in a layer before the first with latents, or after it.
-    reasons = ("aten::index.Tensor", "aten::bincount") if family in MASKED else "aten::bincount"
+    masked = ("aten::index.Tensor", "aten::item", "aten::bincount")
+    reasons = masked if family in MASKED else "aten::bincount"
     is_known = all(reason.startswith(reasons) for reason in refused)
     assert pair.recordings.count == 2 or is_known, refused
 

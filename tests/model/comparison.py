@@ -32,6 +32,7 @@ OF_EACH_KIND = frozenset(
     {
         "cohere2_moe",
         "deepseek_v32",
+        "deepseek_v4",
         "dots3_note",
         "exaone4",
         "falcon_h1",

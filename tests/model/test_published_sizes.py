@@ -53,6 +53,8 @@ CARDS: Mapping[str, float] = {
     "deepseek-ai/DeepSeek-V2-Lite-Chat": 15.7,
     "deepseek-ai/DeepSeek-V3": 671,
     "deepseek-ai/DeepSeek-V3.2": 671,
+    "deepseek-ai/DeepSeek-V4-Flash": 284,
+    "deepseek-ai/DeepSeek-V4-Pro": 1600,
     "facebook/cwm": 32,
     "google/gemma-2-2b-it": 2.61,
     "google/gemma-2-2b-jpn-it": 2.61,
@@ -182,6 +184,13 @@ STATE: Mapping[str, Mapping[str, int]] = {
     "openai/gpt-oss-20b": {"full": 12 * 2 * 8 * 64 * 2, "window": 12 * 2 * 8 * 64 * 2},
     # One latent and one rotary key a token.
     "deepseek-ai/DeepSeek-V3": {"full": 61 * (512 + 64) * 2},
+    # A row a token in windows of all layers. Of blocks of 4 tokens a row, an index row and six sums
+    # for each of their channels, in float32; of blocks of 128 a row a page of 16 and three sums.
+    "deepseek-ai/DeepSeek-V4-Flash": {
+        "full": 21 * (512 + 128) * 2 // 4 + 20 * 512 * 2 // PAGE_SIZE,
+        "window": 43 * 512 * 2,
+        "recurrent": 21 * 6 * (512 + 128) * 4 + 20 * 3 * 512 * 4,
+    },
     # Two attentions a layer.
     "meituan-longcat/LongCat-Flash-Chat": {"full": 2 * 28 * (512 + 64) * 2},
     # Every fourth layer and the first two: a latent and an index key; the others, in windows, a

@@ -16,6 +16,7 @@ from ferryman.model.families import (
     arcee,
     cohere,
     deepseek,
+    deepseek_v4,
     dense_latent,
     dots3_note,
     ernie,
@@ -360,6 +361,13 @@ FAMILIES: tuple[Family[Any], ...] = (
         ("DeepseekV32ForCausalLM",),
         deepseek.read_deepseek_v32,
         deepseek.load_sparse_deepseek,
+    ),
+    Family(
+        "deepseek_v4",
+        ("DeepseekV4ForCausalLM",),
+        deepseek_v4.read_deepseek_v4,
+        deepseek_v4.load_deepseek_v4,
+        kinds=EVERY_KIND,
     ),
     Family(
         "dots3_note",

@@ -2,29 +2,20 @@
 
 Most mix tokens in a way for which there is no kernel with one order of sums
 (docs/decisions/0165-state-without-a-rule-is-refused-by-name.md). The operations that the others
-lack here are in docs/decisions/0197-a-refusal-names-the-operation.md; what DeepSeek-V4 needs is in
-docs/decisions/0202-a-half-full-block-is-a-recurrence.md.
+lack here are in docs/decisions/0197-a-refusal-names-the-operation.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-_BLOCKS = (
-    "keys of several tokens are compressed into one by a running softmax, and a token attends to "
-    "these and to a window of keys at once; no layer here does either"
-)
-_MIXED_STREAMS = (
-    "its residual path is several streams, which each layer mixes with each other by a matrix of "
-    "each token (hyper-connections); streams here are read and written by gates alone"
-)
 _INKLING2 = (
     "convolutions within its attention have filters that depend on the token; layers also attend "
     "to the sums of blocks of earlier layers"
 )
 _POOLED_INDEX = (
-    f"{_MIXED_STREAMS}; its indexers choose groups of tokens by one key of each group, a mean that "
-    "weighs each token by a softmax of each channel, where means here weigh all tokens alike"
+    "its indexers choose groups of tokens by one key of each group, a mean that weighs each token "
+    "by a softmax of each channel, where means here weigh all tokens alike"
 )
 _LINEAR_BAILING = (
     "Ling 2.5 and Ring 2.5: lightning attention whose q and k have norms and turn, with a norm of "
@@ -33,7 +24,6 @@ _LINEAR_BAILING = (
 )
 
 REFUSED: Mapping[str, str] = {
-    "DeepseekV4ForCausalLM": f"{_BLOCKS}; {_MIXED_STREAMS}",
     "Inkling2ForCausalLM": _INKLING2,
     "Inkling2ForConditionalGeneration": _INKLING2,
     "Glm5NextForConditionalGeneration": _POOLED_INDEX,

@@ -143,6 +143,22 @@ class NormedPath:
 
 
 @dataclass(frozen=True, slots=True)
+class PathLayer:
+    """A mixer and a feed-forward, each with a path around it."""
+
+    mixer_path: ResidualPath
+    mixer: Mixer
+    feed_forward_path: ResidualPath
+    feed_forward: FeedForward
+
+    def forward(self, hidden: Tensor, batch: StepBatch, state: ModelState) -> Tensor:
+        x, residual = self.mixer_path.entered(hidden)
+        hidden = residual.plus(self.mixer.forward(x, batch, state))
+        x, residual = self.feed_forward_path.entered(hidden)
+        return residual.plus(self.feed_forward(x))
+
+
+@dataclass(frozen=True, slots=True)
 class MixerLayer:
     """A mixer alone after a norm, with a residual path (Nemotron-H)."""
 

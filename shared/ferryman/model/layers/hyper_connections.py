@@ -148,7 +148,7 @@ def load_part_gates(
     scales = weights.precise(names[2], 2).repeat_interleave(shape.count)
     factors = torch.ones_like(scales)
     factors[shape.count :] = shape.magnitude
-    numbers = OfGates(scales, factors, torch.full_like(scales, shape.eps))
+    numbers = OfGates(scales, factors, torch.zeros_like(scales) + shape.eps)
     return _gates(weights, names, numbers, shape.count, trunk)
 
 
@@ -161,8 +161,9 @@ def load_mixed_gates(
 ) -> StreamGates:
     """Gates that read, gates that write, and the matrix; each of the three has a scale."""
     count = shape.count
-    lengths = torch.tensor([count, count, count * count], device=weights.device)
-    scales = weights.precise(names[2], 3).repeat_interleave(lengths)
+    three = weights.precise(names[2], 3)
+    lengths = (count, count, count * count)
+    scales = torch.cat([three[i : i + 1].repeat(length) for i, length in enumerate(lengths)])
     factors, added = torch.ones_like(scales[: 2 * count]), torch.zeros_like(scales[: 2 * count])
     factors[count:], added[:count] = MIXED_MAGNITUDE, shape.eps
     balance = Balance(shape.rounds, shape.eps)
@@ -174,7 +175,7 @@ def load_end_gates(
 ) -> StreamGates:
     """Gates that read alone, as those of the final norm."""
     scales = weights.precise(names[2], 1).repeat_interleave(shape.count)
-    numbers = OfGates(scales, torch.ones_like(scales), torch.full_like(scales, shape.eps))
+    numbers = OfGates(scales, torch.ones_like(scales), torch.zeros_like(scales) + shape.eps)
     return _gates(weights, names, numbers, shape.count, trunk)
 
 

@@ -136,7 +136,21 @@ def load_mixture(
     act: Callable[[Tensor], Tensor] | ClampedSwiglu = silu,
     weighing: Weighing | None = None,
 ) -> MixtureOfExperts:
-    """The experts under `weights` after `router`; each rank has a part of every expert.
+    """`load_gated_experts` after `router`."""
+    experts = load_gated_experts(weights, shape, hidden_dim, names, act=act, weighing=weighing)
+    return MixtureOfExperts(router, experts, weights.group)
+
+
+def load_gated_experts(
+    weights: Weights,
+    shape: MoeShape,
+    hidden_dim: int,
+    names: tuple[str, str, str] = GATE_UP_DOWN,
+    *,
+    act: Callable[[Tensor], Tensor] | ClampedSwiglu = silu,
+    weighing: Weighing | None = None,
+) -> RoutedExperts:
+    """The experts under `weights`; each rank has a part of every expert.
 
     `names` are those of gate, up and down if each expert is stored under its number. Without
     `weighing` a share multiplies an expert's output.
@@ -148,8 +162,7 @@ def load_mixture(
     else:
         parts = _separate_matrices(weights, shape, hidden_dim, names)
     activation = gated_by(act, shape.limit)
-    experts = _gated_experts(weights, parts, activation, weighing or ShareOfOutput())
-    return MixtureOfExperts(router, experts, weights.group)
+    return _gated_experts(weights, parts, activation, weighing or ShareOfOutput())
 
 
 def _stacked_matrices(

@@ -95,6 +95,15 @@ class BiasedScoreRouting:
 
 
 @dataclass(frozen=True, slots=True)
+class SoftplusRouting:
+    """The routing of a token by √softplus of the scores (DeepSeek-V4): to the experts with the
+    greatest ones plus bias, or to those of its id in a table. Shares are those of the chosen
+    without the bias, divided by their sum and multiplied by `scaling`."""
+
+    scaling: float
+
+
+@dataclass(frozen=True, slots=True)
 class OneByOneRouting:
     """The routing of a token to two experts, one after the other (Phi-3.5-MoE).
 

@@ -4,7 +4,7 @@
 
 `weight_scale_inv` and `weight_scale` are both multiplied by. Blocks at the edges may be cut off.
 Published kernels round activations to 8 bits too; here these stay in the model's dtype, so an input
-scale is not read.
+scale is not read. Experts of DeepSeek-V4 are beside them in MXFP4, two codes in a signed byte.
 
     quant_method      weight_block_size     scales
     fp8               [128, 128] or other   a block        DeepSeek-V3, Qwen3-Next-FP8, Qwen3.5-FP8
@@ -24,6 +24,7 @@ from ferryman.model.shapes.config_fields import ConfigFields
 from ferryman.model.weights.matrix import Matrix
 from ferryman.model.weights.named_weights import STORED_FLOATS, WeightFormat, Weights
 from ferryman.model.weights.quantisation.codes import ByteCodes
+from ferryman.model.weights.quantisation.mxfp4 import PACKED, packed_matrix
 from ferryman.model.weights.quantisation.quantised_matrix import QuantisedMatrix, even_groups
 
 FP8 = "F8_E4M3"
@@ -51,14 +52,16 @@ PER_ROW = ScaleBlock(1, 0)
 
 @dataclass(frozen=True, slots=True)
 class Fp8(WeightFormat):
-    """Weights stored in F8_E4M3 are in codes with a scale for each block; all others in floats."""
+    """Weights stored in F8_E4M3 are in codes with a scale for each block, those in bytes of two
+    codes in MXFP4; all others in floats."""
 
     block: ScaleBlock
 
     def in_codes(self, weights: Weights, name: str, rows: int, columns: int) -> Matrix | None:
-        if not weights.has(name) or weights.header(name).dtype != FP8:
-            return None
-        return fp8_matrix(weights, name, (rows, columns), self.block)
+        dtype = weights.header(name).dtype if weights.has(name) else ""
+        if dtype == PACKED:
+            return packed_matrix(weights, name, rows, columns)
+        return fp8_matrix(weights, name, (rows, columns), self.block) if dtype == FP8 else None
 
 
 def fp8_matrix(

@@ -23,6 +23,8 @@ from ferryman.model.weights.quantisation.quantised_matrix import QuantisedMatrix
 
 METHOD = "mxfp4"
 BLOCK_LEN = 32
+PACKED = "I8"
+"""The stored dtype of two codes a byte in DeepSeek-V4."""
 NOT_A_NUMBER = 255
 
 
@@ -53,6 +55,20 @@ def mxfp4_matrices(
     )
 
 
+def packed_matrix(weights: Weights, name: str, rows: int, columns: int) -> QuantisedMatrix:
+    """A weight in bytes of two codes, stored as signed ones, with a scale in `<name>_scale_inv`.
+
+    Raises ConfigError as `mxfp4_matrices`, and for columns that do not fill blocks.
+    """
+    if columns % BLOCK_LEN:
+        raise ConfigError(
+            f"{weights.checkpoint.folder}: tensor {weights.prefix}{name} is packed, and "
+            f"config.json implies {columns} columns; blocks have {BLOCK_LEN}"
+        )
+    packed = weights.stored(name, (rows, columns // 2), (PACKED,)).view(torch.uint8)
+    return with_powers(weights, f"{name}_scale_inv", NibbleCodes(packed, columns, FP4))
+
+
 def with_powers(weights: Weights, name: str, codes: Codes) -> QuantisedMatrix:
     """A weight in `codes` whose blocks have the powers of two `name`. Raises ConfigError as
     `read_powers`."""
@@ -67,8 +83,8 @@ def _in_blocks(weights: Weights, codes: Codes, powers: Tensor) -> QuantisedMatri
 
 def read_powers(weights: Weights, name: str, shape: tuple[int, ...]) -> Tensor:
     """The scales `name`, each a power of two. Raises ConfigError for not-a-number."""
-    scales = weights.stored(name, shape, ("U8",))
-    if not scales.is_meta and bool((scales == NOT_A_NUMBER).any()):
+    scales = weights.stored(name, shape, ("U8", "F8_E8M0"))
+    if not scales.is_meta and bool((scales.view(torch.uint8) == NOT_A_NUMBER).any()):
         raise ConfigError(
             f"{weights.checkpoint.folder}: tensor {weights.prefix}{name} holds "
             f"{NOT_A_NUMBER}, which stands for not-a-number"
