@@ -48,7 +48,6 @@ from ferryman_kernels.elementwise.heads_into_pages import (
     TokenPlaces,
     heads_into_pages,
 )
-from ferryman_kernels.elementwise.keyed_value import StreamNorms, keyed_value_triton
 from ferryman_kernels.elementwise.rms_norm import (
     add_rms_norm_triton,
     gated_rms_norm_triton,
@@ -57,7 +56,6 @@ from ferryman_kernels.elementwise.rms_norm import (
 )
 from ferryman_kernels.elementwise.rotary import apply_rotary_triton
 from ferryman_kernels.elementwise.row_draw import DrawnRows, draw_rows_triton_
-from ferryman_kernels.elementwise.stream_mean import gated_stream_mean_triton
 from ferryman_kernels.elementwise.streams.hyper_connection import (
     Balance,
     GateNumbers,
@@ -65,6 +63,8 @@ from ferryman_kernels.elementwise.streams.hyper_connection import (
     mix_streams_triton,
     read_streams_triton,
 )
+from ferryman_kernels.elementwise.streams.keyed_value import StreamNorms, keyed_value_triton
+from ferryman_kernels.elementwise.streams.stream_mean import gated_stream_mean_triton
 from ferryman_kernels.elementwise.table_choice import look_up_experts_triton
 from ferryman_kernels.elementwise.token_penalties import (
     EarlierTokens,

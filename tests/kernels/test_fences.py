@@ -27,11 +27,6 @@ from ferryman_kernels.elementwise.gates.clamped_swiglu import (
 )
 from ferryman_kernels.elementwise.gates.gated_silu import gated_silu, gated_silu_reference
 from ferryman_kernels.elementwise.gates.limited_silu import limited_silu, limited_silu_reference
-from ferryman_kernels.elementwise.keyed_value import (
-    StreamNorms,
-    keyed_value,
-    keyed_value_reference,
-)
 from ferryman_kernels.elementwise.rms_norm import (
     add_rms_norm,
     gated_rms_norm,
@@ -44,10 +39,6 @@ from ferryman_kernels.elementwise.rms_norm import (
     scaled_sum,
 )
 from ferryman_kernels.elementwise.rotary import apply_rotary, apply_rotary_reference
-from ferryman_kernels.elementwise.stream_mean import (
-    gated_stream_mean,
-    gated_stream_mean_reference,
-)
 from ferryman_kernels.elementwise.streams.hyper_connection import (
     Balance,
     GateNumbers,
@@ -57,6 +48,15 @@ from ferryman_kernels.elementwise.streams.hyper_connection import (
     mix_streams_reference,
     read_streams,
     read_streams_reference,
+)
+from ferryman_kernels.elementwise.streams.keyed_value import (
+    StreamNorms,
+    keyed_value,
+    keyed_value_reference,
+)
+from ferryman_kernels.elementwise.streams.stream_mean import (
+    gated_stream_mean,
+    gated_stream_mean_reference,
 )
 from ferryman_kernels.products.int8_product import (
     int8_product,

@@ -9,13 +9,13 @@ import torch
 from tests.kernels.oracles import assert_close, wide
 from torch import Tensor
 
-from ferryman_kernels.elementwise.keyed_value import (
+from ferryman_kernels.elementwise.streams.keyed_value import (
     StreamNorms,
     keyed_value,
     keyed_value_reference,
     keyed_value_triton,
 )
-from ferryman_kernels.elementwise.stream_mean import (
+from ferryman_kernels.elementwise.streams.stream_mean import (
     gated_stream_mean,
     gated_stream_mean_reference,
     gated_stream_mean_triton,

@@ -22,7 +22,6 @@ from ferryman_kernels.elementwise.activations import gelu, gelu_tanh, sigmoid, s
 from ferryman_kernels.elementwise.gates.clamped_swiglu import clamped_swiglu
 from ferryman_kernels.elementwise.gates.gated_silu import gated_silu
 from ferryman_kernels.elementwise.gates.limited_silu import limited_silu
-from ferryman_kernels.elementwise.keyed_value import StreamNorms, keyed_value
 from ferryman_kernels.elementwise.rms_norm import (
     add_rms_norm,
     gated_rms_norm,
@@ -32,7 +31,6 @@ from ferryman_kernels.elementwise.rms_norm import (
     scaled_sum,
 )
 from ferryman_kernels.elementwise.rotary import apply_rotary
-from ferryman_kernels.elementwise.stream_mean import gated_stream_mean
 from ferryman_kernels.elementwise.streams.hyper_connection import (
     Balance,
     GateNumbers,
@@ -40,6 +38,8 @@ from ferryman_kernels.elementwise.streams.hyper_connection import (
     mix_streams,
     read_streams,
 )
+from ferryman_kernels.elementwise.streams.keyed_value import StreamNorms, keyed_value
+from ferryman_kernels.elementwise.streams.stream_mean import gated_stream_mean
 from ferryman_kernels.products.weighted_sum import weighted_sum
 
 pytest.importorskip("numba")

@@ -29,7 +29,7 @@ from ferryman.model.weights.matrix import join_linear
 from ferryman.model.weights.named_weights import Weights, accumulation_dtype
 from ferryman_kernels.elementwise.activations import sigmoid, silu
 from ferryman_kernels.elementwise.rms_norm import grouped_rms_norm
-from ferryman_kernels.elementwise.stream_mean import gated_stream_mean
+from ferryman_kernels.elementwise.streams.stream_mean import gated_stream_mean
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from ferryman.model.weights.linear import Linear, SummedLinear
 from ferryman.model.weights.matrix import join_linear
 from ferryman.model.weights.named_weights import Weights, accumulation_dtype
 from ferryman_kernels.elementwise.activations import silu
-from ferryman_kernels.elementwise.keyed_value import StreamNorms, keyed_value
+from ferryman_kernels.elementwise.streams.keyed_value import StreamNorms, keyed_value
 
 BYTE = 8
 MULTIPLIERS = "layer_multipliers"
