@@ -75,6 +75,6 @@ def test_another_state_folder_is_named_in_every_line(tmp_path: Path) -> None:
 def test_it_says_what_each_worker_runs_in_and_what_fits() -> None:
     memory = plan_memory(up_options(up_sources({"memory": "4G", "decode": "2"}, {})))
     said = banner(CLUSTER, DEFAULT.absolute(), "ferryman", (), map(worker_line, memory.workers))
-    assert "  memory prefill: float32 on cpu, 4.8M of weights + " in said
+    assert "  memory prefill: float32 on cpu, 4.2M of weights + " in said
     assert "  memory 2 × decode: float32 on cpu, " in said
     assert "requests up to 8,192 tokens, 32 at 4,096\n" in said
