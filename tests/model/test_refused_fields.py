@@ -122,11 +122,33 @@ SWITCHED = [
 def test_a_field_of_other_layers_is_refused_by_name(
     family: str, switch: dict[str, Any], tmp_path: Path
 ) -> None:
+    assert f"field '{next(iter(switch))}'" in refusal_of(family, switch, tmp_path)
+
+
+def refusal_of(family: str, switch: dict[str, Any], folder: Path) -> str:
+    """The error for a config of `family`, which is read without `switch` and not with it."""
     config = random_config(family, 1)
     config.architectures = [architecture_of(config)]
-    config.save_pretrained(tmp_path)
-    load_config(tmp_path)
-    raw = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**raw, **switch}))
-    with pytest.raises(ConfigError, match=f"field '{next(iter(switch))}'"):
-        load_config(tmp_path)
+    config.save_pretrained(folder)
+    load_config(folder)
+    raw = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**raw, **switch}))
+    with pytest.raises(ConfigError) as refusal:
+        load_config(folder)
+    return str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("switch", "expected"),
+    [
+        ({"ple_layer_ids": ["a"]}, "a list of whole numbers from 0 on"),
+        ({"ple_layer_ids": [-1]}, "a list of whole numbers from 0 on"),
+        ({"ple_layer_ids": "2"}, "a list of whole numbers from 0 on"),
+        ({"eos_token_id": ["a"]}, "a token id or a list of them"),
+    ],
+    ids=str,
+)
+def test_a_list_of_other_things_is_refused_by_what_it_lists(
+    switch: dict[str, Any], expected: str, tmp_path: Path
+) -> None:
+    assert f"must be {expected}; it is" in refusal_of("qwen4_exp", switch, tmp_path)

@@ -40,7 +40,7 @@ from ferryman.model.readers.config_readers import (
     read_trunk,
 )
 from ferryman.model.shapes.attention_shapes import AttentionShape, HeadNorm, RotaryPositions
-from ferryman.model.shapes.config_fields import ConfigFields
+from ferryman.model.shapes.config_fields import TOKEN_IDS, ConfigFields
 from ferryman.model.shapes.delta_shapes import DeltaGate, DeltaLayout, DeltaShape
 from ferryman.model.shapes.feed_forward_shapes import MixtureShape
 from ferryman.model.shapes.model_shapes import StateShape, TrunkShape
@@ -176,7 +176,7 @@ def _read_ngram(
     embed_dim = fields.whole("ple_embed_dim", trunk.hidden_dim)
     if embed_dim % ((order - 1) * heads):
         raise fields.refusal("ple_embed_dim", f"a multiple of {(order - 1) * heads} heads")
-    separators = fields.whole_list("eos_token_id")
+    separators = fields.whole_list("eos_token_id", TOKEN_IDS)
     # A slot keeps so many bytes of an id.
     most = 256**ID_BYTES
     if not separators or separators[0] >= trunk.vocab_size:

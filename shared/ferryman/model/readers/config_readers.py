@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from ferryman.model.shapes.attention_shapes import AttentionShape, NoPositions, RotaryPositions
-from ferryman.model.shapes.config_fields import ConfigFields, read_fields
+from ferryman.model.shapes.config_fields import TOKEN_IDS, ConfigFields, read_fields
 from ferryman.model.shapes.delta_shapes import DeltaLayout, DeltaShape
 from ferryman.model.shapes.feed_forward_shapes import (
     BEST_OF_GROUP,
@@ -242,7 +242,7 @@ def _eos_token_ids(fields: ConfigFields, vocab_size: int) -> tuple[int, ...]:
     if path.exists():
         generation = read_fields(path)
         source = generation if generation.raw.get("eos_token_id") is not None else fields
-    ids = source.whole_list("eos_token_id")
+    ids = source.whole_list("eos_token_id", TOKEN_IDS)
     if any(token_id >= vocab_size for token_id in ids):
         raise source.refusal("eos_token_id", f"token ids below vocab_size {vocab_size}")
     return ids

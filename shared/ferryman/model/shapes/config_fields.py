@@ -12,6 +12,8 @@ from ferryman.errors import ConfigError
 from ferryman.gguf.documents import read_document
 
 LEAST_FLOAT32, LARGEST_FLOAT32 = 2.0**-126, 3.4e38
+WHOLE_NUMBERS = "a list of whole numbers from 0 on"
+TOKEN_IDS = "a token id or a list of them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +63,13 @@ class ConfigFields:
             raise self.refusal(name, "a list of strings")
         return tuple(value)
 
-    def whole_list(self, name: str) -> tuple[int, ...]:
-        """A list of whole numbers; one number alone counts as a list, null as an empty one."""
+    def whole_list(self, name: str, expected: str = WHOLE_NUMBERS) -> tuple[int, ...]:
+        """A list of whole numbers; one number alone counts as a list, null as an empty one. The
+        error of any other value asks for `expected`."""
         value = self.raw.get(name)
         values = [] if value is None else value if isinstance(value, list) else [value]
         if not all(isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in values):
-            raise self.refusal(name, "a token id or a list of them")
+            raise self.refusal(name, expected)
         return tuple(values)
 
     def inner(self, name: str) -> ConfigFields:
