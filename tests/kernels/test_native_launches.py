@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from ferryman_kernels.cpu import native_launches
 from ferryman_kernels.cpu._compiled import WORTH_SHARING, Loop, numba, prange
 from ferryman_kernels.cpu.launches import RecordedLaunch, launches_told_to
-from ferryman_kernels.cpu.native_launches import native_launch, native_run
+from ferryman_kernels.cpu.native_launches import launch_pieces, native_launch, native_run
 
 pytestmark = pytest.mark.skipif(numba is None, reason="there are no compiled loops")
 
@@ -41,6 +43,11 @@ def _fail(out: Any, at: int) -> None:
 def _write_sum(out: Any, numbers: Any) -> None:
     for i in prange(1):
         out[i] = len(numbers)
+
+
+def _write_one(out: Any, number: Any) -> None:
+    for i in prange(1):
+        out[i] = number
 
 
 _all_loop, _one_loop = Loop(_write_all), Loop(_add_one)
@@ -107,3 +114,62 @@ def test_other_calls_and_other_arguments_stay_with_python() -> None:
     assert out.tolist() == [4]
     assert native_launch(with_text) is None
     assert native_launch(RecordedLaunch(print, ())) is None
+
+
+@pytest.mark.parametrize("number", [0, -1, True, 1 << 62, (1 << 63) - 1, -(1 << 63), 1 << 63])
+def test_a_whole_number_has_the_type_that_the_loop_was_compiled_for(number: int) -> None:
+    out = np.zeros(1)
+    native = native_launch(recorded(Loop(_write_one), 1, out, number))
+    assert out.tolist() == [float(number)]
+    assert native is not None
+    out[:] = 7
+    native_run([native])()
+    assert out.tolist() == [float(number)]
+
+
+def test_a_loop_is_asked_for_its_function_once_for_all_launches_of_the_same_types(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop, out = Loop(_write_one), np.zeros(1)
+    launches = [recorded(loop, 1, out, number) for number in (1, 2, 2.5, 3, 4.5)]
+    library, asked = _library_of(launches[0]), list[str]()
+    address_of = type(library).get_pointer_to_function
+
+    def counted(self: Any, name: str) -> int:
+        asked.append(name)
+        return int(address_of(self, name))
+
+    monkeypatch.setattr(type(library), "get_pointer_to_function", counted)
+    (piece,) = launch_pieces(launches)
+    piece.run()
+    assert out.tolist() == [4.5]
+    functions = [name for name in asked if not name.startswith("ferryman_")]
+    assert len(functions) == len(set(functions)) == 2
+
+
+def test_a_loop_with_other_words_than_were_expected_stays_with_python(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As if another version of numba passed an array in more parts."""
+    out = np.zeros(1)
+    launches = [recorded(Loop(_write_one), 1, out, 5)] * 2
+    monkeypatch.setattr(native_launches, "_NO_OWNER", [0, 0, 0])
+    out[:] = 0
+    with caplog.at_level(logging.WARNING):
+        pieces = list(launch_pieces(launches))
+    assert [piece.num_launches for piece in pieces] == [1, 1]
+    pieces[0].run(*pieces[0].args)
+    assert out.tolist() == [5]
+    (line,) = caplog.messages
+    assert "_write_one_alone is launched from Python" in line
+
+
+def test_a_loop_without_an_address_stays_with_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    launch = recorded(Loop(_write_one), 1, np.zeros(1), 6)
+    monkeypatch.setattr(type(_library_of(launch)), "get_pointer_to_function", lambda *args: 0)
+    assert native_launch(launch) is None
+
+
+def _library_of(launch: RecordedLaunch) -> Any:
+    (compiled, *_) = launch.loop.overloads.values()
+    return compiled.library
