@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from tests.kernels.row_bits import PLACES, check_rows, drawn
 from torch import Tensor
 
+from ferryman_kernels.cpu._compiled import numba
 from ferryman_kernels.elementwise._expert_choice_compiled import MOST_CHOSEN
 from ferryman_kernels.elementwise.expert_choice import (
     NO_NUMBERS,
@@ -215,6 +216,7 @@ def test_shares_too_small_for_their_type_are_chosen_by_score(device: torch.devic
 SOFTMAXES = ("softmax of the chosen", "softmax of the chosen, scaled")
 
 
+@pytest.mark.skipif(numba is None, reason="there are no compiled loops")
 @pytest.mark.parametrize("name", SOFTMAXES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_the_processor_gives_a_softmax_over_the_chosen_the_lowest_index_of_equal_scores(
@@ -233,7 +235,7 @@ def test_the_processor_gives_a_softmax_over_the_chosen_the_lowest_index_of_equal
 
 @pytest.mark.parametrize("per_token", [1, 2, 4, 8, MOST_CHOSEN, MOST_CHOSEN + 1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_the_processors_shares_have_the_bits_of_torch_where_no_scores_are_equal(
+def test_the_processors_shares_have_the_bits_of_torch_with_avx_512_where_no_scores_are_equal(
     per_token: int, dtype: torch.dtype
 ) -> None:
     # All numbers of bfloat16 from 0.25 to 16, and their negatives: 200 of them in each row.
@@ -245,7 +247,11 @@ def test_the_processors_shares_have_the_bits_of_torch_where_no_scores_are_equal(
     shares, chosen = choose_experts(x, rule, SCALES_OF_MANY, dtype)
     right_shares, right = choose_experts_reference(x, rule, SCALES_OF_MANY, dtype)
     assert torch.equal(chosen, right)
-    assert torch.equal(shares, right_shares)
+    if torch.backends.cpu.get_cpu_capability() == "AVX512":
+        assert torch.equal(shares, right_shares)
+    # Without it torch adds the powers in another order, or has another exponential.
+    error = 1e-6 if dtype is torch.float32 else 2**-7
+    torch.testing.assert_close(shares, right_shares, rtol=error, atol=0)
 
 
 @pytest.mark.parametrize("name", SOFTMAXES)

@@ -5,8 +5,9 @@ one token than all that is computed here.
 
 Of equal scores the lowest index wins, as on a card; NaN is the greatest. Powers are those of
 torch's softmax: exp(k·log 2 + r) = 2ᵏ·exp(r) by the polynomial and the two parts of log 2 of
-SLEEF's `expf_u10`, added in the order of the chosen and multiplied by 1 / Σ. So shares have torch's
-bits, up to `MOST_CHOSEN` experts.
+SLEEF's `expf_u10`, added in the order of the chosen and multiplied by 1 / Σ. So shares have the
+bits of torch with AVX-512, up to `MOST_CHOSEN` experts. Without it torch adds in another order, or
+has another exponential.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ferryman_kernels.cpu._compiled import STRICT, Loop, narrow, part, prange, r
 from ferryman_kernels.cpu._vectors import fused, row_at
 
 MOST_CHOSEN = 15
-"""torch adds more powers by lanes of 16."""
+"""torch with AVX-512 adds more powers by lanes of 16."""
 ELEMENTS_PER_SCORE = 8
 """Elements of other loops that take as long as the rank of a score."""
 _LEAST_EXPONENT = np.float32(-104.0)
