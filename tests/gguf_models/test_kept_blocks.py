@@ -24,7 +24,9 @@ from ferryman.gguf.tensor_types import TENSOR_TYPES
 from ferryman.model.footprint import held_bytes, weight_bytes
 from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_model
+from ferryman.model.weights import linear, token_table
 from ferryman.model.weights.gguf_checkpoint import open_gguf
+from ferryman.model.weights.linear import Linear, pack
 from ferryman.model.weights.named_weights import FLOATS
 from ferryman.model.weights.quantisation.gguf_matrix import FORMS
 from ferryman_kernels.products.packed_product import reads_panels
@@ -151,6 +153,25 @@ def test_a_tied_head_in_floats_is_one_copy_with_its_embedding(
     stored = sum(place.num_bytes for place in open_gguf(file).places)
     assert 0.9 * stored < held <= 1.1 * stored
     assert weight_bytes(file, open_gguf(file).tensors, options) == held
+
+
+def test_a_tied_table_is_packed_once_where_no_panels_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the head alone. A table as large as this one has a copy in oneDNN's layout."""
+    monkeypatch.setitem(CONFIG, "vocab_size", 5120)
+    packed = list[tuple[int, ...]]()
+
+    def counted(weight: Tensor, bias: Tensor | None = None) -> Linear:
+        packed.append(tuple(weight.shape))
+        return pack(weight, bias)
+
+    for module in (linear, token_table):
+        monkeypatch.setattr(module, "reads_panels", lambda dtype: False)
+    monkeypatch.setattr(linear, "pack", counted)
+    file = write_in_blocks(tmp_path, {"": ("BF16", 1.0)})
+    load_model(file, LoadOptions("bfloat16", page_size=16))
+    assert packed.count((5120, CONFIG["hidden_size"])) == 1
 
 
 @with_panels

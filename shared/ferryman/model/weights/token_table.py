@@ -118,11 +118,11 @@ def _tied(weights: Weights, table: Tensor, trunk: TrunkShape) -> TiedEmbedding |
     these each, but look up whole rows."""
     if not trunk.ties_embeddings or trunk.has_head_bias or weights.group.num_ranks > 1:
         return None
-    product = make_linear(table)
-    is_counted = table.is_meta and is_processor(weights.device) and reads_panels(table.dtype)
-    if isinstance(product, PanelLinear) or (is_counted and isinstance(product, PlainLinear)):
-        return TiedEmbedding(product)
-    return None
+    # Elsewhere the head packs the table in a layout of its own, or reads it as it is.
+    if not (is_processor(weights.device) and reads_panels(table.dtype)):
+        return None
+    product = PlainLinear(table, None) if table.is_meta else make_linear(table)
+    return TiedEmbedding(product) if isinstance(product, PanelLinear | PlainLinear) else None
 
 
 def load_columns(weights: Weights, name: str, size: tuple[int, int], columns: range) -> Embedding:
