@@ -85,6 +85,7 @@ def warm_up(
     if most.prefill:
         engine.launch(_full(manifest, most.prefill)).outcome()
     if sizes is None or not sizes.max_requests:
+        # At decode too: a retracted request whose state nobody has kept is computed anew there.
         with loops_for_many_tokens():
             for plan in (prompt, _crowded(manifest, prompt_len, 1)):
                 engine.launch(plan).outcome()
