@@ -14,6 +14,7 @@ from ferryman.cache.keys import as_token_ids, extend_keys, page_keys, root_key
 from ferryman.cache.manifest import (
     Kind,
     SectionSpec,
+    StateManifest,
     lay_out,
     manifest_from_json,
 )
@@ -74,6 +75,23 @@ def test_a_manifest_survives_json_and_keeps_its_digest() -> None:
     assert again.digest == manifest.digest
     assert manifest.differences(again) == ()
     assert manifest.text is manifest.text, "each hand-off carries it, so it is made once"
+
+
+def test_a_manifest_of_rows_of_one_position_has_the_digest_that_it_always_had() -> None:
+    """State in tiers is found by it. Rows of several positions are another layout."""
+    specs = {
+        Kind.FULL: SectionSpec("key", 0, (2, 16, 4), "float32", 0),
+        Kind.RECURRENT: SectionSpec("conv", 1, (8, 3), "float32", 0, (("x", 6), ("B", 2))),
+    }
+    layouts = tuple(lay_out(kind, [spec]) for kind, spec in specs.items())
+    manifest = StateManifest("f", 16, 1, 0, layouts)
+    assert manifest.digest == "8f73970d57bc2ddcfff7c8e3d5fe1443"
+    blocks = lay_out(Kind.FULL, [replace(specs[Kind.FULL], positions_a_row=4)])
+    other = replace(manifest, layouts=(blocks, layouts[1]))
+    assert other.digest != manifest.digest
+    assert manifest.differences(other) == ("full key of layer 0: positions_a_row 1 here, 4 there",)
+    again = manifest_from_json(other.text)
+    assert (again, again.digest) == (other, other.digest)
 
 
 def test_differences_name_the_section_that_differs() -> None:

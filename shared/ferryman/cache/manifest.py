@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import cached_property
 from math import prod
+from typing import Any
 
 DTYPE_BYTES = {"float8_e4m3fn": 1, "bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 SECTION_ALIGNMENT = 64
@@ -43,7 +44,8 @@ class Kind(StrEnum):
 class Section:
     """One tensor inside a slot: its place, and the axis along which tensor parallelism cuts it.
 
-    `shard_axis` None: every rank holds all of it.
+    `shard_axis` None: every rank holds all of it. A row of a page stands for `positions_a_row`, and
+    lies in the page of the last of them; a page that is shorter has one row (`rows_within`).
     """
 
     name: str
@@ -52,10 +54,16 @@ class Section:
     dtype: str
     offset: int
     shard_axis: int | None
+    positions_a_row: int = 1
 
     @property
     def num_bytes(self) -> int:
         return prod(self.shape) * DTYPE_BYTES[self.dtype]
+
+    def rows_within(self, computed: range) -> int:
+        """The number of rows that are written as these positions of one page, or of some that
+        follow each other, are computed."""
+        return computed.stop // self.positions_a_row - computed.start // self.positions_a_row
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +72,7 @@ class SectionSpec:
 
     `parts` (name, length along axis 0) divide it into sections of their own, because each is
     sharded separately. They follow each other without padding, so one strided view covers them all.
+    `positions_a_row` are as in `Section`.
     """
 
     name: str
@@ -72,6 +81,7 @@ class SectionSpec:
     dtype: str
     shard_axis: int | None
     parts: tuple[tuple[str, int], ...] = ()
+    positions_a_row: int = 1
 
     @property
     def num_bytes(self) -> int:
@@ -79,12 +89,13 @@ class SectionSpec:
 
     def placed(self, offset: int) -> Iterator[Section]:
         """The spec at `offset`: one section, or one for each part."""
+        rest = self.shard_axis, self.positions_a_row
         if not self.parts:
-            yield Section(self.name, self.layer, self.shape, self.dtype, offset, self.shard_axis)
+            yield Section(self.name, self.layer, self.shape, self.dtype, offset, *rest)
         for name, length in self.parts:
             shape = (length, *self.shape[1:])
             part = f"{self.name}.{name}"
-            section = Section(part, self.layer, shape, self.dtype, offset, self.shard_axis)
+            section = Section(part, self.layer, shape, self.dtype, offset, *rest)
             yield section
             offset += section.num_bytes
 
@@ -231,13 +242,23 @@ class StateManifest:
     def digest(self) -> str:
         """32 hex digits; equal digests mean equal state in every slot for equal tokens, to the bit
         unless the arithmetic is ANY_ARITHMETIC."""
-        canonical = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+        canonical = json.dumps(self._fields(), sort_keys=True, separators=(",", ":"))
         return hashlib.blake2b(canonical.encode(), digest_size=16).hexdigest()
 
     @cached_property
     def text(self) -> str:
         """The manifest as JSON, which each hand-off carries; `manifest_from_json` reads it back."""
-        return json.dumps(asdict(self), sort_keys=True)
+        return json.dumps(self._fields(), sort_keys=True)
+
+    def _fields(self) -> dict[str, Any]:
+        """All fields as JSON has them. Rows of one position do not say so: the digests under which
+        tiers keep state are older than rows of several."""
+        fields = asdict(self)
+        for layout in fields["layouts"]:
+            for section in layout["sections"]:
+                if section["positions_a_row"] == 1:
+                    del section["positions_a_row"]
+        return fields
 
     def differences(self, other: StateManifest) -> tuple[str, ...]:
         """The reasons why state of `other` cannot be used here, one line each; empty if it can."""

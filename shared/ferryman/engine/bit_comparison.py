@@ -1,7 +1,9 @@
 """The engine's part of an audit: the comparison of two resume sets, bit by bit.
 
 Two slots of one kind are compared byte by byte. A page counts as far as its positions are computed,
-and no byte between sections counts. A recurrent slot counts as a whole.
+and no byte between sections counts. A row that stands for several positions counts in the page of
+the last of them, once all are computed: nobody writes it before. A recurrent slot counts as a
+whole.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from ferryman.cache.manifest import DTYPE_BYTES, KindLayout, Section, StateManifest
+from ferryman.cache.manifest import DTYPE_BYTES, Kind, KindLayout, Section, StateManifest
 from ferryman.engine.memory.transfer import Transfer
 from ferryman.schedule.events import AuditPair, HeldUnit
 
@@ -50,27 +52,37 @@ def _difference(
     cold = np.frombuffer(transfer.read(unit.kind, pair.cold.slot), np.uint8)
     if np.array_equal(served, cold):
         return None
+    computed = _computed(unit, manifest.page_size)
     for section in layout.sections:
-        counted = _counted(section, served, unit.num_tokens)
-        if not np.array_equal(counted, _counted(section, cold, unit.num_tokens)):
-            digests = [_digest(layout, content, unit.num_tokens) for content in (served, cold)]
+        counted = _counted(section, served, computed)
+        if not np.array_equal(counted, _counted(section, cold, computed)):
+            digests = [_digest(layout, content, computed) for content in (served, cold)]
             return UnitDifference(unit, section, digests[0], digests[1])
     return None
 
 
-def _counted(section: Section, content: Bytes, num_tokens: int) -> Bytes:
-    """The bytes of a section that count: of the first `num_tokens` positions; 0 for all of it."""
+def _computed(unit: HeldUnit, page_size: int) -> range | None:
+    """The computed positions of a page; None for a recurrent state."""
+    if unit.kind is Kind.RECURRENT:
+        return None
+    first = unit.index * page_size
+    return range(first, first + unit.num_tokens)
+
+
+def _counted(section: Section, content: Bytes, computed: range | None) -> Bytes:
+    """The bytes of a section that count: of a page whose positions `computed` are, all without."""
     part = content[section.offset : section.offset + section.num_bytes]
-    if not num_tokens:
+    if computed is None:
         return part
+    rows = section.rows_within(computed)
     shaped = part.reshape(*section.shape, DTYPE_BYTES[section.dtype])
     # Where ranks share the heads, those come before the positions.
     is_by_head = section.shard_axis == 0 and len(section.shape) > 1
-    return shaped[:, :num_tokens] if is_by_head else shaped[:num_tokens]
+    return shaped[:, :rows] if is_by_head else shaped[:rows]
 
 
-def _digest(layout: KindLayout, content: Bytes, num_tokens: int) -> bytes:
+def _digest(layout: KindLayout, content: Bytes, computed: range | None) -> bytes:
     digest = xxhash.xxh3_128()
     for section in layout.sections:
-        digest.update(np.ascontiguousarray(_counted(section, content, num_tokens)).data)
+        digest.update(np.ascontiguousarray(_counted(section, content, computed)).data)
     return digest.digest()

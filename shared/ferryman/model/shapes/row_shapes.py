@@ -102,8 +102,9 @@ class BlockRowsShape:
         rows, dims = rows_of_page(size, length), {"blocks": self.head_dim}
         if self.index is not None:
             dims["index"] = self.index.head_dim
+        stored = place.dtype, None
         return tuple(
-            SectionSpec(name, place.layer, (rows, dim), place.dtype, shard_axis=None)
+            SectionSpec(name, place.layer, (rows, dim), *stored, positions_a_row=length)
             for name, dim in dims.items()
         )
 
