@@ -25,6 +25,7 @@ from ferryman.errors import ConfigError
 from ferryman.model.config import load_config
 from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_model
+from ferryman.model.shapes.manifest import pads_prompts
 
 SEED = 2
 """A config with layers of all types and several streams."""
@@ -219,3 +220,16 @@ def test_lists_that_are_left_out_have_their_meaning(tmp_path: Path) -> None:
     saved = json.loads((tmp_path / "other" / "config.json").read_text())
     whole = written(tmp_path / "other", {**saved, "architectures": raw["architectures"]})
     assert load_config(whole) == short
+
+
+def published_with(folder: Path, **fields: object) -> Path:
+    raw = json.loads(PUBLISHED.read_text())["config"]
+    return written(folder, {**raw, **fields})
+
+
+def test_prompts_are_padded_where_no_token_lists_blocks(tmp_path: Path) -> None:
+    """The list of a padded token is as long as the longest prompt's."""
+    folder = tmp_path / "published"
+    for ratios, is_padded in (([0], True), ([0, 4], False), ([0, 128], False)):
+        fields = {"compress_ratios": ratios, "num_hidden_layers": len(ratios)}
+        assert pads_prompts(load_config(published_with(folder, **fields))) == is_padded

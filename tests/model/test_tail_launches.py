@@ -126,7 +126,7 @@ def test_chunks_of_a_size_launch_the_same(family: str, arithmetic: str, tmp_path
         options = LoadOptions("bfloat16", CARD, page_size=16, arithmetic=arithmetic)
         model = load_model(folder, options)
         if not pads_prompts(model.config):
-            pytest.skip("its chunks are cut on the host")
+            pytest.skip("its chunks are not padded")
         eager = eager_of(model)
         for where in CHUNKS:
             tensors = padded(model, *where)

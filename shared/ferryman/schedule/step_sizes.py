@@ -115,8 +115,8 @@ class StepSizes:
         return next((size for size in self.tails() if size.rows >= length), None)
 
     def tails(self) -> tuple[TailSize, ...]:
-        """All sizes of chunks, the shortest first. No kernel's grid follows from the width of a
-        prompt's table, so it has one."""
+        """All sizes of chunks, the shortest first. Of models whose chunks are padded no kernel's
+        grid follows from the width of a prompt's table, so it has one."""
         return tuple(TailSize(rows, self.widths()[-1]) for rows in self.tail_rows)
 
     def each(self) -> Iterator[DecodeSize]:

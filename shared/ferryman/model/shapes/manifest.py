@@ -22,7 +22,7 @@ from ferryman.model.shapes.attention_shapes import (
     LatentShape,
 )
 from ferryman.model.shapes.model_shapes import AS_COMPUTED, ModelConfig, StatePlace, share_of_rank
-from ferryman.model.shapes.row_shapes import MeanIndexShape, RowAttentionShape
+from ferryman.model.shapes.row_shapes import BlockRowsShape, MeanIndexShape, RowAttentionShape
 
 SCAN_BLOCK = 64
 
@@ -101,10 +101,13 @@ def _window_len(config: ModelConfig) -> int:
 
 def pads_prompts(config: ModelConfig) -> bool:
     """Whether all layers take a chunk with padding behind it on a card. Attention over latents and
-    attention within chunks do not: they cut a prompt by its positions on the host."""
+    attention within chunks do not: they cut a prompt by its positions on the host. Rows of blocks
+    do not, because each token lists those that the table has room for: a padded chunk's table has
+    room for the longest prompt, 8,192 rows of 128 tokens for 1,048,576."""
     shapes = [shape for states in config.states for shape in states]
     return not any(
-        isinstance(shape, LatentShape) or (isinstance(shape, AttentionShape) and shape.chunk_len)
+        isinstance(shape, LatentShape | BlockRowsShape)
+        or (isinstance(shape, AttentionShape) and shape.chunk_len)
         for shape in shapes
     )
 
