@@ -13,6 +13,7 @@ from ferryman.model.shapes.config_fields import read_fields
 from ferryman.model.shapes.manifest import (
     attentions,
     check_kv_dtype,
+    num_streams,
     pads_prompts,
     profile_len,
     state_manifest,
@@ -33,6 +34,9 @@ PROCESS_BYTES = 220 << 20
 CARD_BYTES = 600 << 20
 # A graph's launches in one layer, as the driver keeps them. It is not measured yet.
 GRAPH_LAYER_BYTES = 64 << 10
+# Tensors as large as all residual streams that a layer has at once, among them streams, their
+# norms, gates and n-grams. Qwen 4 has up to nine, with the tables of its chosen blocks.
+STREAM_TENSORS = 10
 # Kinds whose pages a step names, at most.
 PAGED_KINDS = 2
 _ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2}
@@ -231,8 +235,9 @@ def _demand(options: EngineOptions, sized: StateManifest, model_len: int) -> Sta
 def step_bytes(config: ModelConfig, options: EngineOptions) -> int:
     """The bytes of one rank except weights and state: the process, and its largest step's tensors.
 
-    A step holds a few tensors of [tokens, hidden_dim], the profiles of distance of a layer, if it
-    has some, and logits of its rows in 32 bits with as much again twice for the draw.
+    A step holds a few tensors of [tokens, hidden_dim], those of residual streams and the profiles
+    of distance of a layer, if it has some, and logits of its rows in 32 bits with as much again
+    twice for the draw.
     """
     item = 8 if options.dtype == "float64" else 4
     trunk = config.trunk
@@ -242,7 +247,15 @@ def step_bytes(config: ModelConfig, options: EngineOptions) -> int:
     process = PROCESS_BYTES if options.device == CPU else CARD_BYTES
     profiles = profile_len(config, options.tp_size) * options.chunk_tokens
     largest = hidden + logits + profiles * _ITEM_BYTES[options.dtype]
+    largest += stream_bytes(config, options)
     return process + largest + opened_bytes(config, options) + replay_bytes(config, options)
+
+
+def stream_bytes(config: ModelConfig, options: EngineOptions) -> int:
+    """The bytes of tensors [tokens, streams, hidden_dim] of one rank; 0 without streams. Every rank
+    has all streams."""
+    numbers = num_streams(config) * config.trunk.hidden_dim
+    return STREAM_TENSORS * options.chunk_tokens * numbers * _ITEM_BYTES[options.dtype]
 
 
 def opened_bytes(config: ModelConfig, options: EngineOptions) -> int:

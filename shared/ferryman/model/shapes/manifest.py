@@ -142,3 +142,23 @@ def profile_len(config: ModelConfig, num_ranks: int) -> int:
         return 0
     layers = zip(config.attentions, config.distances, strict=True)
     return max(shape.shard(num_ranks).q_heads * term.extent for shape, term in layers)
+
+
+class CountedStreams(Protocol):
+    """Residual streams, in any of their shapes."""
+
+    @property
+    def count(self) -> int: ...
+
+
+@runtime_checkable
+class StreamedConfig(Protocol):
+    """The config of a model whose residual path has several streams."""
+
+    @property
+    def streams(self) -> CountedStreams: ...
+
+
+def num_streams(config: ModelConfig) -> int:
+    """The residual streams of a token; 0 for a model whose path is the hidden state alone."""
+    return config.streams.count if isinstance(config, StreamedConfig) else 0
