@@ -25,7 +25,7 @@ from ferryman.errors import ConfigError
 from ferryman.model.config import load_config
 from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_model
-from ferryman.model.shapes.manifest import pads_prompts
+from ferryman.model.shapes.manifest import pads_prompts, state_manifest
 
 SEED = 2
 """A config with layers of all types and several streams."""
@@ -225,6 +225,34 @@ def test_lists_that_are_left_out_have_their_meaning(tmp_path: Path) -> None:
 def published_with(folder: Path, **fields: object) -> Path:
     raw = json.loads(PUBLISHED.read_text())["config"]
     return written(folder, {**raw, **fields})
+
+
+REFUSED = [
+    ({"compress_ratios": [False] * 99}, "'compress_ratios' must be a list of 43 of 0, 4 and 128"),
+    ({"compress_ratios": [[4]] * 99}, "'compress_ratios' must be a list of 43 of 0, 4 and 128"),
+    ({"compress_ratios": 4}, "'compress_ratios' must be a list of 43 of 0, 4 and 128"),
+    ({"rope_scaling": [1]}, r"'rope_scaling' must be an object; it is \[1\]"),
+    ({"rope_parameters": [1]}, r"'rope_parameters' must be an object; it is \[1\]"),
+]
+
+
+@pytest.mark.parametrize(("fields", "expected"), REFUSED, ids=str)
+def test_a_refusal_names_the_field_that_was_read(
+    fields: dict[str, object], expected: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        load_config(published_with(tmp_path / "published", **fields))
+
+
+@pytest.mark.parametrize(("block_len", "most"), [(12, 4), (9, 1)])
+def test_a_page_that_cuts_a_block_is_refused_with_one_that_does_not(
+    block_len: int, most: int, tmp_path: Path
+) -> None:
+    config = load_config(published_with(tmp_path / "published", compress_rate_csa=block_len))
+    advice = f"a power of two that divides {block_len}, {most} at most"
+    with pytest.raises(ConfigError, match=advice):
+        state_manifest(config, "bfloat16", 16, "")
+    assert state_manifest(config, "bfloat16", most, "").page_size == most
 
 
 def test_prompts_are_padded_where_no_token_lists_blocks(tmp_path: Path) -> None:

@@ -175,10 +175,18 @@ def _read_types(fields: ConfigFields) -> tuple[str, ...]:
     if fields.raw.get("compress_ratios") is None:
         interleaved = [CSA if layer % 2 else HCA for layer in range(max(num_layers - 2, 0))]
         return (*[HCA] * min(num_layers, 2), *interleaved)
-    ratios = fields.whole_list("compress_ratios")[:num_layers]
-    if len(ratios) != num_layers or set(ratios) - set(TYPES_BY_RATIO):
+    ratios = fields.raw["compress_ratios"]
+    types = [_type_of(ratio) for ratio in ratios[:num_layers]] if isinstance(ratios, list) else []
+    if len(types) != num_layers or not all(types):
         raise fields.refusal("compress_ratios", f"a list of {num_layers} of 0, 4 and 128")
-    return tuple(TYPES_BY_RATIO[ratio] for ratio in ratios)
+    return tuple(types)
+
+
+def _type_of(ratio: object) -> str:
+    """The type of layers with this ratio; empty where there are none. `false` is no ratio of 0."""
+    if isinstance(ratio, bool) or not isinstance(ratio, int):
+        return ""
+    return TYPES_BY_RATIO.get(ratio, "")
 
 
 def _read_mixers(fields: ConfigFields) -> tuple[MixerShape, ...]:
@@ -231,9 +239,10 @@ def _read_attention(fields: ConfigFields, turning: str) -> RowAttentionShape:
 def _read_positions(fields: ConfigFields, name: str) -> RotaryPositions:
     """The rotation `name`: of its own parameters, or as published, where a scaling is that of
     layers with compressed keys alone, and does not lengthen what it turns."""
-    rope = fields.raw.get("rope_parameters") or fields.raw.get("rope_scaling") or {}
+    source = "rope_parameters" if fields.raw.get("rope_parameters") else "rope_scaling"
+    rope = fields.raw.get(source) or {}
     if not isinstance(rope, Mapping):
-        raise fields.refusal("rope_parameters", "an object")
+        raise fields.refusal(source, "an object")
     if isinstance(rope.get(MAIN), Mapping) and isinstance(rope.get(COMPRESS), Mapping):
         turning = dict(rope[name])
     elif name == MAIN:

@@ -95,9 +95,10 @@ class BlockRowsShape:
         """Raises ConfigError for pages in which a block's row has no place of its own."""
         size, length = place.page_size, self.block_len
         if max(size, length) % min(size, length):
+            # Pages are powers of two, and all of them suit a block that is one.
             raise ConfigError(
                 f"page_size={size}: layer {place.layer} keeps a row for each {length} tokens;"
-                f" choose a multiple of {length}, or a number that divides it"
+                f" choose a power of two that divides {length}, {length & -length} at most"
             )
         rows, dims = rows_of_page(size, length), {"blocks": self.head_dim}
         if self.index is not None:
