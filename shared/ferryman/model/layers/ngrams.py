@@ -36,6 +36,7 @@ from ferryman_kernels.elementwise.streams.keyed_value import StreamNorms, keyed_
 
 BYTE = 8
 MULTIPLIERS = "layer_multipliers"
+SIZES, OFFSETS = "ngram_heads_vocab_sizes", "ngram_heads_offsets"
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,9 +174,10 @@ def _load_products(weights: Weights, shape: NgramShape) -> Linear:
 
 
 def _load_table(weights: Weights, shape: NgramShape) -> NgramTable:
-    """Tables have the rows that follow from the config, whose number is checked. The multipliers
-    are a checkpoint's own if it has them."""
+    """Tables have the rows that follow from the config, which are those of the checkpoint. The
+    multipliers are a checkpoint's own if it has them."""
     tables, heads = rows_of_heads(shape), _heads_of_rank(shape, weights.group)
+    _check_rows(weights, tables)
     rows = range(tables[heads][0].start, tables[heads][-1].stop)
     place = weights.device
     multipliers = torch.tensor(multipliers_of(shape))
@@ -187,6 +189,24 @@ def _load_table(weights: Weights, shape: NgramShape) -> NgramTable:
         torch.tensor([table.start - rows.start for table in tables]).to(place),
     )
     return NgramTable(hashes, heads, _read_rows(weights, shape, tables[-1].stop, rows))
+
+
+def _check_rows(weights: Weights, tables: tuple[range, ...]) -> None:
+    """Raises ConfigError if the checkpoint names other tables than follow from its config."""
+    implied = {
+        SIZES: [len(table) for table in tables],
+        OFFSETS: [table.start for table in tables],
+    }
+    for name, numbers in implied.items():
+        if not weights.has(name):
+            continue
+        stored = weights.stored(name, (len(tables),), ("I64",))
+        # A checkpoint that is sized alone has shapes in place of numbers.
+        if not stored.is_meta and stored.tolist() != numbers:
+            raise ConfigError(
+                f"{weights.checkpoint.folder}: {name} are {stored.tolist()} in the"
+                f" checkpoint, but ngram_vocab_size_base in config.json implies {numbers}"
+            )
 
 
 def _read_rows(weights: Weights, shape: NgramShape, num_used: int, rows: range) -> Tensor:
