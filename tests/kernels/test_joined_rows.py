@@ -87,14 +87,16 @@ def test_a_card_reads_both_pools(dtype: torch.dtype) -> None:
         joined = joined_rows(near, far)
         made = latent_attention_by_splits(q, *joined, 16, SCALE, sinks)
         usual = latent_attention(q, *joined, 16, SCALE, sinks)
+        widths = [max(1, int((places >= 0).sum())) for places in joined.places]
         alone = [
             latent_attention_by_splits(
-                q[i : i + 1], joined.pages, joined.places[i : i + 1, :651], 16, SCALE, sinks
+                q[i : i + 1], joined.pages, joined.places[i : i + 1, :width], 16, SCALE, sinks
             )
-            for i in range(len(q))
+            for i, width in enumerate(widths)
         ]
     assert_close(made, expected, TOLERANCE[dtype])
     assert_close(usual, expected, TOLERANCE[dtype])
+    assert len(set(widths)) == 5, "a list's width does not show"
     assert torch.equal(torch.cat(alone), made)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,9 +18,13 @@ from torch import Tensor
 
 from ferryman.cache.manifest import Kind
 from ferryman.errors import ConfigError
+from ferryman.model.layers import block_row_attention
 from ferryman.model.one_order import in_one_order
 from ferryman.model.shapes.batch import PrefillBatch
 from ferryman.model.weights import linear
+from ferryman_kernels.attention.blocks import block_rows
+from ferryman_kernels.attention.blocks.joined_rows import PlacedRows, joined_rows
+from ferryman_kernels.attention.sparse_index import index_scores
 from ferryman_kernels.ragged import PaddedSpan
 
 HEAVY, SPARSE = "heavily_compressed_attention", "compressed_sparse_attention"
@@ -63,6 +68,36 @@ def test_a_token_s_bits_do_not_depend_on_chunks(
     expected = [whole.prefill([Part(whole.start(), prompt)])[0] for prompt in prompts]
     for made, right in zip(ragged_logits(PagedRun(model), prompts, rng), expected, strict=True):
         assert torch.equal(made, right)
+
+
+@every_type
+@every_dtype
+def test_tokens_in_pieces_have_the_bits_of_a_whole_step(
+    layer_type: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both of the lists' places and of the index' scores."""
+    model = block_model(drawn_oracle(layer_type, seed=4), tmp_path, dtype, 8)
+    (prompt,) = prompts_of(random.Random(8), 75)
+    whole_run, run, listed, scored = PagedRun(model), PagedRun(model), list[int](), list[int]()
+    (whole,) = whole_run.prefill([Part(whole_run.start(), prompt)])
+
+    def joined(near: PlacedRows, far: PlacedRows) -> PlacedRows:
+        listed.append(len(far.places))
+        return joined_rows(near, far)
+
+    def scores(q: Tensor, *rest: Any) -> Tensor:
+        scored.append(len(q))
+        return index_scores(q, *rest)
+
+    monkeypatch.setattr(block_row_attention, "joined_rows", joined)
+    monkeypatch.setattr(block_rows, "index_scores", scores)
+    monkeypatch.setattr(block_row_attention, "PLACES", 40 * (11 + 5))
+    monkeypatch.setattr(block_rows, "SCORES", 30 * 18)
+    (made,) = run.prefill([Part(run.start(), prompt)])
+    assert torch.equal(made, whole)
+    # Four blocks of 16 are closed, and eighteen of 4, of which the index chooses five.
+    assert listed == ([42, 33] if layer_type == HEAVY else [40, 35])
+    assert scored == ([] if layer_type == HEAVY else [30, 10, 30, 5])
 
 
 @every_type

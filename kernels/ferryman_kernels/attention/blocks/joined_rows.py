@@ -28,7 +28,11 @@ class PlacedRows(NamedTuple):
 
 
 def joined_rows(near: PlacedRows, far: PlacedRows) -> PlacedRows:
-    """The rows of both for attention: `latent_attention` reads them like those of one pool."""
+    """The rows of both for attention: `latent_attention` reads them like those of one pool.
+
+    The pages may be a view of one pool that reaches into the other: the caller keeps both alive
+    until they are read.
+    """
     assert near.pages.dtype == far.pages.dtype, (near.pages.dtype, far.pages.dtype)
     assert near.pages.shape[2] == far.pages.shape[2], (near.pages.shape, far.pages.shape)
     if not far.places.shape[1]:

@@ -150,7 +150,8 @@ def _read_index(fields: ConfigFields) -> MeanIndexShape:
         raise fields.refusal("indexer_budget", f"a multiple of indexer_compress_ratio {length}")
     head_dim, turning = fields.whole("indexer_head_dim"), _read_positions(fields).rotary_dim
     if head_dim < turning:
-        raise fields.refusal("indexer_head_dim", f"at least {turning}, which turn")
+        expected = f"at least {turning}, which turn by head_dim and partial_rotary_factor"
+        raise fields.refusal("indexer_head_dim", expected)
     return MeanIndexShape(fields.whole("indexer_n_heads"), head_dim, length, budget // length)
 
 
@@ -180,7 +181,8 @@ def _read_ngram(
     # A slot keeps so many bytes of an id.
     most = 256**ID_BYTES
     if not separators or separators[0] >= trunk.vocab_size:
-        raise fields.refusal("eos_token_id", f"a token id, behind which {NGRAM_IDS} begins anew")
+        # N-grams begin anew behind it.
+        raise fields.refusal("eos_token_id", f"a token id below vocab_size beside {NGRAM_IDS}")
     if trunk.vocab_size > most:
         raise fields.refusal("vocab_size", f"at most {most} beside {NGRAM_IDS}")
     return NgramShape(
