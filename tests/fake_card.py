@@ -19,7 +19,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ferryman.model.layers import decoder, tabled_experts
+from ferryman.model.layers import decoder, ngrams, tabled_experts
 from ferryman_kernels._triton import Kernel
 from ferryman_kernels.products import _dense_product_triton, dense_product
 
@@ -57,6 +57,7 @@ def fake_card() -> Iterator[None]:
             (decoder, "side_by_side", lambda load, items: tuple(map(load, items))),
             # A table without numbers names no expert that is missing.
             (tabled_experts, "are_below", lambda numbers, end: True),
+            (ngrams, "are_numbers", lambda stored, numbers: True),
             (dense_product, "tiles_agree", lambda device: True),
             (_dense_product_triton, "tiles_agree", lambda device: True),
             (Tensor, "__getitem__", _get_item),
