@@ -24,7 +24,7 @@ from ferryman.model.layers.decoder_layers import Layer, LayerPlace, Mixer, PathL
 from ferryman.model.layers.hidden_streams import SpreadLayer
 from ferryman.model.layers.hyper_connections import (
     CopiedStreams,
-    MixedPath,
+    HyperPath,
     MixedShape,
     ReadStreamsNorm,
     load_end_gates,
@@ -305,10 +305,10 @@ def _load_mixer(weights: Weights, place: LayerPlace, shape: MixerShape) -> Mixer
 
 def _load_path(
     config: DeepseekV4Config, weights: Weights, place: LayerPlace, module: str, norm: str
-) -> MixedPath:
+) -> HyperPath:
     names = (f"{module}.fn", f"{module}.base", f"{module}.scale")
     gates = load_mixed_gates(weights, names, config.streams, config.trunk)
-    return MixedPath(gates, load_norm(weights, norm, place.hidden_dim, place.norm_eps))
+    return HyperPath(gates, load_norm(weights, norm, place.hidden_dim, place.norm_eps))
 
 
 _WORDS = {

@@ -17,13 +17,12 @@ from ferryman.model.families.qwen import read_shared_moe
 from ferryman.model.layers.attention import load_attention
 from ferryman.model.layers.block_sparse import BlockSparseAttention
 from ferryman.model.layers.decoder import Decoder, EmbeddingAndHead, EndScales, load_layers
-from ferryman.model.layers.decoder_layers import Layer, LayerPlace, Mixer
+from ferryman.model.layers.decoder_layers import Layer, LayerPlace, Mixer, PathLayer
 from ferryman.model.layers.delta import load_delta
 from ferryman.model.layers.gated_streams import (
     GatedStreamsShape,
     MixedStreamsNorm,
     MixedStreamsPath,
-    PathsLayer,
     load_stream_mixer,
 )
 from ferryman.model.layers.hidden_streams import SpreadLayer
@@ -230,7 +229,7 @@ def _layer(config: Qwen4ExpConfig, weights: Weights, place: LayerPlace) -> Layer
     )
     feed_forward = load_routed(weights.under("mlp"), config.experts, place.hidden_dim)
     mixer = _mixer(config, weights, place)
-    layer = PathsLayer(mixer_path, mixer, feed_forward_path, feed_forward)
+    layer = PathLayer(mixer_path, mixer, feed_forward_path, feed_forward)
     ngrams = config.ngrams[place.layer]
     if ngrams is None:
         return layer

@@ -14,16 +14,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ferryman.model.layers.decoder_layers import (
-    FeedForward,
-    LayerPlace,
-    Mixer,
-    Residual,
-    ResidualPath,
-)
+from ferryman.model.layers.decoder_layers import LayerPlace, Residual
 from ferryman.model.layers.hyper_connections import StreamResidual
-from ferryman.model.shapes.batch import StepBatch
-from ferryman.model.shapes.state import ModelState
 from ferryman.model.weights.linear import Linear
 from ferryman.model.weights.matrix import join_linear
 from ferryman.model.weights.named_weights import Weights, accumulation_dtype
@@ -81,22 +73,6 @@ class MixedStreamsNorm:
     def __call__(self, hidden: Tensor) -> Tensor:
         """[tokens, hidden_dim] for `hidden` [tokens, streams, hidden_dim]."""
         return self.mixer.read(hidden)[0]
-
-
-@dataclass(frozen=True, slots=True)
-class PathsLayer:
-    """A mixer and a feed-forward, each with a path around it."""
-
-    mixer_path: ResidualPath
-    mixer: Mixer
-    feed_forward_path: ResidualPath
-    feed_forward: FeedForward
-
-    def forward(self, hidden: Tensor, batch: StepBatch, state: ModelState) -> Tensor:
-        x, residual = self.mixer_path.entered(hidden)
-        mixed = self.mixer.forward(x, batch, state)
-        x, residual = self.feed_forward_path.entered(residual.plus(mixed))
-        return residual.plus(self.feed_forward(x))
 
 
 def load_stream_mixer(

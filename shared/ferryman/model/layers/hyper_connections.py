@@ -14,6 +14,7 @@ stream_s ← Σ_r matrix_rs · stream_r + written_s · y
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -53,6 +54,11 @@ class MixedShape:
     eps: float
 
 
+StreamWriter = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""New streams from old ones, a part's output and the gates for writing it to them, behind which a
+matrix stands where streams are mixed."""
+
+
 @dataclass(frozen=True, slots=True)
 class StreamGates:
     """The gates of a part; `mix` takes the accumulation dtype."""
@@ -66,16 +72,22 @@ class StreamGates:
         wide = accumulation_dtype(streams.dtype)
         return read_streams(streams, self.mix(streams.flatten(1).to(wide)), self.numbers)
 
+    @property
+    def write(self) -> StreamWriter:
+        return mix_streams if self.numbers.balance.rounds else expand_streams
+
 
 @dataclass(frozen=True, slots=True)
 class StreamResidual:
-    """The streams beside a part, and its gates [tokens, streams] for writing to them."""
+    """The streams beside a part, and its gates [tokens, streams] for writing to them, with a matrix
+    behind them where `write` mixes streams."""
 
     streams: Tensor
     gates: Tensor
+    write: StreamWriter = expand_streams
 
     def plus(self, output: Tensor) -> Tensor:
-        return expand_streams(self.streams, output, self.gates)
+        return self.write(self.streams, output, self.gates)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,31 +99,7 @@ class HyperPath:
 
     def entered(self, hidden: Tensor) -> tuple[Tensor, Residual]:
         x, gates = self.gates.read(hidden)
-        return self.norm(x), StreamResidual(hidden, gates[:, hidden.shape[1] :])
-
-
-@dataclass(frozen=True, slots=True)
-class MixedResidual:
-    """The streams beside a part, and behind its gates [tokens, streams + streams²] for writing to
-    them the matrix that mixes them."""
-
-    streams: Tensor
-    gates: Tensor
-
-    def plus(self, output: Tensor) -> Tensor:
-        return mix_streams(self.streams, output, self.gates)
-
-
-@dataclass(frozen=True, slots=True)
-class MixedPath:
-    """The path around a part that reads `norm` of a row of the streams, and mixes them."""
-
-    gates: StreamGates
-    norm: Norm
-
-    def entered(self, hidden: Tensor) -> tuple[Tensor, Residual]:
-        x, gates = self.gates.read(hidden)
-        return self.norm(x), MixedResidual(hidden, gates[:, hidden.shape[1] :])
+        return self.norm(x), StreamResidual(hidden, gates[:, hidden.shape[1] :], self.gates.write)
 
 
 @dataclass(frozen=True, slots=True)
