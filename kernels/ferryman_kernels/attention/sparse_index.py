@@ -208,9 +208,10 @@ def index_scores(
     page_table: Tensor,
     rows: Tensor,
     positions: Tensor,
+    step: int = 1,
 ) -> Tensor:
-    """Scores [tokens, positions] of single tokens, -inf for those that a token does not see; as
-    many positions as the table has, or as the furthest token sees.
+    """Scores [tokens, keys] of single tokens, -inf for those that a token does not see; as many
+    keys as the table has, or as the furthest token sees.
 
     `rows` [tokens] is each token's row of the table.
     """
@@ -219,7 +220,7 @@ def index_scores(
         run = index_scores_triton
     elif serves(q):
         run = index_scores_compiled
-    return run(q, weights, index_pages, page_table, rows, positions)
+    return run(q, weights, index_pages, page_table, rows, positions, step)
 
 
 def _check(q: Tensor, weights: Tensor, index_pages: Tensor, page_table: Tensor) -> None:

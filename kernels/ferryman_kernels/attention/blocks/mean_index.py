@@ -13,14 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ferryman_kernels.attention._sparse_index_compiled import index_scores_compiled
-from ferryman_kernels.attention._sparse_index_triton import index_scores_triton
-from ferryman_kernels.attention.sparse_index import (
-    SCORE_BLOCK,
-    best_positions,
-    index_scores_reference,
-)
-from ferryman_kernels.cpu._compiled import serves
+from ferryman_kernels.attention.sparse_index import SCORE_BLOCK, best_positions, index_scores
 
 
 def choose_mean_blocks(
@@ -69,14 +62,10 @@ def _best_blocks(
     count: int,
 ) -> Tensor:
     """`choose_mean_blocks` by the scores of all tokens at once."""
-    (page_table, rows, positions), run = named, index_scores_reference
-    if q.is_cuda and q.dtype != torch.float64:
-        run = index_scores_triton
-    elif serves(q):
-        run = index_scores_compiled
+    page_table, rows, positions = named
     # The first block that has not ended where the token stands: its own, or the one behind.
     num_ended = torch.div(positions + 1, length, rounding_mode="floor")
-    scores = run(q, shares, index_pages, page_table, rows, num_ended - 1, length)
+    scores = index_scores(q, shares, index_pages, page_table, rows, num_ended - 1, length)
     whole = scores.new_full((len(q), _num_blocks(page_table, index_pages, length)), -torch.inf)
     whole[:, : scores.shape[1]] = scores
     best = best_positions(whole.scatter_(1, num_ended[:, None], torch.inf), count + 1)
