@@ -15,8 +15,8 @@ from torch import Tensor
 from ferryman.cache.manifest import Kind
 from ferryman.model.layers.decoder_layers import LayerPlace, load_norm
 from ferryman.model.layers.head_norms import NormOfHeads
-from ferryman.model.layers.rotation import RotaryEmbedding, load_rotary
-from ferryman.model.shapes.attention_shapes import AttentionShape
+from ferryman.model.layers.rotation import RowTurn, load_row_turn
+from ferryman.model.shapes.attention_shapes import AttentionShape, RotaryPositions
 from ferryman.model.shapes.batch import StepBatch
 from ferryman.model.shapes.row_shapes import MeanIndexShape
 from ferryman.model.weights.linear import Linear
@@ -36,7 +36,7 @@ class MeanIndexer:
     projected: Linear
     q_norm: NormOfHeads
     k_norm: NormOfHeads
-    turn: RotaryEmbedding
+    turn: RowTurn
     weights: Tensor
 
     def write(self, hidden: Tensor, batch: StepBatch, pages: Tensor) -> Tensor:
@@ -50,19 +50,14 @@ class MeanIndexer:
         # All tokens' own keys are in their pages by now, those of one step's other tokens, too.
         means = block_means(pages, table, rows, ends, self.shape.block_len)
         starts = (ends - self.shape.block_len + 1).clamp_min(0)
-        keys = self._turned(self.k_norm(means[:, None]), starts)
+        keys = self.turn(self.k_norm(means[:, None]), starts)
         write_latents(pages, keys[:, 0], table, rows, ends)
-        return self._turned(self.q_norm(q.contiguous()), batch.positions)
+        return self.turn(self.q_norm(q.contiguous()), batch.positions)
 
     def _ends(self, positions: Tensor) -> Tensor:
         """The positions at which a block ends; -1 for all others."""
         ends_here = (positions + 1) % self.shape.block_len == 0
         return torch.where(ends_here, positions, -1)
-
-    def _turned(self, heads: Tensor, positions: Tensor) -> Tensor:
-        # A rotation takes queries and keys together; here they have other positions.
-        turned, _ = self.turn(heads, heads[:, :1], positions)
-        return turned
 
     def choose(self, q: Tensor, batch: StepBatch, pages: Tensor) -> Tensor:
         """The blocks [tokens, kv_heads, at most count + 1] that each token attends to."""
@@ -77,6 +72,7 @@ def load_mean_indexer(
 ) -> MeanIndexer:
     """The indexer under `weights`, beside `attention`, which is undivided. Every rank computes all
     of it."""
+    assert isinstance(attention.positions, RotaryPositions), attention
     rows = (shape.heads + 1) * shape.head_dim
     q_norm, k_norm = (
         NormOfHeads(load_norm(weights, name, shape.head_dim, place.norm_eps, place.norm_origin))
@@ -89,6 +85,6 @@ def load_mean_indexer(
         projected=weights.matrix("index_qk_proj.weight", rows, place.hidden_dim).linear(None),
         q_norm=q_norm,
         k_norm=k_norm,
-        turn=load_rotary(weights, attention.positions),
+        turn=load_row_turn(weights, attention.positions),
         weights=torch.full((shape.heads,), shape.head_dim**-0.5, dtype=wide, device=weights.device),
     )

@@ -200,6 +200,13 @@ class ExpertHeadsShape(AttentionShape):
         return replace(self, q_heads=kv_heads * self.experts_per_token, kv_heads=kv_heads)
 
 
+def row_of_token(name: str, dim: int, place: StatePlace) -> tuple[SectionSpec, ...]:
+    """A page's section `name`, a row of `dim` channels a token. Every rank keeps all of it, because
+    all heads read it."""
+    shape = (place.page_size, dim)
+    return (SectionSpec(name, place.layer, shape, place.dtype, shard_axis=None),)
+
+
 @dataclass(frozen=True, slots=True)
 class LatentShape:
     """Multi-head latent attention (DeepSeek-V2): a token keeps one row, which all heads read.
@@ -248,8 +255,7 @@ class LatentShape:
         return Kind.WINDOW if self.window_len else Kind.FULL
 
     def sections(self, place: StatePlace) -> tuple[SectionSpec, ...]:
-        shape = (place.page_size, self.row_dim)
-        return (SectionSpec("latent", place.layer, shape, place.dtype, shard_axis=None),)
+        return row_of_token("latent", self.row_dim, place)
 
     def shard(self, num_ranks: int) -> LatentShape:
         """A share of the heads; every rank keeps all rows, because all heads read them."""
@@ -278,8 +284,7 @@ class IndexShape:
         return Kind.FULL
 
     def sections(self, place: StatePlace) -> tuple[SectionSpec, ...]:
-        shape = (place.page_size, self.head_dim)
-        return (SectionSpec("index", place.layer, shape, place.dtype, shard_axis=None),)
+        return row_of_token("index", self.head_dim, place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,8 +308,7 @@ class BlockIndexShape:
         return Kind.FULL
 
     def sections(self, place: StatePlace) -> tuple[SectionSpec, ...]:
-        shape = (place.page_size, self.head_dim)
-        return (SectionSpec("index", place.layer, shape, place.dtype, shard_axis=None),)
+        return row_of_token("index", self.head_dim, place)
 
     def shard(self, num_ranks: int) -> BlockIndexShape:
         """The heads of a rank's keys; every rank keeps all index keys, because all heads read

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from ferryman.cache.manifest import Kind, SectionSpec
 from ferryman.errors import ConfigError
-from ferryman.model.shapes.attention_shapes import RotaryPositions
+from ferryman.model.shapes.attention_shapes import RotaryPositions, row_of_token
 from ferryman.model.shapes.model_shapes import StatePlace
 from ferryman.model.shapes.ranks import per_rank
 from ferryman_kernels.attention.blocks.block_rows import rows_of_page
@@ -47,8 +47,7 @@ class RowAttentionShape:
         return Kind.WINDOW
 
     def sections(self, place: StatePlace) -> tuple[SectionSpec, ...]:
-        shape = (place.page_size, self.head_dim)
-        return (SectionSpec("latent", place.layer, shape, place.dtype, shard_axis=None),)
+        return row_of_token("latent", self.head_dim, place)
 
     def shard(self, num_ranks: int) -> RowAttentionShape:
         """A share of the groups of heads; every rank keeps all rows, because all heads read
@@ -152,5 +151,4 @@ class MeanIndexShape:
         return Kind.FULL
 
     def sections(self, place: StatePlace) -> tuple[SectionSpec, ...]:
-        shape = (place.page_size, self.head_dim)
-        return (SectionSpec("index", place.layer, shape, place.dtype, shard_axis=None),)
+        return row_of_token("index", self.head_dim, place)

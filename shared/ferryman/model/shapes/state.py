@@ -121,9 +121,9 @@ class ModelState:
 
     `conv` [slots, conv_dim, conv_width - 1] and `ssm` are in recurrent slots, and a layer may have
     one without the other. `ssm` is [slots, ssm_heads, ssm_head_dim, ssm_state] for Mamba-2, [slots,
-    v_heads, k_dim, v_dim] for a gated delta net, [slots, heads, v_dim, k_dim] for an mLSTM, whose
-    `norm` [slots, heads, k_dim + 1] has the running maximum behind a head's norm, [slots, 3, dim]
-    for RWKV-4, and [slots, 3 · series, channels] for the means of blocks. `hidden` [slots,
+    v_heads, k_dim, v_dim] for a gated delta net, [slots, heads, v_dim, k_dim] for an mLSTM, [slots,
+    3, dim] for RWKV-4, and [slots, 3 · series, channels] for the means of blocks. `norm` [slots,
+    heads, k_dim + 1] is an mLSTM's, with the running maximum behind a head's norm. `hidden` [slots,
     hidden_dim] is there too: the last token's hidden state, for a model that drafts for itself. So
     is `ngram` [slots, channels, depth]: the last inputs of the convolution of a layer's n-grams,
     and the bytes of the last ids. `latent` and `index` are pages of one row a token: [slots,
