@@ -30,11 +30,15 @@ from ferryman_kernels.cpu._compiled import (
     exp,
     part,
     prange,
-    serves,
 )
 from ferryman_kernels.cpu._vectors import fused
 from ferryman_kernels.ragged import SlotAt, Spans, check_rows, result_for
-from ferryman_kernels.recurrence.selective_scan import run_at, runs_of_spans, runs_of_tokens
+from ferryman_kernels.recurrence.selective_scan import (
+    form_of_runs,
+    run_at,
+    runs_of_spans,
+    runs_of_tokens,
+)
 
 BLOCK_DIM = 256
 """Channels that one program, or one iteration of the shared loop, computes."""
@@ -255,7 +259,5 @@ def _check(
 
 
 def _backend(x: Tensor, states: Tensor) -> Callable[[Inputs, Tensor, Tensor, Tensor], None]:
-    if x.is_cuda:
-        return rg_lru_runs_triton
-    is_wide = states.dtype in (torch.float32, torch.float64)
-    return rg_lru_runs_compiled if is_wide and serves(x, states) else rg_lru_runs_reference
+    forms = rg_lru_runs_triton, rg_lru_runs_compiled, rg_lru_runs_reference
+    return form_of_runs(forms, x, states)

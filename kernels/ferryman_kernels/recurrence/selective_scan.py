@@ -13,7 +13,7 @@ in one slot to that in another, with a copy of the last state in a third one (a 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -36,6 +36,8 @@ from ferryman_kernels.ragged import (
 
 BLOCK_DIM = 32
 """Channels that one program, or one iteration of the shared loop, computes."""
+
+Form = TypeVar("Form", bound=Callable[..., None])
 
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 """x, dt, A, B, C, D, as `selective_scan` takes them.
@@ -309,7 +311,15 @@ def _check(
 
 
 def _backend(x: Tensor, states: Tensor) -> Callable[[Inputs, Tensor, Tensor, Tensor], None]:
+    forms = selective_runs_triton, selective_runs_compiled, selective_runs_reference
+    return form_of_runs(forms, x, states)
+
+
+def form_of_runs(forms: tuple[Form, Form, Form], x: Tensor, states: Tensor) -> Form:
+    """The form of a scan of runs that serves x and the states: of those for a card, as a loop of
+    the CPU, and in torch."""
+    triton, compiled, reference = forms
     if x.is_cuda:
-        return selective_runs_triton
+        return triton
     is_wide = states.dtype in (torch.float32, torch.float64)
-    return selective_runs_compiled if is_wide and serves(x, states) else selective_runs_reference
+    return compiled if is_wide and serves(x, states) else reference

@@ -29,13 +29,12 @@ from ferryman_kernels.cpu._compiled import (
     exp,
     part,
     prange,
-    serves,
 )
 from ferryman_kernels.cpu._vectors import fused
 from ferryman_kernels.ragged import SlotAt, Spans, check_rows, result_for
 from ferryman_kernels.recurrence.cells._block_mean_triton import block_mean_runs_triton
 from ferryman_kernels.recurrence.cells.block_mean_rows import NOTHING, BlockedRows
-from ferryman_kernels.recurrence.selective_scan import runs_of_spans, runs_of_tokens
+from ferryman_kernels.recurrence.selective_scan import form_of_runs, runs_of_spans, runs_of_tokens
 
 BLOCK_DIM = 256
 """Channels that one iteration of the shared loop computes."""
@@ -203,8 +202,5 @@ def _check(rows: BlockedRows, states: Tensor) -> None:
 def _backend(
     rows: BlockedRows, states: Tensor
 ) -> Callable[[BlockedRows, Tensor, Tensor, Tensor], None]:
-    if rows.values.is_cuda:
-        return block_mean_runs_triton
-    is_wide = states.dtype in (torch.float32, torch.float64)
-    served = is_wide and serves(rows.values, states)
-    return block_mean_runs_compiled if served else block_mean_runs_reference
+    forms = block_mean_runs_triton, block_mean_runs_compiled, block_mean_runs_reference
+    return form_of_runs(forms, rows.values, states)

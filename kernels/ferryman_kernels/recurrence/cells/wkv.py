@@ -29,13 +29,12 @@ from ferryman_kernels.cpu._compiled import (
     exp,
     part,
     prange,
-    serves,
 )
 from ferryman_kernels.cpu._vectors import fused
 from ferryman_kernels.ragged import SlotAt, Spans, check_rows, result_for
 from ferryman_kernels.recurrence.cells._wkv_triton import wkv_runs_triton
 from ferryman_kernels.recurrence.cells.wkv_rows import NOTHING, WeightedRows
-from ferryman_kernels.recurrence.selective_scan import runs_of_spans, runs_of_tokens
+from ferryman_kernels.recurrence.selective_scan import form_of_runs, runs_of_spans, runs_of_tokens
 
 BLOCK_DIM = 256
 """Channels that one iteration of the shared loop computes."""
@@ -180,7 +179,5 @@ def _check(rows: WeightedRows, states: Tensor) -> None:
 def _backend(
     rows: WeightedRows, states: Tensor
 ) -> Callable[[WeightedRows, Tensor, Tensor, Tensor], None]:
-    if rows.k.is_cuda:
-        return wkv_runs_triton
-    is_wide = states.dtype in (torch.float32, torch.float64)
-    return wkv_runs_compiled if is_wide and serves(rows.k, states) else wkv_runs_reference
+    forms = wkv_runs_triton, wkv_runs_compiled, wkv_runs_reference
+    return form_of_runs(forms, rows.k, states)
