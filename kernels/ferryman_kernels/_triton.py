@@ -24,6 +24,7 @@ __all__ = [
     "next_power_of_two",
     "shared_bytes",
     "tl",
+    "warps_of_row",
     "wide_type",
     "with_whole_rows",
 ]
@@ -113,6 +114,11 @@ def shared_bytes(device: torch.device) -> int:
         return HOPPER_SHARED_BYTES
     properties: Any = torch.cuda.get_device_properties(device)
     return int(properties.shared_memory_per_block_optin)
+
+
+def warps_of_row(block: int) -> int:
+    """The warps of a program that computes a whole row in a block of so many numbers."""
+    return min(16, max(1, block // 512))
 
 
 def wide_type(dtype: torch.dtype) -> Any:

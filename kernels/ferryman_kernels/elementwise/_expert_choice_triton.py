@@ -101,10 +101,8 @@ def _share_of_chosen(best: tl.tensor, is_place: tl.tensor, MEASURE: tl.constexpr
     """Shares of the chosen experts' scores, where no measure of all experts made their ranks."""
     if MEASURE == "SOFTMAX_OF_CHOSEN":
         shares = _measured(best, is_place, "SOFTMAX")
-    elif MEASURE == "SQRT_SOFTPLUS":
-        shares = _measured(best, is_place, "SQRT_SOFTPLUS")
     else:
-        shares = _measured(best, is_place, "SIGMOID")
+        shares = _measured(best, is_place, MEASURE)
     return shares
 
 

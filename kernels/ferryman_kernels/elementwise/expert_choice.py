@@ -103,10 +103,7 @@ def choose_experts_reference(
 ) -> Choice:
     wide = scores.to(wide_dtype(scores.dtype))
     shares, chosen = _best(wide, rule, numbers.bias)
-    if rule.sum is not None:
-        shares = shares / divisor(shares, rule.sum)
-    if rule.scaling != 1.0:
-        shares = shares * rule.scaling
+    shares = scaled(shares, rule)
     if numbers.scales is not None:
         shares = shares * numbers.scales[chosen]
     return shares.to(dtype), chosen
@@ -149,7 +146,14 @@ def _in_best_groups(ranks: Tensor, groups: ExpertGroups) -> Tensor:
     return grouped.masked_fill(outside[:, :, None], -torch.inf).flatten(1)
 
 
-def divisor(shares: Tensor, rule: ShareSum) -> Tensor:
+def scaled(shares: Tensor, rule: ExpertRule) -> Tensor:
+    """Shares [tokens, per_token], divided by their sum if the rule has one, and scaled."""
+    if rule.sum is not None:
+        shares = shares / _divisor(shares, rule.sum)
+    return shares if rule.scaling == 1.0 else shares * rule.scaling
+
+
+def _divisor(shares: Tensor, rule: ShareSum) -> Tensor:
     """The number [tokens, 1] that `shares` [tokens, per_token] are divided by."""
     total = shares.sum(-1, keepdim=True)
     if rule.added:

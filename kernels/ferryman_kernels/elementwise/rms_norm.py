@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ferryman_kernels._precision import wide_dtype
-from ferryman_kernels._triton import Kernel, next_power_of_two, tl, wide_type
+from ferryman_kernels._triton import Kernel, next_power_of_two, tl, warps_of_row, wide_type
 from ferryman_kernels.cpu._compiled import serves
 from ferryman_kernels.elementwise._rms_norm_compiled import (
     add_rms_norm_compiled,
@@ -153,13 +153,9 @@ def _launch(
         x, gate, weight, y,
         x.stride(0), gate.stride(0), y.stride(0), dim // groups, EPS=float(eps),
         GATE_FIRST=gate_first, GATE_LAST=gate_last, BLOCK_DIM=block, WIDE=wide_type(x.dtype),
-        num_warps=_num_warps(block),
+        num_warps=warps_of_row(block),
     )  # fmt: skip
     return y
-
-
-def _num_warps(block: int) -> int:
-    return min(16, max(1, block // 512))
 
 
 def add_rms_norm_triton(
@@ -171,7 +167,7 @@ def add_rms_norm_triton(
     _add_rms_norm_kernel[len(x),](
         x, added, weight, total, y,
         x.stride(0), added.stride(0), x.shape[1], EPS=float(eps),
-        SCALE=float(scale), BLOCK_DIM=block, WIDE=wide_type(x.dtype), num_warps=_num_warps(block),
+        SCALE=float(scale), BLOCK_DIM=block, WIDE=wide_type(x.dtype), num_warps=warps_of_row(block),
     )  # fmt: skip
     return total, y
 

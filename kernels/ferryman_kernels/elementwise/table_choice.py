@@ -20,9 +20,9 @@ from ferryman_kernels.elementwise.expert_choice import (
     ExpertRule,
     Measure,
     ShareSum,
-    divisor,
     measured,
     room,
+    scaled,
 )
 
 OF_ONE_SCORE = (Measure.SIGMOID, Measure.SQRT_SOFTPLUS)
@@ -34,12 +34,7 @@ def look_up_experts_reference(
 ) -> Choice:
     chosen = table.index_select(0, token_ids)
     best = scores.gather(1, chosen).to(wide_dtype(scores.dtype))
-    shares = measured(best, rule.measure)
-    if rule.sum is not None:
-        shares = shares / divisor(shares, rule.sum)
-    if rule.scaling != 1.0:
-        shares = shares * rule.scaling
-    return shares.to(dtype), chosen
+    return scaled(measured(best, rule.measure), rule).to(dtype), chosen
 
 
 def look_up_experts_triton(

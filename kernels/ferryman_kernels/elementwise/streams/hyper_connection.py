@@ -29,8 +29,8 @@ import torch
 from torch import Tensor
 
 from ferryman_kernels._precision import wide_dtype
-from ferryman_kernels._triton import cdiv, laid_out, next_power_of_two, wide_type
-from ferryman_kernels.cpu._compiled import row_like, serves
+from ferryman_kernels._triton import cdiv, laid_out, next_power_of_two, warps_of_row, wide_type
+from ferryman_kernels.cpu._compiled import Loop, row_like, serves
 from ferryman_kernels.elementwise.streams._hyper_connection_compiled import (
     expand_loop,
     mix_loop,
@@ -118,29 +118,25 @@ def read_streams_compiled(
 
 
 def expand_streams_compiled(streams: Tensor, y: Tensor, gates: Tensor) -> Tensor:
-    (tokens, count, dim), streams = streams.shape, streams.contiguous()
-    y = y if y.stride(1) == 1 else y.contiguous()
-    expanded = torch.empty_like(streams)
-    expand_loop(
-        streams.numel(),
-        row_like(streams.dtype), row_like(gates.dtype), streams.data_ptr(), y.data_ptr(),
-        y.stride(0), gates.data_ptr(), gates.stride(0), expanded.data_ptr(), tokens * count, count,
-        dim,
-    )  # fmt: skip
-    return expanded
+    return _written(expand_loop, streams.numel(), streams, y, gates)
 
 
 def mix_streams_compiled(streams: Tensor, y: Tensor, gates: Tensor) -> Tensor:
+    return _written(mix_loop, streams.shape[1] * streams.numel(), streams, y, gates)
+
+
+def _written(loop: Loop, elements: int, streams: Tensor, y: Tensor, gates: Tensor) -> Tensor:
+    """The streams that a loop over so many elements writes."""
     (tokens, count, dim), streams = streams.shape, streams.contiguous()
     y = y if y.stride(1) == 1 else y.contiguous()
-    mixed = torch.empty_like(streams)
-    mix_loop(
-        count * streams.numel(),
+    written = torch.empty_like(streams)
+    loop(
+        elements,
         row_like(streams.dtype), row_like(gates.dtype), streams.data_ptr(), y.data_ptr(),
-        y.stride(0), gates.data_ptr(), gates.stride(0), mixed.data_ptr(), tokens * count, count,
+        y.stride(0), gates.data_ptr(), gates.stride(0), written.data_ptr(), tokens * count, count,
         dim,
     )  # fmt: skip
-    return mixed
+    return written
 
 
 def read_streams_triton(
@@ -155,7 +151,7 @@ def read_streams_triton(
         NORM_EPS=float(numbers.norm_eps), STREAMS=count, GATES=num_gates,
         BLOCK_GATES=next_power_of_two(num_gates), LANES=next_power_of_two(count),
         ROUNDS=numbers.balance.rounds, BALANCE_EPS=float(numbers.balance.eps), BLOCK_DIM=block,
-        WIDE=wide_type(streams.dtype), num_warps=_num_warps(block),
+        WIDE=wide_type(streams.dtype), num_warps=warps_of_row(block),
     )  # fmt: skip
     return x, gates
 
@@ -166,7 +162,7 @@ def expand_streams_triton(streams: Tensor, y: Tensor, gates: Tensor) -> Tensor:
     expanded, block = torch.empty_like(streams), next_power_of_two(dim)
     expand_kernel[tokens, count](
         streams, y, gates, expanded, y.stride(0), gates.stride(0), dim,
-        BLOCK_DIM=block, WIDE=wide_type(streams.dtype), num_warps=_num_warps(block),
+        BLOCK_DIM=block, WIDE=wide_type(streams.dtype), num_warps=warps_of_row(block),
     )  # fmt: skip
     return expanded
 
@@ -181,10 +177,6 @@ def mix_streams_triton(streams: Tensor, y: Tensor, gates: Tensor) -> Tensor:
         num_warps=max(1, block // 256),
     )  # fmt: skip
     return mixed
-
-
-def _num_warps(block: int) -> int:
-    return min(16, max(1, block // 512))
 
 
 def read_streams(streams: Tensor, mixes: Tensor, numbers: GateNumbers) -> tuple[Tensor, Tensor]:

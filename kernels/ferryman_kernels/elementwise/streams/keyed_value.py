@@ -18,7 +18,14 @@ import torch
 from torch import Tensor
 
 from ferryman_kernels._precision import wide_dtype
-from ferryman_kernels._triton import Kernel, laid_out, next_power_of_two, tl, wide_type
+from ferryman_kernels._triton import (
+    Kernel,
+    laid_out,
+    next_power_of_two,
+    tl,
+    warps_of_row,
+    wide_type,
+)
 from ferryman_kernels.cpu._compiled import (
     STRICT,
     Loop,
@@ -177,7 +184,7 @@ def keyed_value_triton(
     _keyed_value_kernel[tokens, count](
         keys, streams, laid_out(values), *norms[:3], taken, normed, dim, EPS=float(norms.eps),
         ROOT=dim**0.5, LEAST=LEAST_SCORE, BLOCK_DIM=block, WIDE=wide_type(streams.dtype),
-        num_warps=min(16, max(1, block // 512)),
+        num_warps=warps_of_row(block),
     )  # fmt: skip
     return taken, normed
 
