@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 """Keys of the vocabulary for tokens that end a generation."""
 
 _FLOATS = {"F64": "float64", "F32": "float32"}
+FULL_LAYER, WINDOW_LAYER = "full_attention", "sliding_attention"
 _SCALINGS = ("none", "linear", "yarn")
 
 
@@ -164,6 +165,19 @@ def _vocab_size(model: GgufFile) -> int:
     if embedding is None:
         raise model.metadata.refusal("{arch}.vocab_size", "given with a tensor token_embd.weight")
     return embedding.shape[0]
+
+
+def window_flags(model: GgufFile, unsaid: list[bool] | None = None) -> list[bool]:
+    """Whether each layer has a window, as the file says; `unsaid` if it may leave that out."""
+    key = "{arch}.attention.sliding_window_pattern"
+    if unsaid is not None and not model.metadata.has(key):
+        return unsaid
+    return list(map(bool, by_layer(model, key)))
+
+
+def window_kinds(are_windows: Iterable[object]) -> list[str]:
+    """The word of a config for each layer, true for those with a window."""
+    return [WINDOW_LAYER if is_window else FULL_LAYER for is_window in are_windows]
 
 
 def by_layer(model: GgufFile, key: str) -> list[int]:

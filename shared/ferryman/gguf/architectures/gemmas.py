@@ -15,6 +15,8 @@ from ferryman.gguf.architectures.config_fields import (
     by_layer,
     expert_fields,
     trunk_fields,
+    window_flags,
+    window_kinds,
 )
 from ferryman.gguf.architectures.tensor_names import (
     ATTENTION,
@@ -123,10 +125,7 @@ def _common_fields(model: GgufFile) -> Fields:
     metadata, table = model.metadata, model.tensors.get(_TABLE)
     return {
         **_GELU,
-        "layer_types": [
-            "sliding_attention" if is_window else "full_attention"
-            for is_window in _are_windows(model)
-        ],
+        "layer_types": window_kinds(window_flags(model)),
         "sliding_window": metadata.whole("{arch}.attention.sliding_window"),
         "num_kv_shared_layers": metadata.whole("{arch}.attention.shared_kv_layers", 0),
         "hidden_size_per_layer_input": metadata.whole("{arch}.embedding_length_per_layer_input"),
@@ -141,7 +140,7 @@ def _heads(model: GgufFile) -> Fields:
     near, far = (_of_kind(model, key, is_window=kind) for kind in (True, False))
     are_keys = {
         f"blk.{layer}.attn_v.weight" not in model.tensors
-        for layer, is_window in enumerate(_are_windows(model)[: _num_own(model)])
+        for layer, is_window in enumerate(window_flags(model)[: _num_own(model)])
         if not is_window
     }
     if len(are_keys) != 1 or (near != far and are_keys == {False}):
@@ -156,10 +155,6 @@ def _heads(model: GgufFile) -> Fields:
     }
 
 
-def _are_windows(model: GgufFile) -> list[bool]:
-    return list(map(bool, by_layer(model, "{arch}.attention.sliding_window_pattern")))
-
-
 def _num_own(model: GgufFile) -> int:
     """The number of layers that keep pages of their own; they are the first ones."""
     shared = model.metadata.whole("{arch}.attention.shared_kv_layers", 0)
@@ -168,7 +163,7 @@ def _num_own(model: GgufFile) -> int:
 
 def _of_kind(model: GgufFile, key: str, *, is_window: bool) -> int:
     """A number that all layers with windows have, or all without."""
-    pairs = zip(by_layer(model, key), _are_windows(model), strict=True)
+    pairs = zip(by_layer(model, key), window_flags(model), strict=True)
     values = {value for value, flag in pairs if flag is is_window}
     if len(values) != 1:
         raise model.metadata.refusal(key, "alike in layers with windows, and alike in full ones")

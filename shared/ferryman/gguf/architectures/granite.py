@@ -10,6 +10,8 @@ from ferryman.gguf.architectures.config_fields import (
     expert_fields,
     inner_dim,
     trunk_fields,
+    window_flags,
+    window_kinds,
 )
 from ferryman.gguf.architectures.tensor_names import (
     ATTENTION,
@@ -88,7 +90,6 @@ def granite_swa_names(model: GgufFile) -> TensorNames:
 def granite_swa_fields(model: GgufFile) -> Fields:
     """Layers without positions are those that a key of flags names; all others have one base."""
     metadata, turning = model.metadata, "{arch}.attention.rope_pattern"
-    windows = by_layer(model, "{arch}.attention.sliding_window_pattern")
     shared = metadata.whole("{arch}.expert_shared_feed_forward_length", 0)
     has_experts = metadata.whole("{arch}.expert_count", 0) > 0
     fields = {
@@ -97,9 +98,7 @@ def granite_swa_fields(model: GgufFile) -> Fields:
         ),
         **_multipliers(model),
         "sliding_window": metadata.whole("{arch}.attention.sliding_window"),
-        "layer_types": [
-            "sliding_attention" if is_window else "full_attention" for is_window in windows
-        ],
+        "layer_types": window_kinds(window_flags(model)),
     }
     if metadata.has(turning):
         base = fields["rope_theta"]

@@ -8,7 +8,7 @@ OLMo 3 has the name of OLMo 2 and windows. Released EXAONE 4 of 64 layers has wi
 
 from __future__ import annotations
 
-from ferryman.gguf.architectures.config_fields import Fields, by_layer
+from ferryman.gguf.architectures.config_fields import Fields, by_layer, window_kinds
 from ferryman.gguf.architectures.tensor_names import ATTENTION, ENDS, TensorNames, mlp_names
 from ferryman.gguf.architectures.transformer import dense_fields
 from ferryman.gguf.model_file import GgufFile
@@ -45,9 +45,7 @@ def _windows(model: GgufFile) -> Fields:
         raise metadata.refusal(near, f"{base}, as that of layers without a window")
     return {
         "sliding_window": metadata.whole(_WINDOW),
-        "layer_types": [
-            "sliding_attention" if is_window else "full_attention" for is_window in _flags(model)
-        ],
+        "layer_types": window_kinds(_flags(model)),
     }
 
 

@@ -9,10 +9,11 @@ from ferryman.gguf.architectures.config_fields import (
     Fields,
     any_has,
     attention_fields,
-    by_layer,
     expert_fields,
     inner_dim,
     trunk_fields,
+    window_flags,
+    window_kinds,
 )
 from ferryman.gguf.architectures.row_orders import alternating
 from ferryman.gguf.architectures.tensor_names import (
@@ -132,7 +133,7 @@ def afmoe_fields(model: GgufFile) -> Fields:
         "intermediate_size": inner_dim(model),
         "moe_intermediate_size": metadata.whole("{arch}.expert_feed_forward_length"),
         "num_shared_experts": metadata.whole("{arch}.expert_shared_count"),
-        "num_dense_layers": _num_dense(model),
+        "num_dense_layers": num_dense(model),
         "route_scale": metadata.number("{arch}.expert_weights_scale", 1.0) or 1.0,
         "mup_enabled": True,
         "sliding_window": metadata.whole("{arch}.attention.sliding_window"),
@@ -161,7 +162,6 @@ def hy_v3_fields(model: GgufFile) -> Fields:
 def exaone_moe_fields(model: GgufFile) -> Fields:
     """Layers without windows have no positions, in llama.cpp as well."""
     metadata, experts = model.metadata, grouped_fields(model)
-    windows = by_layer(model, "{arch}.attention.sliding_window_pattern")
     return {
         "architectures": ["ExaoneMoeForCausalLM"],
         **trunk_fields(model),
@@ -171,9 +171,7 @@ def exaone_moe_fields(model: GgufFile) -> Fields:
         "num_shared_experts": experts["n_shared_experts"],
         "mlp_layer_types": mlp_kinds(model),
         "sliding_window": metadata.whole("{arch}.attention.sliding_window"),
-        "layer_types": [
-            "sliding_attention" if is_window else "full_attention" for is_window in windows
-        ],
+        "layer_types": window_kinds(window_flags(model)),
     }
 
 
@@ -184,7 +182,7 @@ def mlp_kinds(model: GgufFile) -> list[str]:
     return ["sparse" if has_experts else "dense" for has_experts in routed]
 
 
-def _num_dense(model: GgufFile) -> int:
+def num_dense(model: GgufFile) -> int:
     """The number of layers before the first with experts."""
     kinds = mlp_kinds(model)
     return kinds.index("sparse") if "sparse" in kinds else len(kinds)
@@ -194,19 +192,14 @@ def gpt_oss_fields(model: GgufFile) -> Fields:
     """Every second layer has windows, the first too; the ends of YaRN's ramp are not rounded, as
     published, though no key says so."""
     metadata, attention = model.metadata, attention_fields(model)
-    pattern, num_layers = "{arch}.attention.sliding_window_pattern", metadata.num_layers
-    has_window = [layer % 2 == 0 for layer in range(num_layers)]
-    if metadata.has(pattern):
-        has_window = [bool(flag) for flag in by_layer(model, pattern)]
+    are_windows = window_flags(model, [layer % 2 == 0 for layer in range(metadata.num_layers)])
     return {
         "architectures": ["GptOssForCausalLM"],
         **trunk_fields(model),
         **attention,
         "rope_scaling": {**attention.get("rope_scaling", {}), "truncate": False},
         "sliding_window": metadata.whole("{arch}.attention.sliding_window"),
-        "layer_types": [
-            "sliding_attention" if window else "full_attention" for window in has_window
-        ],
+        "layer_types": window_kinds(are_windows),
         **expert_fields(model, count="num_local_experts"),
         "intermediate_size": metadata.whole("{arch}.expert_feed_forward_length"),
     }

@@ -8,6 +8,8 @@ A file says the base and the turning part of layers with a window under keys of 
 from __future__ import annotations
 
 from ferryman.gguf.architectures.config_fields import (
+    FULL_LAYER,
+    WINDOW_LAYER,
     Fields,
     any_has,
     attention_fields,
@@ -16,8 +18,10 @@ from ferryman.gguf.architectures.config_fields import (
     inner_dim,
     rope_fields,
     trunk_fields,
+    window_flags,
+    window_kinds,
 )
-from ferryman.gguf.architectures.experts.grouped import GROUPED_EXPERTS, mlp_kinds
+from ferryman.gguf.architectures.experts.grouped import GROUPED_EXPERTS, mlp_kinds, num_dense
 from ferryman.gguf.architectures.tensor_names import (
     ATTENTION,
     ENDS,
@@ -28,7 +32,6 @@ from ferryman.gguf.architectures.tensor_names import (
 )
 from ferryman.gguf.model_file import GgufFile
 
-_FULL, _WINDOW = "full_attention", "sliding_attention"
 _LAGUNA_PERIOD = 4
 """Every so many layers of Laguna one has no window, the first too (src/models/laguna.cpp)."""
 _SOFTMAX, _SIGMOID = 1, 2  # numbers of gating functions
@@ -86,11 +89,9 @@ def _laguna_windows(model: GgufFile) -> Fields:
     metadata, layers = model.metadata, range(model.metadata.num_layers)
     length = metadata.whole(_WINDOW_KEY, 0)
     if not length:
-        return {"layer_types": [_FULL for _ in layers]}
-    are_windows = [layer % _LAGUNA_PERIOD != 0 for layer in layers]
-    if metadata.has(_WINDOW_KEY + "_pattern"):
-        are_windows = list(map(bool, by_layer(model, _WINDOW_KEY + "_pattern")))
-    return {"sliding_window": length, "layer_types": _kinds(are_windows)}
+        return {"layer_types": [FULL_LAYER for _ in layers]}
+    are_windows = window_flags(model, [layer % _LAGUNA_PERIOD != 0 for layer in layers])
+    return {"sliding_window": length, "layer_types": window_kinds(are_windows)}
 
 
 def _both_ropes(model: GgufFile, head_dim: int) -> Fields:
@@ -101,22 +102,18 @@ def _both_ropes(model: GgufFile, head_dim: int) -> Fields:
     if not 0 < turning <= head_dim:
         raise metadata.refusal("{arch}.rope.dimension_count_swa", f"1 to {head_dim}")
     return {
-        _FULL: {
+        FULL_LAYER: {
             "rope_type": "default",
             "rope_theta": base,
             "partial_rotary_factor": full.get("partial_rotary_factor", 1.0),
             **full.get("rope_scaling", {}),
         },
-        _WINDOW: {
+        WINDOW_LAYER: {
             "rope_type": "default",
             "rope_theta": metadata.number("{arch}.rope.freq_base_swa", base),
             "partial_rotary_factor": turning / head_dim,
         },
     }
-
-
-def _kinds(are_windows: list[bool]) -> list[str]:
-    return [_WINDOW if is_window else _FULL for is_window in are_windows]
 
 
 def cohere2_moe_names(model: GgufFile) -> TensorNames:
@@ -128,7 +125,7 @@ def cohere2_moe_names(model: GgufFile) -> TensorNames:
 
 def cohere2_moe_fields(model: GgufFile) -> Fields:
     """Dense layers stand first, and all of them turn. Shared experts count as one in the mean."""
-    metadata, kinds = model.metadata, mlp_kinds(model)
+    metadata = model.metadata
     rms_key = "{arch}.attention.layer_norm_rms_epsilon"
     if metadata.has(rms_key):
         raise metadata.refusal(rms_key, "left out: only norms around the mean are read")
@@ -139,15 +136,15 @@ def cohere2_moe_fields(model: GgufFile) -> Fields:
         **expert_fields(model),
         "intermediate_size": metadata.whole(_EXPERT_WIDTH),
         "prefix_dense_intermediate_size": inner_dim(model),
-        "first_k_dense_replace": kinds.index("sparse") if "sparse" in kinds else len(kinds),
-        "mlp_layer_types": kinds,
+        "first_k_dense_replace": num_dense(model),
+        "mlp_layer_types": mlp_kinds(model),
         "num_shared_experts": metadata.whole("{arch}.expert_shared_count", 0),
         "shared_expert_combination_strategy": "average",
         "expert_selection_fn": _selection(model),
         "norm_topk_prob": metadata.flag("{arch}.expert_weights_norm", False),
         "logit_scale": metadata.number("{arch}.logit_scale"),
         "sliding_window": metadata.whole(_WINDOW_KEY),
-        "layer_types": _kinds(list(map(bool, by_layer(model, _WINDOW_KEY + "_pattern")))),
+        "layer_types": window_kinds(window_flags(model)),
     }
 
 
@@ -173,7 +170,7 @@ def mimo2_names(model: GgufFile) -> TensorNames:
 def mimo2_fields(model: GgufFile) -> Fields:
     """Layers with a window have more key heads. Shares of experts sum to 1, in llama.cpp too."""
     metadata, kv_heads = model.metadata, by_layer(model, "{arch}.attention.head_count_kv")
-    are_windows = list(map(bool, by_layer(model, _WINDOW_KEY + "_pattern")))
+    are_windows = window_flags(model)
     head_dim = metadata.whole("{arch}.attention.key_length")
     rope = rope_fields(model, head_dim)
     return {
@@ -191,7 +188,7 @@ def mimo2_fields(model: GgufFile) -> Fields:
         **{"partial_rotary_factor": 1.0, **rope},
         "swa_rope_theta": metadata.number("{arch}.rope.freq_base_swa", rope["rope_theta"]),
         "sliding_window": metadata.whole(_WINDOW_KEY),
-        "layer_types": _kinds(are_windows),
+        "layer_types": window_kinds(are_windows),
         "mlp_layer_types": mlp_kinds(model),
         **expert_fields(model, count="n_routed_experts"),
         "intermediate_size": inner_dim(model),
