@@ -62,8 +62,10 @@ def for_converter(model: ConvertedModel, folder: Path) -> Iterator[None]:
     file = folder / "config.json"
     saved = file.read_text()
     file.write_text(json.dumps(json.loads(saved) | model.untyped_words))
-    yield
-    file.write_text(saved)
+    try:
+        yield
+    finally:
+        file.write_text(saved)
 
 
 def _rename(file: Path, names: Mapping[str, str]) -> None:
