@@ -10,6 +10,12 @@ import torch
 from tests.kernels.oracles import assert_close, convolution, ragged, strided_states
 from torch import Tensor
 
+from ferryman_kernels.cpu._compiled import numba
+from ferryman_kernels.cpu.launches import (
+    RecordedLaunch,
+    launches_told_to,
+    loops_for_many_tokens,
+)
 from ferryman_kernels.recurrence.causal_conv import (
     causal_conv_decode,
     causal_conv_decode_reference,
@@ -18,6 +24,7 @@ from ferryman_kernels.recurrence.causal_conv import (
     causal_conv_prefill_reference,
     causal_conv_prefill_triton,
 )
+from ferryman_kernels.recurrence.loops import _causal_conv_compiled
 
 TOLERANCE = {torch.float64: 1e-13, torch.float32: 5e-6, torch.bfloat16: 1e-2}
 CPU = torch.device("cpu")
@@ -136,6 +143,29 @@ def test_a_prefill_in_pieces_has_the_bits_of_one_in_whole(
         ]
         assert torch.equal(torch.cat(parts), y)
         assert torch.equal(states, whole)
+
+
+@pytest.mark.skipif(numba is None, reason="the loops are numba's")
+def test_states_are_stored_by_one_thread_even_where_few_tokens_pass_as_many() -> None:
+    """A loop with nothing to share has no version for several threads."""
+    ran = list[RecordedLaunch]()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with loops_for_many_tokens(), launches_told_to(ran.append):
+            causal_conv_prefill(
+                torch.randn(5, CONV_DIM),
+                torch.zeros(1, CONV_DIM, WIDTH - 1),
+                torch.randn(CONV_DIM, WIDTH),
+                None,
+                ((0, 5),),
+                torch.tensor([0]),
+                (),
+            )
+    finally:
+        torch.set_num_threads(threads)
+    convolve, store = _causal_conv_compiled._convolve_loop, _causal_conv_compiled._store_loop
+    assert [launched.loop for launched in ran] == [convolve.shared, store.alone]
 
 
 def test_silu_of_a_large_negative_sum_is_zero() -> None:

@@ -212,7 +212,9 @@ def causal_conv_prefill_compiled(
     )  # fmt: skip
     ends = [(i, end, slot) for i, ((_, end), slot) in enumerate(zip(spans, slot_at, strict=True))]
     stores = [(i, firsts[i], p - spans[i][0], slot) for i, p, slot in (*snapshots, *ends)]
-    _store_loop(0, as_array(x), states, stride, weight.shape[1], slot_at, np.array(stores))
+    _store_loop.on_one_thread(
+        as_array(x), states, stride, weight.shape[1], slot_at, np.array(stores)
+    )
     return y
 
 
