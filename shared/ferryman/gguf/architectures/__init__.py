@@ -18,7 +18,6 @@ from ferryman.gguf.architectures import (
     granite,
     llama_variants,
     nemotron,
-    norms_behind,
     short_convolutions,
     state_spaces,
     transformer,
@@ -79,9 +78,14 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
         transformer.hunyuan_fields, transformer.hunyuan_names, "HunYuanDenseV1ForCausalLM"
     ),
     "olmo2": _read(
-        norms_behind.olmo2_fields, norms_behind.names, "Olmo2ForCausalLM", "Olmo3ForCausalLM"
+        llama_variants.olmo2_fields,
+        llama_variants.norms_behind_names,
+        "Olmo2ForCausalLM",
+        "Olmo3ForCausalLM",
     ),
-    "exaone4": _read(norms_behind.exaone4_fields, norms_behind.names, "Exaone4ForCausalLM"),
+    "exaone4": _read(
+        llama_variants.exaone4_fields, llama_variants.norms_behind_names, "Exaone4ForCausalLM"
+    ),
     "granite": _read(granite.granite_fields, transformer.paired_names, "GraniteForCausalLM"),
     "granitemoe": _read(
         granite.granite_moe_fields,

@@ -1,9 +1,12 @@
-"""Llama with another part: AFM (Arcee), Apertus, Ministral 3, dense GLM-4, the text of Llama 4.
+"""Llama with another part: AFM (Arcee), Apertus, Ministral 3, dense GLM-4, the text of Llama 4, and
+OLMo 2 and 3 and EXAONE 4, whose norms are behind attention and MLP, with none before them.
 
-source   conversion/llama.py, mistral3.py, chatglm.py, glm.py and src/models/ of llama.cpp
+source   conversion/llama.py, mistral3.py, chatglm.py, glm.py, olmo.py, exaone.py and src/models/ of
+         llama.cpp
 
 A file of Llama 4 says neither the length of chunks nor the growth of queries nor which layers have
-them: llama.cpp takes the published ones, which the folder's config has by default too.
+them: llama.cpp takes the published ones, which the folder's config has by default too. OLMo 3 has
+the name of OLMo 2 and windows. Released EXAONE 4 of 64 layers has windows, too.
 """
 
 from __future__ import annotations
@@ -13,8 +16,10 @@ from ferryman.gguf.architectures.config_fields import (
     Fields,
     any_has,
     attention_fields,
+    by_layer,
     expert_fields,
     trunk_fields,
+    window_kinds,
 )
 from ferryman.gguf.architectures.tensor_names import (
     ATTENTION,
@@ -47,6 +52,13 @@ _LLAMA4_SHARED = {
     for there, here in SHARED.items()
 }
 _XIELU = ("alpha_p", "alpha_n")
+_NORMS_BEHIND = {
+    "post_attention_norm.weight": "post_attention_layernorm.weight",
+    "post_ffw_norm.weight": "post_feedforward_layernorm.weight",
+}
+_PERIOD = 4
+"""Every so many layers one has no window, where a file has no pattern."""
+_WINDOW = "{arch}.attention.sliding_window"
 _MAVERICK_EXPERTS = 128
 """Llama 4 Maverick does not norm queries and keys, which no key says (src/models/llama4.cpp)."""
 
@@ -145,3 +157,40 @@ def llama4_fields(model: GgufFile) -> Fields:
         "no_rope_layer_interval": 4,
         "use_qk_norm": experts["num_local_experts"] != _MAVERICK_EXPERTS,
     }
+
+
+def norms_behind_names(model: GgufFile) -> TensorNames:
+    return TensorNames(ENDS, {**_NORMS_BEHIND, **ATTENTION, **mlp_names()})
+
+
+def olmo2_fields(model: GgufFile) -> Fields:
+    if not model.metadata.whole(_WINDOW, 0):
+        return dense_fields(model, "Olmo2ForCausalLM")
+    return {**dense_fields(model, "Olmo3ForCausalLM"), **_olmo3_windows(model)}
+
+
+def exaone4_fields(model: GgufFile) -> Fields:
+    fields = dense_fields(model, "Exaone4ForCausalLM")
+    return {**fields, **(_olmo3_windows(model) if model.metadata.whole(_WINDOW, 0) else {})}
+
+
+def _olmo3_windows(model: GgufFile) -> Fields:
+    """Layers with and without windows, whose rotations have one base."""
+    metadata, near = model.metadata, "{arch}.rope.freq_base_swa"
+    base = metadata.number("{arch}.rope.freq_base", 10_000.0)
+    if metadata.number(near, base) != base:
+        raise metadata.refusal(near, f"{base}, as that of layers without a window")
+    return {
+        "sliding_window": metadata.whole(_WINDOW),
+        "layer_types": window_kinds(_flags(model)),
+    }
+
+
+def _flags(model: GgufFile) -> list[int]:
+    metadata, key = model.metadata, f"{_WINDOW}_pattern"
+    if not metadata.has(key):
+        return [(layer + 1) % _PERIOD for layer in range(metadata.num_layers)]
+    flags = by_layer(model, key)
+    if set(flags) - {0, 1}:
+        raise metadata.refusal(key, "an array of flags")
+    return flags
