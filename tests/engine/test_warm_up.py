@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -18,7 +19,9 @@ import numpy as np
 import pytest
 import torch
 from tests.engine.replayed_graphs import like_a_card
+from tests.model.comparison import random_config
 from tests.native import native_config, save_native
+from tests.tiny_models import save_random
 from torch import Tensor
 
 from ferryman.cache.keys import as_token_ids
@@ -216,7 +219,8 @@ def prompts_of(manifest: StateManifest, step_id: int, spans: list[tuple[int, int
         for kind in manifest.kinds
         if kind is not Kind.RECURRENT
     }
-    clears = tuple(row for row, (start, _) in enumerate(spans) if not start)
+    has_slots = Kind.RECURRENT in manifest.kinds
+    clears = tuple(row for row, (start, _) in enumerate(spans) if has_slots and not start)
     return PrefillStep(step_id, SlotOps(clears=clears), chunks, tables)
 
 
@@ -263,11 +267,30 @@ def test_no_decode_step_compiles_a_loop_for_the_processor(tmp_path: Path) -> Non
     assert compiled_loops() - warmed == set(), "a request would wait for a compiler"
 
 
+def save_mixed(folder: Path) -> None:
+    save_native(folder, native_config(max_position_embeddings=MAX_LEN + 1))
+
+
+def save_choosing(folder: Path, family: str) -> None:
+    """A model whose index chooses more keys than a prompt of a page has."""
+    config = random_config(family, seed=4)
+    config.index_topk, config.max_position_embeddings = 60, MAX_LEN + 1
+    save_random(folder, config, 4)
+
+
 @pytest.mark.usefixtures("loops_of_two_versions")
+@pytest.mark.parametrize(
+    "save",
+    [
+        pytest.param(save_mixed, id="three mixers"),
+        pytest.param(partial(save_choosing, family="deepseek_v32"), id="an index of tokens"),
+        pytest.param(partial(save_choosing, family="deepseek_v4"), id="an index of blocks"),
+    ],
+)
 def test_no_prompt_compiles_a_loop_for_the_processor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    save: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runner, manifest = runner_on_a_processor(tmp_path)
+    runner, manifest = runner_on_a_processor(tmp_path, save)
     # A page and a token stay below it in every loop but the products'.
     monkeypatch.setattr(_compiled, "WORTH_SHARING", 20_000)
     warm_up(runner, manifest, most=MostTokens(decode=36))
@@ -276,8 +299,10 @@ def test_no_prompt_compiles_a_loop_for_the_processor(
     assert compiled_loops() - warmed == set(), "a prompt would wait for a compiler"
 
 
-def runner_on_a_processor(folder: Path) -> tuple[Runner, StateManifest]:
-    save_native(folder, native_config(max_position_embeddings=MAX_LEN + 1))
+def runner_on_a_processor(
+    folder: Path, save: Callable[[Path], None] = save_mixed
+) -> tuple[Runner, StateManifest]:
+    save(folder)
     model = load_model(folder, LoadOptions("float32", page_size=16))
     slots = {Kind.FULL: 40, Kind.WINDOW: 40, Kind.RECURRENT: 80}
     slabs = Slabs.allocate(model.manifest, slots, "cpu")

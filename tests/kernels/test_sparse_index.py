@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 import torch
@@ -18,11 +19,16 @@ from ferryman_kernels.attention.sparse_index import (
     choose_prefill,
     index_scores_reference,
 )
+from ferryman_kernels.cpu.launches import loops_for_many_tokens
 
 DIM = 24
 SPANS = ((0, 70), (24, 31), (5, 6), (13, 100))
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-4, torch.bfloat16: 1e-3}
 CPU = torch.device("cpu")
+scores_of_few_too = pytest.mark.parametrize(
+    "loops", [nullcontext, loops_for_many_tokens], ids=["", "those of many"]
+)
+"""Also where all are chosen."""
 
 
 def _queries(tokens: int, heads: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -71,15 +77,17 @@ def test_scores_are_those_of_the_formula(
 
 
 @pytest.mark.parametrize("count", [1, 7, 16, 40, 99, 100, 500])
+@scores_of_few_too
 def test_a_chunk_chooses_the_best_of_what_each_token_sees(
-    count: int, monkeypatch: pytest.MonkeyPatch
+    loops: Callable[[], AbstractContextManager[None]], count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ferryman_kernels.attention.sparse_index.SCORE_BLOCK", 3 * 100 * 9)
     table, pages = table_of([end for _, end in SPANS], 40), row_pages(torch.float64, 40, DIM)
     spoil_beyond(pages, table, [end for _, end in SPANS])
     seen = [(i, p) for i, (start, end) in enumerate(SPANS) for p in range(start, end)]
     q, weights = _queries(len(seen), 3, torch.float64)
-    places = choose_prefill(q, weights, pages, table, SPANS, count)
+    with loops():
+        places = choose_prefill(q, weights, pages, table, SPANS, count)
     assert places.shape == (len(seen), min(count, 100))
     for token, (row, position) in enumerate(seen):
         keys = rows_of(pages, table[row], position + 1)
@@ -89,7 +97,10 @@ def test_a_chunk_chooses_the_best_of_what_each_token_sees(
 
 
 @pytest.mark.parametrize("count", [1, 16, 63, 64, 500])
-def test_single_tokens_choose_what_their_chunk_chose(count: int) -> None:
+@scores_of_few_too
+def test_single_tokens_choose_what_their_chunk_chose(
+    loops: Callable[[], AbstractContextManager[None]], count: int
+) -> None:
     """Several tokens of one request are in one batch, as in the verification of drafts."""
     start, end, heads = 50, 90, 3
     table, pages = table_of([end], 20), row_pages(torch.float64, 20, DIM)
@@ -97,7 +108,8 @@ def test_single_tokens_choose_what_their_chunk_chose(count: int) -> None:
     chunk = choose_prefill(q, weights, pages, table, ((start, end),), count)
     positions = torch.arange(start, end)
     tables = table.expand(end - start, -1).contiguous()
-    alone = choose_decode(q, weights, pages, tables, positions, count)
+    with loops():
+        alone = choose_decode(q, weights, pages, tables, positions, count)
     assert torch.equal(alone[:, : chunk.shape[1]], chunk[:, : alone.shape[1]])
 
 

@@ -24,6 +24,7 @@ from ferryman_kernels.attention._sparse_index_compiled import index_scores_compi
 from ferryman_kernels.attention._sparse_index_triton import index_scores_triton
 from ferryman_kernels.attention.latent_pages import all_positions, places_of
 from ferryman_kernels.cpu._compiled import serves
+from ferryman_kernels.cpu.launches import for_many_tokens
 from ferryman_kernels.ragged import Span, first_tokens
 
 SCORE_BLOCK = 1 << 22
@@ -49,6 +50,12 @@ def index_scores_reference(
     wanted = torch.einsum("thd,tkd->thk", q.to(wide), found).relu()
     scores = torch.einsum("th,thk->tk", weights.to(wide), wanted)
     return scores.masked_fill(~seen, -torch.inf)
+
+
+def has_to_choose(reach: int, count: int) -> bool:
+    """Whether the `count` best of `reach` keys are found by scores, which the best of fewer are not
+    but where short steps stand for long ones: a score's loop is compiled when it first runs."""
+    return reach > count or (reach > 0 and for_many_tokens.get())
 
 
 def best_positions(scores: Tensor, count: int) -> Tensor:
@@ -131,7 +138,7 @@ def _choose(
             high = min(low + block, end)
             tokens = slice(first + low - start, first + high - start)
             best = all_positions(torch.arange(low, high, device=q.device), high)
-            if high > count:
+            if has_to_choose(high, count):
                 best = best_positions(scores_of(tokens, low, high), count)
             rows = torch.zeros(high - low, dtype=torch.int64, device=q.device)
             places[tokens, : best.shape[1]] = places_of(best, table, rows, index_pages.shape[1])
@@ -195,7 +202,7 @@ def choose_decode(
     assert len(page_table) == len(positions) == len(q), (page_table.shape, positions.shape, q.shape)
     rows, page_size = torch.arange(len(q), device=q.device), index_pages.shape[1]
     reach = page_table.shape[1] * page_size
-    if reach <= count:
+    if not has_to_choose(reach, count):
         return places_of(all_positions(positions, reach), page_table, rows, page_size)
     scores = index_scores(q, weights, index_pages, page_table, rows, positions)
     return places_of(best_positions(scores, count), page_table, rows, page_size)

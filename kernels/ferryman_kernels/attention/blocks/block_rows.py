@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ferryman_kernels.attention.latent_pages import all_positions, places_of, write_latents
-from ferryman_kernels.attention.sparse_index import best_positions, index_scores
+from ferryman_kernels.attention.sparse_index import best_positions, has_to_choose, index_scores
 
 SCORES = 1 << 22
 """The number of scores in memory at once."""
@@ -84,7 +84,7 @@ def choose_block_rows(
     block. It computes none where all blocks are chosen.
     """
     last, rows = closed.last[tokens], closed.rows[tokens]
-    if closed.reach <= count:
+    if not has_to_choose(closed.reach, count):
         return all_positions(last, closed.reach)
     chosen = torch.full((len(last), count), -1, device=last.device)
     q, weights, at_once = q[tokens], weights[tokens], max(1, SCORES // closed.reach)
