@@ -67,7 +67,7 @@ def frame(name: UnitName, seals: UnitSeals, data: bytes) -> pb.FetchResponse:
 
 
 class ScriptedHostCache(hostcache_pb2_grpc.HostCacheServiceServicer):
-    """Answers a fetch with these frames."""
+    """Answers a fetch with these frames, and holds nothing that could be looked up."""
 
     def __init__(self, frames: Sequence[pb.FetchResponse]) -> None:
         self._frames = frames
@@ -76,17 +76,29 @@ class ScriptedHostCache(hostcache_pb2_grpc.HostCacheServiceServicer):
         for answer in self._frames:
             yield answer
 
+    async def Lookup(self, request: Any, context: Any) -> pb.LookupResponse:
+        return pb.LookupResponse()
+
 
 @asynccontextmanager
-async def fetching(frames: Sequence[pb.FetchResponse]) -> AsyncIterator[tuple[StateNodes, Any]]:
+async def scripted(frames: Sequence[pb.FetchResponse]) -> AsyncIterator[Heartbeat]:
     def register(server: Any) -> None:
         servicer = ScriptedHostCache(frames)
         hostcache_pb2_grpc.add_HostCacheServiceServicer_to_server(servicer, server)
 
-    async with listening("127.0.0.1:0", register, grace=0) as door, Channels() as channels:
-        cache = Heartbeat(HOSTCACHE, "hostcache-1", 7, f"127.0.0.1:{door.port}", True, STATE, 0)
-        nodes = StateNodes(Fleet(8.0), channels, UnitSeals(KEY), RouterSignatures(OPEN_TO_ALL))
-        yield nodes, HeldState(cache, KEYS, 3, NAMES)
+    async with listening("127.0.0.1:0", register, grace=0) as door:
+        address = f"127.0.0.1:{door.port}"
+        yield Heartbeat(HOSTCACHE, "hostcache-1", 7, address, True, STATE, 0, node="node-1")
+
+
+def nodes_of(fleet: Fleet, channels: Channels) -> StateNodes:
+    return StateNodes(fleet, channels, UnitSeals(KEY), RouterSignatures(OPEN_TO_ALL))
+
+
+@asynccontextmanager
+async def fetching(frames: Sequence[pb.FetchResponse]) -> AsyncIterator[tuple[StateNodes, Any]]:
+    async with scripted(frames) as cache, Channels() as channels:
+        yield nodes_of(Fleet(8.0), channels), HeldState(cache, KEYS, 3, NAMES)
 
 
 async def fetched(frames: Sequence[pb.FetchResponse]) -> bytes:
@@ -128,6 +140,29 @@ async def test_a_stream_that_ends_within_a_unit_is_not_a_whole_one() -> None:
     frames[2] = frame(NAMES[2], UnitSeals(KEY), content(2)[:20])
     with pytest.raises(Unavailable):
         await fetched(frames)
+
+
+# What host-caches hold.
+
+
+async def deepest(*caches: Heartbeat) -> HeldState | None:
+    fleet = Fleet(8.0)
+    for cache in caches:
+        fleet.on_heartbeat(cache, 0.0)
+    async with Channels() as channels:
+        return await nodes_of(fleet, channels).deepest(TOKENS, b"", "")
+
+
+async def test_nothing_is_known_of_state_before_a_host_cache_is_heard_of() -> None:
+    with pytest.raises(Unavailable, match="no host-cache that keeps this model's state answers"):
+        await deepest()
+
+
+async def test_a_host_cache_that_is_away_does_not_hold_nothing() -> None:
+    async with scripted(()) as cache:
+        assert await deepest(cache) is None
+    with pytest.raises(Unavailable):
+        await deepest(cache)
 
 
 # Requests that ended a while ago.

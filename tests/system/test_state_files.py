@@ -100,6 +100,7 @@ def kite(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     with running_cluster(model, tmp_path_factory.mktemp("first"), shape) as cluster:
         asyncio.run(ask(cluster, PROMPT, "kite"))
         asyncio.run(cluster.await_stored(PROMPT))
+        asyncio.run(_await_savable(cluster))
         assert run(["state", "save", "kite", str(path), "--grpc", cluster.grpc]) == 0
         # The name is taken now; another one does not know the request; fifteen tokens are no page.
         assert run(["state", "save", "kite", str(path), "--grpc", cluster.grpc]) == 2
@@ -110,6 +111,18 @@ def kite(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         cluster.assert_ledgers_balance()
     assert sorted(entry.name for entry in path.parent.iterdir()) == ["kite.fst", "stored.fst"]
     return path
+
+
+async def _await_savable(cluster: Cluster) -> None:
+    """Until the router has heard of the host-cache."""
+    async with Client(cluster.grpc) as client, asyncio.timeout(120):
+        while True:
+            try:
+                async for _ in client.save_state("kite"):
+                    pass
+                return
+            except Unavailable:
+                await asyncio.sleep(LOOK_SECONDS)
 
 
 async def _leaves_the_arena(cluster: Cluster) -> None:

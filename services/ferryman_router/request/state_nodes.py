@@ -44,7 +44,7 @@ MAX_POINTS = 64
 @dataclass(frozen=True, slots=True)
 class HeldState:
     """State of the first `depth` pages of a chain that a host-cache holds, in either tier: all
-    units of its deepest resume points."""
+    units of its deepest resume points; of 0 pages, if nobody can resume from what it holds."""
 
     cache: Heartbeat
     keys: Sequence[PageKey]
@@ -126,15 +126,25 @@ class StateNodes:
         return HostCacheServiceStub(self._channels.to(cache.address))
 
     async def deepest(self, token_ids: TokenIds, salt: bytes, adapter: str) -> HeldState | None:
-        """The host-cache that holds most of a conversation; None if nobody can resume from any."""
+        """The host-cache that holds most of a conversation; None if nobody can resume from any.
+
+        Raises Unavailable if no host-cache answers: nobody knows then.
+        """
         caches = [cache for cache in self._fleet.host_caches().values() if cache.state.page_size]
-        asked = (self._held(cache, token_ids, salt, adapter) for cache in caches)
-        held = [state for state in await asyncio.gather(*asked) if state is not None]
+        asked = (self._looked_up(cache, token_ids, salt, adapter) for cache in caches)
+        answers = [answer for answer in await asyncio.gather(*asked) if answer is not None]
+        if not answers:
+            raise Unavailable(
+                "no host-cache that keeps this model's state answers; after a start the router"
+                " hears of one a moment later"
+            )
+        held = [state for state in answers if state.depth]
         return max(held, key=lambda state: (state.num_tokens, state.cache.node), default=None)
 
-    async def _held(
+    async def _looked_up(
         self, cache: Heartbeat, token_ids: TokenIds, salt: bytes, adapter: str
     ) -> HeldState | None:
+        """None if the host-cache does not answer."""
         keys = page_keys(root_key(cache.state, salt, adapter), token_ids, cache.state.page_size)
         asked = keys_to_bytes(keys)
         signature = self._signatures.units(LOOKUP, asked, _life(cache))
@@ -147,7 +157,7 @@ class StateNodes:
         pages = pages_from_ranges((*answer.resident, *answer.in_storage), len(keys))
         held = {kind: frozenset(some) for kind, some in pages.items()}
         depth, names = resumable_units(cache.state.resume_shape, held, len(keys))
-        return HeldState(cache, keys[:depth], depth, names) if depth else None
+        return HeldState(cache, keys[:depth], depth, names)
 
     async def fetch(self, held: HeldState) -> AsyncGenerator[StatePiece]:
         """The units in order, each verified. They are leased there while they come. Raises
