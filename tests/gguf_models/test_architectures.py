@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from tests.gguf_models.conversion import split_experts, write_converted
 from tests.gguf_models.files import floats, q8_0, write
 from tests.gguf_models.hybrid_models import HYBRIDS
+from tests.gguf_models.sparse_models import SPARSE
 from tests.gguf_models.transformer_models import TRANSFORMERS
 from tests.gguf_models.variant_models import VARIANTS
 from tests.tiny_models import save_random
@@ -148,7 +149,8 @@ def test_every_architecture_is_tried() -> None:
     by_bench = {"granite", "granitemoe", "granitehybrid"}
     plain = {name.split()[0] for name in MODELS}
     hybrids = {architecture for architecture, _ in [*HYBRIDS.values(), *VARIANTS.values()]}
-    assert set(ARCHITECTURES) == {*plain, *by_bench, *hybrids}
+    sparse = {architecture for architecture, _ in SPARSE.values()}
+    assert set(ARCHITECTURES) == {*plain, *by_bench, *hybrids, *sparse}
 
 
 def tiny_llama(folder: Path, more: Mapping[str, Setting] | None = None) -> tuple[Path, Path]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from safetensors.torch import load_file, save_file
 from tests.tiny_models import save_random
 from tools.campaigns.llama_converter.models import DENSE_APART, PIECES, ConvertedModel
+from tools.campaigns.llama_converter.published_tensors import published_tensors
 from tools.campaigns.llama_converter.vocabularies import PublishedVocabulary
 
 SCRIPT = "convert_hf_to_gguf.py"
@@ -58,12 +59,13 @@ def saved_folder(model: ConvertedModel, vocabulary: PublishedVocabulary, folder:
 
 @contextmanager
 def for_converter(model: ConvertedModel, folder: Path) -> Iterator[None]:
-    """The folder with the fields that are for the converter alone."""
+    """The folder with the fields and the names of tensors that are for the converter alone."""
     file = folder / "config.json"
     saved = file.read_text()
     file.write_text(json.dumps(json.loads(saved) | model.untyped_words))
     try:
-        yield
+        with published_tensors(model.architecture, folder):
+            yield
     finally:
         file.write_text(saved)
 

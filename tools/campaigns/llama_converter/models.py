@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.gguf_models.hybrid_models import _LATENT, HYBRIDS
+from tests.gguf_models.sparse_models import SPARSE
 from tests.gguf_models.test_architectures import MODELS, SIZES
 from tests.gguf_models.variant_models import VARIANTS as MORE_VARIANTS
 from tests.model.comparison import FAMILIES, architecture_of, random_config
@@ -197,7 +198,7 @@ def converted_models() -> Mapping[str, ConvertedModel]:
     """All models by their names."""
     plain = {name: (name.split()[0], config) for name, config in MODELS.items()}
     by_bench = {name: (there, TINY[name]) for name, there in BENCH.items()}
-    there = {**plain, **by_bench, **HYBRIDS, **MORE_VARIANTS, **_MORE}
+    there = {**plain, **by_bench, **HYBRIDS, **MORE_VARIANTS, **SPARSE, **_MORE}
     return {name: ConvertedModel(*model) for name, model in there.items()}
 
 

@@ -23,7 +23,14 @@ from ferryman.gguf.architectures import (
     transformer,
 )
 from ferryman.gguf.architectures.config_fields import Fields
-from ferryman.gguf.architectures.experts import bailing_hybrid, grouped, latent, softmax, windowed
+from ferryman.gguf.architectures.experts import (
+    bailing_hybrid,
+    grouped,
+    latent,
+    softmax,
+    sparse_latent,
+    windowed,
+)
 from ferryman.gguf.architectures.named_tensors import named_tensors
 from ferryman.gguf.architectures.tensor_names import NamedTensor, TensorNames
 from ferryman.gguf.model_file import GgufFile
@@ -234,6 +241,7 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
         "GraniteSWAForCausalLM",
         "GraniteMoeSWAForCausalLM",
     ),
+    "hy_v4": _read(sparse_latent.hy_v4_fields, sparse_latent.hy_v4_names, "HYV4ForCausalLM"),
 }
 
 # Names of llama.cpp (src/llama-arch.cpp of the tree in llama-cpp-python 0.3.36) without a reader.

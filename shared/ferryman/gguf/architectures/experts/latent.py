@@ -92,7 +92,7 @@ def deepseek_v32_fields(model: GgufFile) -> Fields:
     return {
         **deepseek_fields(model),
         "architectures": ["DeepseekV32ForCausalLM"],
-        **_indexer_fields(model),
+        **indexer_fields(model),
     }
 
 
@@ -106,7 +106,7 @@ def glm_dsa_fields(model: GgufFile) -> Fields:
     return {
         **deepseek_fields(model),
         "architectures": ["GlmMoeDsaForCausalLM"],
-        **_indexer_fields(model),
+        **indexer_fields(model),
         "indexer_types": ["full" if has_indexer else "shared" for has_indexer in have],
     }
 
@@ -150,7 +150,7 @@ def kimi_linear_fields(model: GgufFile) -> Fields:
     }
 
 
-def _indexer_fields(model: GgufFile) -> Fields:
+def indexer_fields(model: GgufFile) -> Fields:
     metadata = model.metadata
     return {
         "index_n_heads": metadata.whole("{arch}.attention.indexer.head_count"),
@@ -160,20 +160,24 @@ def _indexer_fields(model: GgufFile) -> Fields:
 
 
 def latent_sizes(model: GgufFile) -> Fields:
-    """The sizes of latent attention."""
-    metadata = model.metadata
-    heads, rope_dim = (
-        metadata.whole("{arch}.attention.head_count"),
-        metadata.whole("{arch}.rope.dimension_count"),
-    )
-    key, value = (_latent_size(model, name) for name in ("key_length", "value_length"))
-    if key <= rope_dim:
-        raise metadata.refusal("{arch}.rope.dimension_count", f"below the {key} of a key")
+    """The sizes of latent attention, of which every layer has as many heads."""
+    heads = model.metadata.whole("{arch}.attention.head_count")
     return {
         "num_attention_heads": heads,
         "num_key_value_heads": heads,
-        "q_lora_rank": metadata.whole("{arch}.attention.q_lora_rank", 0),
-        "kv_lora_rank": metadata.whole("{arch}.attention.kv_lora_rank"),
+        "q_lora_rank": model.metadata.whole("{arch}.attention.q_lora_rank", 0),
+        **latent_dims(model),
+    }
+
+
+def latent_dims(model: GgufFile, ending: str = "") -> Fields:
+    """The rank and the channels of a head, by keys with this ending."""
+    metadata, rope_dim = model.metadata, model.metadata.whole("{arch}.rope.dimension_count")
+    key, value = (_latent_size(model, name, ending) for name in ("key_length", "value_length"))
+    if key <= rope_dim:
+        raise metadata.refusal("{arch}.rope.dimension_count", f"below the {key} of a key")
+    return {
+        "kv_lora_rank": metadata.whole("{arch}.attention.kv_lora_rank" + ending),
         "qk_nope_head_dim": key - rope_dim,
         "qk_rope_head_dim": rope_dim,
         "v_head_dim": value,
@@ -194,11 +198,11 @@ def _chooses_by_sigmoids(model: GgufFile, trunk: Fields) -> bool:
     return of_lite or any_has(model, "exp_probs_b.bias")
 
 
-def _latent_size(model: GgufFile, name: str) -> int:
+def _latent_size(model: GgufFile, name: str, ending: str) -> int:
     """The channels of a head's key or value; older files have no other sizes than these."""
-    wide = f"{{arch}}.attention.{name}_mla"
+    wide = f"{{arch}}.attention.{name}_mla{ending}"
     metadata = model.metadata
-    return metadata.whole(wide if metadata.has(wide) else f"{{arch}}.attention.{name}")
+    return metadata.whole(wide if metadata.has(wide) else f"{{arch}}.attention.{name}{ending}")
 
 
 def _grown(model: GgufFile, rope: Fields) -> Fields:

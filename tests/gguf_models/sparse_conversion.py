@@ -1,0 +1,129 @@
+"""Models with an index as GGUF files, by a second reading of llama.cpp's converter.
+
+    source   conversion/hy_v4.py of the tree in llama-cpp-python 0.3.36
+
+Nothing is shared with what is tested. That converter itself wrote the same tensors and keys.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+from safetensors.torch import load_file
+from tests.gguf_models.files import WrittenTensor, floats, write
+from tests.gguf_models.sparse_keys import sparse_keys
+from tests.gguf_models.variant_keys import Config
+from tools.bench.gguf.container import Setting
+
+Named = Iterator[tuple[str, np.ndarray]]
+
+_ENDS = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+    **{
+        f"model.hc_pre.hc_head.hc_head_{part}": f"output_hc_{part}.weight"
+        for part in ("fn", "base", "scale")
+    },
+}
+_LATENT = {
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_a_proj": "attn_q_a",
+    "self_attn.q_a_layernorm": "attn_q_a_norm",
+    "self_attn.q_b_proj": "attn_q_b",
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.indexer.wq_b": "indexer.attn_q_b",
+    "self_attn.indexer.wk": "indexer.attn_k",
+    "self_attn.indexer.k_norm": "indexer.k_norm",
+    "self_attn.indexer.weights_proj": "indexer.proj",
+}
+_EXPERTS = {
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
+    **{f"mlp.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")},
+    **{f"mlp.shared_experts.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")},
+}
+_OF_ARCHITECTURE: Mapping[str, Mapping[str, str]] = {
+    "hy_v4": {
+        **_LATENT,
+        **_EXPERTS,
+        # transformers writes one name for the gates of attention and of MLPs.
+        "mlp.linear_gate": "ffn_gate",
+        "mlp.shared_experts.linear_gate": "ffn_gate_shexp",
+        "self_attn.linear_gate": "attn_gate",
+        "self_attn.learnable_sink_param": "attn_sinks.weight",
+        **{
+            f"hc_pre.hc_{there}_layer.hc_{part}": f"hc_{here}_{part}.weight"
+            for there, here in {"attn": "attn", "mlp": "ffn"}.items()
+            for part in ("fn", "base", "scale")
+        },
+    },
+}
+_LAYER = re.compile(r"model\.layers\.(\d+)\.(.*)")
+
+
+def write_sparse(folder: Path, file: Path, architecture: str) -> Path:
+    """Writes the model in `folder` to `file`, its tensors in float32."""
+    return write(file, *sparse_parts(folder, architecture))
+
+
+def sparse_parts(folder: Path, architecture: str) -> tuple[dict[str, Setting], list[WrittenTensor]]:
+    """The keys and the tensors of the file."""
+    config = json.loads((folder / "config.json").read_text())
+    metadata: dict[str, Setting] = {
+        "general.architecture": architecture,
+        **{f"{architecture}.{key}": value for key, value in sparse_keys(architecture, config)},
+        "tokenizer.ggml.eos_token_id": 2,
+    }
+    tensors = load_file(folder / "model.safetensors")
+    plain = {name: tensor.float().numpy() for name, tensor in sorted(tensors.items())}
+    written = dict(_written(architecture, config, plain))
+    return metadata, [floats(*named) for named in written.items()]
+
+
+def _written(architecture: str, config: Config, tensors: Mapping[str, np.ndarray]) -> Named:
+    """The tensors of the file by name."""
+    for name, values in tensors.items():
+        if name in _ENDS:
+            yield _ENDS[name], values
+            continue
+        match = _LAYER.fullmatch(name)
+        assert match is not None, name
+        for target, changed in _converted(architecture, config, match[2], values):
+            yield f"blk.{match[1]}.{target}", changed
+
+
+def _converted(architecture: str, config: Config, path: str, values: np.ndarray) -> Named:
+    """A tensor of a layer under its names in the file."""
+    if path.endswith("kv_b_proj.weight"):
+        yield from _halves(config, values)
+    elif path == "mlp.experts.gate_up_proj":
+        gate, up = np.split(values, 2, axis=1)
+        yield "ffn_gate_exps.weight", gate
+        yield "ffn_up_exps.weight", up
+    elif path == "mlp.experts.down_proj":
+        yield "ffn_down_exps.weight", values
+    else:
+        yield _target(_OF_ARCHITECTURE[architecture], path), values
+
+
+def _target(names: Mapping[str, str], path: str) -> str:
+    if path in names:
+        return names[path]
+    module, _, kind = path.rpartition(".")
+    return f"{names[module]}.{kind}"
+
+
+def _halves(config: Config, values: np.ndarray) -> Named:
+    """Keys and values of latent attention; a head's keys have columns as rows."""
+    keys, rank = config["qk_nope_head_dim"], values.shape[-1]
+    by_head = values.reshape(-1, keys + config["v_head_dim"], rank)
+    yield "attn_k_b.weight", np.ascontiguousarray(by_head[:, :keys].swapaxes(1, 2))
+    yield "attn_v_b.weight", np.ascontiguousarray(by_head[:, keys:])

@@ -1,0 +1,35 @@
+"""Tensors of folders as they were published, for the converter alone: transformers 5.23 saves them
+under other names, and reads both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from safetensors.torch import load_file, save_file
+from tests.model.test_hy_v4 import published as hy_v4_name
+from torch import Tensor
+
+Tensors = Mapping[str, Tensor]
+
+
+def _hy_v4_tensors(saved: Tensors) -> Tensors:
+    return {hy_v4_name(name): tensor for name, tensor in saved.items()}
+
+
+_PUBLISHED: Mapping[str, Callable[[Tensors], Tensors]] = {"hy_v4": _hy_v4_tensors}
+
+
+@contextmanager
+def published_tensors(architecture: str, folder: Path) -> Iterator[None]:
+    """The folder with its tensors as they were published."""
+    file = folder / "model.safetensors"
+    saved = file.read_bytes()
+    if architecture in _PUBLISHED:
+        published = _PUBLISHED[architecture](load_file(file))
+        save_file(dict(published), file, metadata={"format": "pt"})
+    try:
+        yield
+    finally:
+        file.write_bytes(saved)
