@@ -1,6 +1,6 @@
 """Models with an index as GGUF files, by a second reading of llama.cpp's converter.
 
-    source   conversion/hy_v4.py of the tree in llama-cpp-python 0.3.36
+    source   conversion/hy_v4.py and dots3.py of the tree in llama-cpp-python 0.3.36
 
 Nothing is shared with what is tested. That converter itself wrote the same tensors and keys.
 """
@@ -65,7 +65,14 @@ _OF_ARCHITECTURE: Mapping[str, Mapping[str, str]] = {
             for part in ("fn", "base", "scale")
         },
     },
+    "dots3note": {
+        **_LATENT,
+        **_EXPERTS,
+        "self_attn.k_rope_only_layernorm": "attn_k_norm",
+        "self_attn.g_proj": "attn_gate",
+    },
 }
+_EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(\w+)_proj\.weight")
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.*)")
 
 
@@ -90,14 +97,27 @@ def sparse_parts(folder: Path, architecture: str) -> tuple[dict[str, Setting], l
 
 def _written(architecture: str, config: Config, tensors: Mapping[str, np.ndarray]) -> Named:
     """The tensors of the file by name."""
+    stacks: dict[str, dict[int, np.ndarray]] = {}
     for name, values in tensors.items():
         if name in _ENDS:
             yield _ENDS[name], values
             continue
         match = _LAYER.fullmatch(name)
         assert match is not None, name
-        for target, changed in _converted(architecture, config, match[2], values):
-            yield f"blk.{match[1]}.{target}", changed
+        under, sizes = f"blk.{match[1]}.", _sizes(config, match[1])
+        if expert := _EXPERT.fullmatch(match[2]):
+            target = f"{under}ffn_{expert[2]}_exps.weight"
+            stacks.setdefault(target, {})[int(expert[1])] = values
+            continue
+        for target, changed in _converted(architecture, sizes, match[2], values):
+            yield under + target, changed
+    for target, stack in stacks.items():
+        yield target, np.stack([stack[index] for index in range(len(stack))])
+
+
+def _sizes(config: Config, layer: str) -> Config:
+    """The fields with those of one layer laid over them."""
+    return {**config, **(config.get("per_layer_config") or {}).get(layer, {})}
 
 
 def _converted(architecture: str, config: Config, path: str, values: np.ndarray) -> Named:
@@ -110,6 +130,10 @@ def _converted(architecture: str, config: Config, path: str, values: np.ndarray)
         yield "ffn_up_exps.weight", up
     elif path == "mlp.experts.down_proj":
         yield "ffn_down_exps.weight", values
+    elif architecture == "dots3note" and path.endswith("_a_layernorm.weight"):
+        # The factor of normed latents, which are as many as a norm has weights.
+        scale = (config["hidden_size"] / len(values)) ** 0.5
+        yield _target(_OF_ARCHITECTURE[architecture], path), values * np.float32(scale)
     else:
         yield _target(_OF_ARCHITECTURE[architecture], path), values
 

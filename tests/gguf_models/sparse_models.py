@@ -8,11 +8,27 @@ from typing import Any
 
 from tests.gguf_models.hybrid_models import _LATENT
 from transformers import HYV4Config, PretrainedConfig
+from transformers.models.dots3_note import Dots3NoteTextConfig
 
 Fields = Mapping[str, Any]
 
 _INDEX: Fields = {"index_n_heads": 4, "index_head_dim": 16, "index_topk": 8}
+_ELSEWHERE = ("n_routed_experts", "first_k_dense_replace")
+"""Fields that a config of dots3 note says otherwise."""
 _TURNING: Fields = {"rope_type": "default", "rope_theta": 10_000.0}
+
+_WINDOWS: Fields = {
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "head_dim": 20,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 8,
+}
+"""Sizes of layers with a window, which turn as many channels as others."""
+_INDEXED, _WINDOW = "indexed_attention", "sliding_attention"
 
 SPARSE: Mapping[str, tuple[str, PretrainedConfig]] = {
     "hy_v4": (
@@ -26,6 +42,21 @@ SPARSE: Mapping[str, tuple[str, PretrainedConfig]] = {
             hc_magnitude=0.5,
             hc_eps=1e-4,
             swiglu_limit=0.5,
+        ),
+    ),
+    "dots3note": (
+        "dots3note",
+        Dots3NoteTextConfig(
+            **{name: value for name, value in _LATENT.items() if name not in _ELSEWHERE},
+            **{**_INDEX, "index_head_dim": 64},
+            num_local_experts=4,
+            shared_experts_intermediate_size=32,
+            head_dim=24,
+            layer_types=[_INDEXED, _WINDOW, _INDEXED, _WINDOW],
+            mlp_layer_types=["dense", "sparse", "sparse", "sparse"],
+            sliding_window=32,
+            per_layer_config=dict.fromkeys((1, 3), _WINDOWS),
+            rope_parameters={_INDEXED: {**_TURNING, "rope_theta": 8e7}, _WINDOW: _TURNING},
         ),
     ),
 }

@@ -56,8 +56,9 @@ def test_logits_and_config_are_those_of_the_folder(folder_and_file: tuple[Path, 
     assert set(named) <= set(ARCHITECTURES[read_model(file).metadata.architecture].folders)
     exact = logits(folder, "float64")
     assert exact.std() > 0.01
+    # Multiplied norms are rounded to float32 once.
     difference = (logits(file, "float64") - exact).abs().max()
-    assert difference <= 1e-6 * exact.abs().max(), difference
+    assert difference <= 1e-5 * exact.abs().max(), difference
 
 
 @with_panels
@@ -87,6 +88,21 @@ REFUSED: Mapping[str, tuple[str, dict[str, Any], str]] = {
         "hy_v4",
         {"hy_v4.swiglu_clamp_exp": [0.0] * 4},
         "swiglu_clamp_exp' must be a number above 0, alike in all layers",
+    ),
+    "a layer without an indexer": (
+        "dots3note",
+        {"dots3note.attention.indexer.types": [True, False, False, False]},
+        "types' must be true for all layers without a window, and no others",
+    ),
+    "heads by layer": (
+        "dots3note",
+        {"dots3note.attention.head_count": [4, 2, 2, 2]},
+        "head_count' must be alike in all layers with a window, and in all others",
+    ),
+    "a softmax of experts": (
+        "dots3note",
+        {"dots3note.expert_gating_func": 1},
+        r"expert_gating_func' must be 2 \(sigmoid\); it is 1",
     ),
 }
 

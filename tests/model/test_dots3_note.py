@@ -95,7 +95,6 @@ def test_sizes_by_layer_are_those_of_the_published_fields(tmp_path: Path) -> Non
     [
         ("attention_gate_type", "elementwise"),
         ("swa_attention_gate_type", "none"),
-        ("apply_mla_qkv_lora_rescale", False),
         ("scoring_func", "softmax"),
         ("topk_method", "group_limited_greedy"),
         ("num_key_value_heads", 8),
@@ -110,6 +109,11 @@ def test_what_the_layers_do_not_compute_is_refused_by_its_name(
 ) -> None:
     with pytest.raises(ConfigError, match=field):
         read(tmp_path, {**published(), field: value})
+
+
+def test_latents_are_multiplied_unless_the_config_says_otherwise(tmp_path: Path) -> None:
+    config = read(tmp_path, {**published(), "apply_mla_qkv_lora_rescale": False})
+    assert {(shape.query_scale, shape.latent_scale) for shape in config.attention} == {(1.0, 1.0)}
 
 
 def test_null_under_the_new_name_of_a_field_leaves_the_former_one(tmp_path: Path) -> None:

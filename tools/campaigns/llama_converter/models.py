@@ -52,6 +52,7 @@ DENSE_APART: Mapping[str, Mapping[str, str]] = {
 """Words of names that transformers 5.23 saves, and those of published folders."""
 GLM_TOKENS = ("<|user|>", "[gMASK]", "<|observation|>")
 """Tokens that the converter of these models asks for."""
+DOTS_TOKENS = ("<|endofassistant|>",)
 PLAIN, WITH_PIECES, QWEN, GEMMA = "smollm2", "llama2", "qwen3", "gemma3"
 
 
@@ -174,6 +175,8 @@ class ConvertedModel:
 
     @property
     def more_tokens(self) -> tuple[str, ...]:
+        if self.architecture == "dots3note":
+            return DOTS_TOKENS
         return GLM_TOKENS if self.config.model_type.startswith("glm") else ()
 
     @property

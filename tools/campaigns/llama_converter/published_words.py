@@ -8,6 +8,8 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
+from ferryman.model.families.dots3_note import WINDOW_SIZES
+
 _WORDS: Mapping[str, Mapping[str, Any]] = {
     "afmoe": {"route_norm": True},
     "exaone-moe": {"scoring_func": "sigmoid"},
@@ -47,6 +49,8 @@ def untyped_words(architecture: str, config: PretrainedConfig) -> dict[str, Any]
     config.json itself, as it has to: it does not take those that transformers reads for it."""
     if architecture == "mimo2":
         return _mimo_words(config)
+    if architecture == "dots3note":
+        return _dots3_note_words(config)
     return _bailing_words(config) if architecture == "bailingmoe3" else {}
 
 
@@ -74,6 +78,29 @@ def _mimo_words(config: PretrainedConfig) -> dict[str, Any]:
         "rope_theta": full["rope_theta"],
         "swa_rope_theta": window["rope_theta"],
         "partial_rotary_factor": full["partial_rotary_factor"],
+    }
+
+
+def _dots3_note_words(config: PretrainedConfig) -> dict[str, Any]:
+    """Sizes of layers with a window have names of their own."""
+    full, window = (config.rope_parameters[f"{kind}_attention"] for kind in ("indexed", "sliding"))
+    fields = config.to_dict()
+    sizes = {**fields, **next(iter(fields["per_layer_config"].values()))}
+    return {
+        "architectures": ["Dots3NoteForCausalLM"],
+        "model_type": "dots3_note_published",
+        "layer_types": [kind.replace("indexed", "full") for kind in config.layer_types],
+        "rope_parameters": None,
+        "rope_theta": full["rope_theta"],
+        "sliding_window_size": config.sliding_window,
+        "swa_rope_theta": window["rope_theta"],
+        **{f"swa_{name}": sizes[name] for name in WINDOW_SIZES},
+        "swa_qk_rope_head_dim": sizes["qk_rope_head_dim"],
+        "n_routed_experts": config.num_local_experts,
+        "first_k_dense_replace": config.mlp_layer_types.count("dense"),
+        "apply_mla_qkv_lora_rescale": True,
+        "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc",
     }
 
 

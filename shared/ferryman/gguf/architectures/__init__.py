@@ -242,6 +242,12 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
         "GraniteMoeSWAForCausalLM",
     ),
     "hy_v4": _read(sparse_latent.hy_v4_fields, sparse_latent.hy_v4_names, "HYV4ForCausalLM"),
+    "dots3note": _read(
+        sparse_latent.dots3_note_fields,
+        sparse_latent.dots3_note_names,
+        "Dots3NoteForCausalLM",
+        "Dots3NoteForConditionalGeneration",
+    ),
 }
 
 # Names of llama.cpp (src/llama-arch.cpp of the tree in llama-cpp-python 0.3.36) without a reader.

@@ -1,8 +1,8 @@
 """dots3 note's text: gated latent attention, in windows or at places that an indexer chooses.
 
-Layers with windows have sizes of their own. Normed latents are multiplied by √(hidden_dim / rank),
-and the rotating key has a norm. Experts are those of DeepSeek-V3. The layer for multi-token
-prediction is not read.
+Layers with windows have sizes of their own. Normed latents are multiplied by √(hidden_dim / rank)
+unless a config says otherwise, and the rotating key has a norm. Experts are those of DeepSeek-V3.
+The layer for multi-token prediction is not read.
 """
 
 from __future__ import annotations
@@ -140,7 +140,6 @@ def _refuse_other_layers(fields: ConfigFields) -> None:
         fields,
         qk_layernorm=True,
         k_rope_only_layernorm=True,
-        apply_mla_qkv_lora_rescale=True,
         rope_interleave=True,
         mlp_bias=False,
     )
@@ -177,13 +176,14 @@ def _latent(fields: ConfigFields, words: tuple[str, ...], layer: int) -> LatentS
     positions = read_rotary(with_whole_turns(with_rope_of(turning, word)), default_factor=1.0)
     rank, hidden_dim = sized.whole("q_lora_rank"), fields.whole("hidden_size")
     shape = read_latent(sized, positions, is_interleaved=True)
+    rescales = fields.flag("apply_mla_qkv_lora_rescale", True)
     return replace(
         shape,
         gate=GATE,
         window_len=fields.whole("sliding_window") if word == WINDOW else 0,
         norms_rope=True,
-        query_scale=(hidden_dim / rank) ** 0.5,
-        latent_scale=(hidden_dim / shape.latent_dim) ** 0.5,
+        query_scale=(hidden_dim / rank) ** 0.5 if rescales else 1.0,
+        latent_scale=(hidden_dim / shape.latent_dim) ** 0.5 if rescales else 1.0,
         norm_eps=fields.positive("rms_norm_eps"),
     )
 

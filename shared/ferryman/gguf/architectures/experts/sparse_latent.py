@@ -1,6 +1,6 @@
-"""Experts behind latent attention at places that an indexer chooses: HY V4.
+"""Experts behind latent attention at places that an indexer chooses: HY V4 and dots3 note.
 
-    source   conversion/hy_v4.py and src/models/ of llama.cpp
+    source   conversion/hy_v4.py, dots3.py and src/models/ of llama.cpp
 
 The gates of residual streams are in a file as in a folder.
 """
@@ -11,12 +11,28 @@ from dataclasses import replace
 
 import numpy as np
 
-from ferryman.gguf.architectures.config_fields import Fields
-from ferryman.gguf.architectures.experts.latent import glm_dsa_fields, sparse_deepseek_names
+from ferryman.gguf.architectures.config_fields import (
+    Fields,
+    by_layer,
+    rope_fields,
+    trunk_fields,
+    window_flags,
+    window_kinds,
+)
+from ferryman.gguf.architectures.experts.grouped import grouped_fields
+from ferryman.gguf.architectures.experts.latent import (
+    glm_dsa_fields,
+    indexer_fields,
+    latent_dims,
+    sparse_deepseek_names,
+)
 from ferryman.gguf.architectures.tensor_names import TensorNames
 from ferryman.gguf.model_file import GgufFile
 
 OF_GATES = ("fn", "base", "scale")
+_INDEXED = "{arch}.attention.indexer.types"
+_CHOICE = "{arch}.expert_gating_func"
+_SIGMOID = 2  # the number of a gating function
 
 
 def hy_v4_names(model: GgufFile) -> TensorNames:
@@ -66,3 +82,72 @@ def gate_limit(model: GgufFile, key: str) -> float:
         raise model.metadata.refusal(key, "a number above 0, alike in all layers")
     # The shortest decimal form of 32 bits is the number that the folder has.
     return float(str(np.float32(limits.pop())))
+
+
+def dots3_note_names(model: GgufFile) -> TensorNames:
+    """DeepSeek-V3.2's, with a norm of the rotating key and gates by head."""
+    sparse = sparse_deepseek_names(model)
+    attention = {
+        "attn_k_norm.weight": "self_attn.k_rope_only_layernorm.weight",
+        "attn_gate.weight": "self_attn.g_proj.weight",
+    }
+    return replace(sparse, layer={**sparse.layer, **attention})
+
+
+def dots3_note_fields(model: GgufFile) -> Fields:
+    """A converter multiplies the norms of latents by what a folder multiplies the latents by."""
+    metadata, are_windows = model.metadata, window_flags(model)
+    if by_layer(model, _INDEXED) != [not is_window for is_window in are_windows]:
+        raise metadata.refusal(_INDEXED, "true for all layers without a window, and no others")
+    if metadata.whole(_CHOICE, _SIGMOID) != _SIGMOID:
+        raise metadata.refusal(_CHOICE, f"{_SIGMOID} (sigmoid)")
+    latent = {
+        "num_attention_heads": _num_heads(model, are_windows, is_window=False),
+        "q_lora_rank": metadata.whole("{arch}.attention.q_lora_rank"),
+        **latent_dims(model),
+        **rope_fields(model, metadata.whole("{arch}.rope.dimension_count")),
+    }
+    return {
+        "architectures": ["Dots3NoteForCausalLM"],
+        **trunk_fields(model),
+        **latent,
+        "apply_mla_qkv_lora_rescale": False,
+        "layer_types": window_kinds(are_windows),
+        "sliding_window": metadata.whole("{arch}.attention.sliding_window"),
+        **{f"swa_{name}": value for name, value in _window_fields(model, are_windows).items()},
+        **indexer_fields(model),
+        **grouped_fields(model),
+        "shared_experts_intermediate_size": _shared_width(model),
+    }
+
+
+def _window_fields(model: GgufFile, are_windows: list[bool]) -> Fields:
+    """The sizes of layers with a window. The rank of queries is that of all layers."""
+    heads, dims = _num_heads(model, are_windows, is_window=True), latent_dims(model, "_swa")
+    return {
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "q_lora_rank": model.metadata.whole("{arch}.attention.q_lora_rank"),
+        **dims,
+        "head_dim": dims["qk_nope_head_dim"] + dims["qk_rope_head_dim"],
+        "rope_theta": model.metadata.number("{arch}.rope.freq_base_swa"),
+    }
+
+
+def _num_heads(model: GgufFile, are_windows: list[bool], *, is_window: bool) -> int:
+    """The heads of layers of one kind; any number if there is no such layer."""
+    key = "{arch}.attention.head_count"
+    heads = by_layer(model, key)
+    counts = {n for n, kind in zip(heads, are_windows, strict=True) if kind is is_window}
+    if len(counts) > 1:
+        raise model.metadata.refusal(key, "alike in all layers with a window, and in all others")
+    return counts.pop() if counts else heads[0]
+
+
+def _shared_width(model: GgufFile) -> int:
+    """The channels within one shared expert, which no key says."""
+    count = model.metadata.whole("{arch}.expert_shared_count")
+    wide = [
+        header for name, header in model.tensors.items() if name.endswith("ffn_up_shexp.weight")
+    ]
+    return wide[0].shape[0] // max(count, 1) if wide else 1
