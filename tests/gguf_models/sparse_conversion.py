@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from tests.gguf_models.files import WrittenTensor, floats, write
 from tests.gguf_models.sparse_keys import sparse_keys
 from tests.gguf_models.variant_keys import Config
+from tests.model.neighbouring_channels import with_neighbours
 from tools.bench.gguf.container import Setting
 
 Named = Iterator[tuple[str, np.ndarray]]
@@ -90,6 +91,10 @@ def sparse_parts(folder: Path, architecture: str) -> tuple[dict[str, Setting], l
         "tokenizer.ggml.eos_token_id": 2,
     }
     tensors = load_file(folder / "model.safetensors")
+    if architecture == "hy_v4":
+        tensors = with_neighbours(
+            tensors, config
+        )  # llama.cpp turns neighbours, transformers halves
     plain = {name: tensor.float().numpy() for name, tensor in sorted(tensors.items())}
     written = dict(_written(architecture, config, plain))
     return metadata, [floats(*named) for named in written.items()]

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.model.comparison import random_config
 from tests.model.families.shapes import VOCAB_SIZE
+from tests.model.neighbouring_channels import with_neighbours
 from tests.model.paged_run import PagedRun
 from tests.model.ragged import ragged_logits, random_prompt
 from tests.tiny_models import save_random
@@ -70,6 +71,21 @@ def test_tensors_are_read_by_any_of_their_names(
     names, new_names = (set(load_file(f / "model.safetensors")) for f in (folder, other))
     assert len(new_names - names) > 6
     for one, same in zip(logits(folder), logits(other), strict=True):
+        assert torch.equal(one, same)
+
+
+def test_neighbouring_channels_turn_where_a_config_says_so(folder: Path, tmp_path: Path) -> None:
+    """As other servers of published weights turn them, and llama.cpp those of a file."""
+    raw = json.loads((folder / "config.json").read_text())
+    paired = tmp_path / "paired"
+    paired.mkdir()
+    tensors = load_file(folder / "model.safetensors")
+    moved = with_neighbours(tensors, raw)
+    assert any(not torch.equal(moved[name], tensor) for name, tensor in tensors.items())
+    save_file(moved, paired / "model.safetensors")
+    words = {"rope_interleave": True, "indexer_rope_interleave": True}
+    (paired / "config.json").write_text(json.dumps({**raw, **words}))
+    for one, same in zip(logits(folder), logits(paired), strict=True):
         assert torch.equal(one, same)
 
 

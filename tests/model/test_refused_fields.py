@@ -69,8 +69,6 @@ SWITCHED = [
     ("hy_v4", {"learnable_sink": False}),
     ("hy_v4", {"gating_type": "headwise"}),
     ("hy_v4", {"enable_lm_head_fp32": False}),
-    ("hy_v4", {"rope_interleave": True}),
-    ("hy_v4", {"indexer_rope_interleave": True}),
     ("hy_v4", {"layer_types": ["full_attention"] * 4}),
     ("hy_v4", {"indexer_types": ["shared"] * 4}),
     ("hy_v4", {"q_lora_rank": None}),

@@ -142,7 +142,7 @@ async def test_a_stream_that_ends_within_a_unit_is_not_a_whole_one() -> None:
         await fetched(frames)
 
 
-# What host-caches hold.
+# State that host-caches hold.
 
 
 async def deepest(*caches: Heartbeat) -> HeldState | None:

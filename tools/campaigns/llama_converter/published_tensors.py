@@ -1,24 +1,29 @@
 """Tensors of folders as they were published, for the converter alone: transformers 5.23 saves them
-under other names, and reads both."""
+under other names, and reads both. Rotating channels of HY V4 are neighbours there."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from safetensors.torch import load_file, save_file
+from tests.model.neighbouring_channels import with_neighbours
 from tests.model.test_hy_v4 import published as hy_v4_name
 from torch import Tensor
 
 Tensors = Mapping[str, Tensor]
+Config = Mapping[str, Any]
 
 
-def _hy_v4_tensors(saved: Tensors) -> Tensors:
-    return {hy_v4_name(name): tensor for name, tensor in saved.items()}
+def _hy_v4_tensors(saved: Tensors, config: Config) -> Tensors:
+    paired = with_neighbours(saved, config)
+    return {hy_v4_name(name): tensor for name, tensor in paired.items()}
 
 
-_PUBLISHED: Mapping[str, Callable[[Tensors], Tensors]] = {"hy_v4": _hy_v4_tensors}
+_PUBLISHED: Mapping[str, Callable[[Tensors, Config], Tensors]] = {"hy_v4": _hy_v4_tensors}
 
 
 @contextmanager
@@ -27,7 +32,8 @@ def published_tensors(architecture: str, folder: Path) -> Iterator[None]:
     file = folder / "model.safetensors"
     saved = file.read_bytes()
     if architecture in _PUBLISHED:
-        published = _PUBLISHED[architecture](load_file(file))
+        config = json.loads((folder / "config.json").read_text())
+        published = _PUBLISHED[architecture](load_file(file), config)
         save_file(dict(published), file, metadata={"format": "pt"})
     try:
         yield

@@ -93,8 +93,6 @@ def read_hy_v4(config: ConfigFields) -> HyV4Config:
         gated_mla=True,
         learnable_sink=True,
         enable_lm_head_fp32=True,
-        rope_interleave=False,
-        indexer_rope_interleave=False,
     )
     if fields.raw.get("gating_type", "elementwise") != "elementwise":
         raise fields.refusal("gating_type", "'elementwise'")
@@ -136,6 +134,7 @@ def _read_sparse(fields: ConfigFields) -> SparseDeepseekConfig:
         heads=fields.whole("index_n_heads"),
         head_dim=fields.whole("index_head_dim"),
         count=fields.whole("index_topk"),
+        is_interleaved=fields.flag("indexer_rope_interleave", False),
         turns_last=True,
         norm_eps=dense.trunk.norm_eps,
     )

@@ -54,12 +54,14 @@ def hy_v4_names(model: GgufFile) -> TensorNames:
 
 
 def hy_v4_fields(model: GgufFile) -> Fields:
-    """Channels turn by halves, as in the folder's model in transformers; llama.cpp turns pairs of
-    the same rows."""
+    """Neighbouring channels turn, as in llama.cpp and in other servers of the published model.
+    transformers turns halves, and so does its folder here, unless the config says otherwise."""
     metadata = model.metadata
     return {
         **glm_dsa_fields(model),
         "architectures": ["HYV4ForCausalLM"],
+        "rope_interleave": True,
+        "indexer_rope_interleave": True,
         **stream_fields(model),
         "hc_magnitude": metadata.number("{arch}.hyper_connection.magnitude"),
         "swiglu_limit": gate_limit(model, "{arch}.swiglu_clamp_exp"),
