@@ -88,6 +88,8 @@ def _own_keys(
     architecture: str, config: Config, rope: Mapping[str, Any]
 ) -> Iterator[tuple[str, Setting]]:
     match architecture:
+        case "command-r":
+            yield "rope.scaling.type", "none"
         case "gpt2":
             yield "feed_forward_length", 4 * config["n_embd"]
         case "chatglm":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tests.gguf_models.further_variants import FURTHER
 from tests.gguf_models.hybrid_models import _LATENT
 from transformers import (
     AfmoeConfig,
@@ -120,6 +121,7 @@ _SHORT_WAVES: Fields = {
 _HALF: Fields = {"rope_type": "default", "partial_rotary_factor": 0.5}
 
 VARIANTS: Mapping[str, tuple[str, PretrainedConfig]] = {
+    **FURTHER,
     "gpt2": (
         "gpt2",
         GPT2Config(**_ENDS, vocab_size=136, n_embd=64, n_layer=4, n_head=4, n_positions=1024),

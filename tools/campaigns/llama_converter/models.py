@@ -142,6 +142,10 @@ _MORE: Mapping[str, tuple[str, PretrainedConfig]] = {
         ),
     ),
     "jamba, no experts": ("jamba", _changed(HYBRIDS["jamba"][1], num_experts=1)),
+    "command-r, 64 layers": (
+        "command-r",
+        _changed(MORE_VARIANTS["command-r"][1], num_hidden_layers=64, use_qk_norm=True),
+    ),
     "lfm2, tied": ("lfm2", _changed(HYBRIDS["lfm2"][1], tie_word_embeddings=True)),
 }
 """More of the same architectures, for fields with a second value."""

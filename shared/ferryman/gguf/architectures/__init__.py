@@ -25,6 +25,7 @@ from ferryman.gguf.architectures import (
 from ferryman.gguf.architectures.config_fields import Fields
 from ferryman.gguf.architectures.experts import (
     bailing_hybrid,
+    cohere,
     grouped,
     latent,
     softmax,
@@ -165,9 +166,8 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
     "gptneox": _read(
         centred_norms.gpt_neox_fields, centred_norms.gpt_neox_names, "GPTNeoXForCausalLM"
     ),
-    "cohere2": _read(
-        centred_norms.cohere2_fields, centred_norms.cohere2_names, "Cohere2ForCausalLM"
-    ),
+    "command-r": _read(cohere.command_r_fields, cohere.cohere_names, "CohereForCausalLM"),
+    "cohere2": _read(cohere.cohere2_fields, cohere.cohere_names, "Cohere2ForCausalLM"),
     "olmoe": _read(softmax.olmoe_fields, softmax.olmoe_names, "OlmoeForCausalLM"),
     "minimax-m2": _read(
         softmax.minimax_m2_fields, softmax.minimax_m2_names, "MiniMaxM2ForCausalLM"
@@ -214,7 +214,7 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
     "hy_v3": _read(grouped.hy_v3_fields, grouped.hy_v3_names, "HYV3ForCausalLM"),
     "laguna": _read(windowed.laguna_fields, windowed.laguna_names, "LagunaForCausalLM"),
     "cohere2moe": _read(
-        windowed.cohere2_moe_fields, windowed.cohere2_moe_names, "Cohere2MoeForCausalLM"
+        cohere.cohere2_moe_fields, cohere.cohere2_moe_names, "Cohere2MoeForCausalLM"
     ),
     "mimo2": _read(windowed.mimo2_fields, windowed.mimo2_names, "MiMoV2FlashForCausalLM"),
     "phimoe": _read(

@@ -1,8 +1,8 @@
-"""Transformers with norms around the mean: OLMo 1, StableLM, StarCoder 2, GPT-2, GPT-NeoX, Command
-R7B and Phi 2; and Phi 3 and 4 (mini), whose waves have factors.
+"""Transformers with norms around the mean: OLMo 1, StableLM, StarCoder 2, GPT-2, GPT-NeoX and Phi
+2; and Phi 3 and 4 (mini), whose waves have factors.
 
-    source   conversion/olmo.py, stablelm.py, starcoder.py, phi.py, gpt2.py, gptneox.py,
-             command_r.py and src/models/ of llama.cpp
+    source   conversion/olmo.py, stablelm.py, starcoder.py, phi.py, gpt2.py, gptneox.py and
+             src/models/ of llama.cpp
 
 Files of StableLM, Phi 2 and GPT-NeoX say no base of rotations: llama.cpp takes 10,000, as folders
 have it. Those of StarCoder 2 say no window; the published one is taken. A file of Phi 3 with a long
@@ -32,8 +32,6 @@ from ferryman.gguf.architectures.tensor_names import (
 from ferryman.gguf.model_file import GgufFile
 
 STARCODER2_WINDOW = 4096
-_PERIOD = 4
-"""Every so many layers of Command R7B one has neither a window nor positions."""
 _GPT2_WEIGHTS = {
     "attn_qkv": "attn.c_attn.weight",
     "attn_output": "attn.c_proj.weight",
@@ -176,22 +174,6 @@ def gpt_neox_fields(model: GgufFile) -> Fields:
         "attention_bias": any_has(model, "attn_qkv.bias"),
         "partial_rotary_factor": fields.get("partial_rotary_factor", 1.0),
         "use_parallel_residual": side_by_side,
-    }
-
-
-def cohere2_names(model: GgufFile) -> TensorNames:
-    norm = {"attn_norm.weight": "input_layernorm.weight"}
-    return TensorNames(ENDS, {**norm, **ATTENTION, **mlp_names()})
-
-
-def cohere2_fields(model: GgufFile) -> Fields:
-    """Heads turn by pairs in the folder, too."""
-    metadata = model.metadata
-    return {
-        **centred_fields(model, "Cohere2ForCausalLM"),
-        "logit_scale": metadata.number("{arch}.logit_scale"),
-        "sliding_window": metadata.whole("{arch}.attention.sliding_window"),
-        "sliding_window_pattern": _PERIOD,
     }
 
 

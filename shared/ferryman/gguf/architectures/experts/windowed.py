@@ -1,6 +1,6 @@
-"""Experts behind attention in windows: Laguna, Cohere's North and MiMo-V2.
+"""Experts behind attention in windows: Laguna and MiMo-V2.
 
-    source   conversion/laguna.py, command_r.py, mimo.py and src/models/ of llama.cpp
+    source   conversion/laguna.py, mimo.py and src/models/ of llama.cpp
 
 A file says the base and the turning part of layers with a window under keys of their own.
 """
@@ -12,7 +12,6 @@ from ferryman.gguf.architectures.config_fields import (
     WINDOW_LAYER,
     Fields,
     any_has,
-    attention_fields,
     by_layer,
     expert_fields,
     inner_dim,
@@ -21,7 +20,7 @@ from ferryman.gguf.architectures.config_fields import (
     window_flags,
     window_kinds,
 )
-from ferryman.gguf.architectures.experts.grouped import GROUPED_EXPERTS, mlp_kinds, num_dense
+from ferryman.gguf.architectures.experts.grouped import GROUPED_EXPERTS, mlp_kinds
 from ferryman.gguf.architectures.tensor_names import (
     ATTENTION,
     ENDS,
@@ -34,8 +33,6 @@ from ferryman.gguf.model_file import GgufFile
 
 _LAGUNA_PERIOD = 4
 """Every so many layers of Laguna one has no window, the first too (src/models/laguna.cpp)."""
-_SOFTMAX, _SIGMOID = 1, 2  # numbers of gating functions
-_SELECTIONS = {_SOFTMAX: "softmax", _SIGMOID: "sigmoid"}
 _WINDOW_KEY = "{arch}.attention.sliding_window"
 _EXPERT_WIDTH = "{arch}.expert_feed_forward_length"
 
@@ -114,47 +111,6 @@ def _both_ropes(model: GgufFile, head_dim: int) -> Fields:
             "partial_rotary_factor": turning / head_dim,
         },
     }
-
-
-def cohere2_moe_names(model: GgufFile) -> TensorNames:
-    """Attention and experts share a norm."""
-    norm = {"attn_norm.weight": "input_layernorm.weight"}
-    experts = {**expert_names("shared_experts"), **mlp_names()}
-    return TensorNames(ENDS, {**norm, **ATTENTION, **experts})
-
-
-def cohere2_moe_fields(model: GgufFile) -> Fields:
-    """Dense layers stand first, and all of them turn. Shared experts count as one in the mean."""
-    metadata = model.metadata
-    rms_key = "{arch}.attention.layer_norm_rms_epsilon"
-    if metadata.has(rms_key):
-        raise metadata.refusal(rms_key, "left out: only norms around the mean are read")
-    return {
-        "architectures": ["Cohere2MoeForCausalLM"],
-        **trunk_fields(model, eps="layer_norm_eps"),
-        **attention_fields(model),
-        **expert_fields(model),
-        "intermediate_size": metadata.whole(_EXPERT_WIDTH),
-        "prefix_dense_intermediate_size": inner_dim(model),
-        "first_k_dense_replace": num_dense(model),
-        "mlp_layer_types": mlp_kinds(model),
-        "num_shared_experts": metadata.whole("{arch}.expert_shared_count", 0),
-        "shared_expert_combination_strategy": "average",
-        "expert_selection_fn": _selection(model),
-        "norm_topk_prob": metadata.flag("{arch}.expert_weights_norm", False),
-        "logit_scale": metadata.number("{arch}.logit_scale"),
-        "sliding_window": metadata.whole(_WINDOW_KEY),
-        "layer_types": window_kinds(window_flags(model)),
-    }
-
-
-def _selection(model: GgufFile) -> str:
-    """The function of experts' scores; llama.cpp takes sigmoids where a file says none."""
-    key = "{arch}.expert_gating_func"
-    number = model.metadata.whole(key, _SIGMOID) or _SIGMOID
-    if number not in _SELECTIONS:
-        raise model.metadata.refusal(key, "1 (softmax) or 2 (sigmoid)")
-    return _SELECTIONS[number]
 
 
 def mimo2_names(model: GgufFile) -> TensorNames:
