@@ -6,7 +6,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from transformers import CohereConfig, PretrainedConfig
+from transformers import (
+    AutoModelForCausalLM,
+    CohereConfig,
+    Mistral4Config,
+    Mistral4ForCausalLM,
+    PretrainedConfig,
+)
+
+# transformers lists it among models with images alone.
+AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)
 
 Fields = Mapping[str, Any]
 
@@ -22,11 +31,46 @@ _PLAIN: Fields = {
     "max_position_embeddings": 1024,
 }
 _COHERE: Fields = {**_PLAIN, "layer_norm_eps": 1e-5, "logit_scale": 0.25}
+_LATENT: Fields = {
+    **_PLAIN,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "rms_norm_eps": 1e-5,
+}
+_GROWING: Fields = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
+"""Positions of Mistral 4, whose queries grow from the 17th token on."""
 
 FURTHER: Mapping[str, tuple[str, PretrainedConfig]] = {
     "command-r": ("command-r", CohereConfig(**_COHERE)),
     "command-r with norms of heads": (
         "command-r",
         CohereConfig(**_COHERE, use_qk_norm=True, attention_bias=True),
+    ),
+    "mistral4": (
+        "mistral4",
+        Mistral4Config(
+            **_LATENT,
+            n_routed_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=32,
+            n_shared_experts=2,
+            first_k_dense_replace=1,
+            routed_scaling_factor=1.5,
+            rope_parameters=_GROWING,
+        ),
     ),
 }

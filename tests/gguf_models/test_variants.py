@@ -25,6 +25,8 @@ from ferryman.model.shapes.config_fields import read_fields
 from ferryman.model.weights.gguf_checkpoint import open_gguf
 from ferryman.model.weights.named_weights import FLOATS
 
+GROWTH = "mistral4.attention.temperature_scale"
+
 
 @pytest.fixture(params=VARIANTS)
 def folder_and_file(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path]:
@@ -74,6 +76,15 @@ def test_layers_with_indexers_are_told_by_their_tensors(tmp_path: Path) -> None:
     del metadata["glm-dsa.attention.indexer.types"]
     file: Any = load_config(write(tmp_path / "tiny.gguf", metadata, tensors))
     assert file.has_indexer == (True, False, True, False)
+
+
+@pytest.mark.parametrize(("keys", "expected"), [({}, 0.1), ({GROWTH: 0.5}, 0.5)], ids=str)
+def test_queries_of_mistral_4_grow_as_published_if_a_file_does_not_say(
+    keys: dict[str, Any], expected: float, tmp_path: Path
+) -> None:
+    file: Any = load_config(changed_file(tmp_path, "mistral4", keys))
+    growth = file.attention.growth
+    assert (growth.beta, growth.length) == (expected, 16)
 
 
 def test_llama_4_without_chunks_is_refused_by_its_key(tmp_path: Path) -> None:
@@ -128,6 +139,11 @@ REFUSED: Mapping[str, tuple[str, dict[str, Any], str]] = {
         "mimo2",
         {"mimo2.attention.head_count_kv": [2, 4, 2, 4]},
         "must be alike in all layers with a window",
+    ),
+    "sigmoids": (
+        "mistral4",
+        {"mistral4.expert_gating_func": 2},
+        r"must be 1 \(softmax\), or left out; it is 2",
     ),
     "gates with limits": (
         "bailingmoe3",

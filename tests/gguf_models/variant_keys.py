@@ -39,7 +39,7 @@ _KEYS = {
     "residual_scale": ("residual_multiplier",),
     "logit_scale": ("logits_scaling", "logit_scale"),
 }
-_LATENT = ("deepseek32", "glm-dsa", "kimi-linear", "bailingmoe3")
+_LATENT = ("deepseek32", "glm-dsa", "kimi-linear", "bailingmoe3", "mistral4")
 _WITH_PATTERN = ("exaone-moe", "granite_swa", "cohere2moe", "mimo2")
 
 
@@ -77,7 +77,8 @@ def _latent_keys(config: Config) -> Iterator[tuple[str, Setting]]:
     yield "attention.key_length_mla", config["qk_nope_head_dim"] + turning
     yield "attention.value_length_mla", config["v_head_dim"]
     yield "rope.dimension_count", turning
-    yield "leading_dense_block_count", config["mlp_layer_types"].count("dense")
+    if "mlp_layer_types" in config:
+        yield "leading_dense_block_count", config["mlp_layer_types"].count("dense")
     if "index_topk" in config:
         yield "attention.indexer.head_count", config["index_n_heads"]
         yield "attention.indexer.key_length", config["index_head_dim"]
@@ -95,14 +96,14 @@ def _own_keys(
         case "chatglm":
             yield "rope.dimension_count", int(rope["partial_rotary_factor"] * config["head_dim"])
         case "mistral3":
-            yield "rope.scaling.type", "yarn"
-            yield "rope.scaling.factor", rope["factor"]
-            trained = rope["original_max_position_embeddings"]
-            yield "rope.scaling.original_context_length", trained
-            yield "rope.scaling.yarn_beta_fast", rope["beta_fast"]
-            yield "rope.scaling.yarn_beta_slow", rope["beta_slow"]
+            yield from _yarn_keys(rope)
             yield "rope.scaling.yarn_log_multiplier", rope["mscale_all_dim"]
             yield "attention.temperature_scale", rope["llama_4_scaling_beta"]
+        case "mistral4":
+            # The growth of queries is not among them.
+            yield from _yarn_keys(rope)
+            yield "rope.scaling.yarn_log_multiplier", 0.1 * rope["mscale_all_dim"]
+            yield "leading_dense_block_count", config["first_k_dense_replace"]
         case "llama4":
             yield "interleave_moe_layer_step", config["interleave_moe_layer_step"]
             yield "expert_feed_forward_length", config["intermediate_size"]
@@ -149,6 +150,15 @@ def _own_keys(
             yield "expert_gating_func", 2
 
 
+def _yarn_keys(rope: Mapping[str, Any]) -> Iterator[tuple[str, Setting]]:
+    yield "rope.scaling.type", "yarn"
+    yield "rope.scaling.factor", rope["factor"]
+    trained = rope["original_max_position_embeddings"]
+    yield "rope.scaling.original_context_length", trained
+    yield "rope.scaling.yarn_beta_fast", rope["beta_fast"]
+    yield "rope.scaling.yarn_beta_slow", rope["beta_slow"]
+
+
 def _laguna_keys(config: Config) -> Iterator[tuple[str, Setting]]:
     """The kinds of layers are not among them."""
     full, window = (config["rope_parameters"][f"{kind}_attention"] for kind in ("full", "sliding"))
@@ -158,12 +168,8 @@ def _laguna_keys(config: Config) -> Iterator[tuple[str, Setting]]:
     yield "rope.freq_base_swa", window["rope_theta"]
     yield "rope.dimension_count", int(head_dim * full["partial_rotary_factor"])
     yield "rope.dimension_count_swa", int(head_dim * window["partial_rotary_factor"])
-    yield "rope.scaling.type", "yarn"
-    yield "rope.scaling.factor", full["factor"]
-    yield "rope.scaling.original_context_length", full["original_max_position_embeddings"]
+    yield from _yarn_keys(full)
     yield "rope.scaling.yarn_attn_factor", full["attention_factor"]
-    yield "rope.scaling.yarn_beta_fast", full["beta_fast"]
-    yield "rope.scaling.yarn_beta_slow", full["beta_slow"]
     yield "expert_shared_feed_forward_length", config["shared_expert_intermediate_size"]
     yield "expert_weights_norm", True
     yield "expert_gating_func", 2

@@ -146,6 +146,16 @@ _MORE: Mapping[str, tuple[str, PretrainedConfig]] = {
         "command-r",
         _changed(MORE_VARIANTS["command-r"][1], num_hidden_layers=64, use_qk_norm=True),
     ),
+    "mistral4, its first context": (
+        "mistral4",
+        _changed(
+            MORE_VARIANTS["mistral4"][1],
+            rope_parameters={
+                **MORE_VARIANTS["mistral4"][1].rope_parameters,
+                "original_max_position_embeddings": 64,
+            },
+        ),
+    ),
     "lfm2, tied": ("lfm2", _changed(HYBRIDS["lfm2"][1], tie_word_embeddings=True)),
 }
 """More of the same architectures, for fields with a second value."""

@@ -45,8 +45,12 @@ def published_words(architecture: str, config: PretrainedConfig) -> dict[str, An
 
 
 def untyped_words(architecture: str, config: PretrainedConfig) -> dict[str, Any]:
-    """Fields of folders whose type transformers 5.23 does not know, so that the converter reads
-    config.json itself, as it has to: it does not take those that transformers reads for it."""
+    """Fields for the converter alone. Most are of folders whose type transformers 5.23 does not
+    know, so that the converter reads config.json itself, as it has to: it does not take those that
+    transformers reads for it."""
+    if architecture == "mistral4":
+        # The converter takes it for a part of a model with images.
+        return {"architectures": ["Mistral3ForConditionalGeneration"]}
     if architecture == "mimo2":
         return _mimo_words(config)
     if architecture == "dots3note":

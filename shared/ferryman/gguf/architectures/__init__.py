@@ -134,6 +134,7 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
         "DeepseekV2ForCausalLM",
         "DeepseekV3ForCausalLM",
     ),
+    "mistral4": _read(latent.mistral4_fields, latent.mistral4_names, "Mistral4ForCausalLM"),
     "glm4": _read(llama_variants.glm4_fields, llama_variants.glm4_names, "Glm4ForCausalLM"),
     "glm4moe": _read(grouped.glm4_moe_fields, grouped.glm4_moe_names, "Glm4MoeForCausalLM"),
     "dots1": _read(grouped.dots1_fields, grouped.dots1_names, "Dots1ForCausalLM"),

@@ -1,6 +1,7 @@
-"""Experts behind latent attention: DeepSeek 2, 3 and 3.2, GLM-4.7-Flash, GLM-5 and Kimi Linear.
+"""Experts behind latent attention: DeepSeek 2, 3 and 3.2, Mistral 4, GLM-4.7-Flash, GLM-5 and Kimi
+Linear.
 
-source   conversion/deepseek.py, glm.py, kimi_linear.py and src/models/ of llama.cpp
+source   conversion/deepseek.py, mistral3.py, glm.py, kimi_linear.py and src/models/ of llama.cpp
 
 llama.cpp multiplies the keys' up-projection into queries, so a file has the two halves of
 `kv_b_proj` apart, the first with its columns as rows.
@@ -20,7 +21,7 @@ from ferryman.gguf.architectures.tensor_names import ENDS, NORMS, TensorNames, m
 from ferryman.gguf.architectures.transformer import MIXTRAL_EXPERTS
 from ferryman.gguf.model_file import GgufFile
 
-_SIGMOID = 2  # the number of a gating function
+_SOFTMAX, _SIGMOID = 1, 2  # numbers of gating functions
 _GLM_LITE = ((47, 48), 154_880)
 """Numbers of layers and the vocabulary of GLM-4.7-Flash, whose files say no gating function
 (llama.cpp, src/models/deepseek2.cpp)."""
@@ -37,6 +38,12 @@ LATENT = {
         "output": "o_proj",
     }.items()
 }
+_STACKS = {
+    "ffn_gate_up_exps.weight": "mlp.experts.gate_up_proj",
+    "ffn_down_exps.weight": "mlp.experts.down_proj",
+}
+MISTRAL4_GROWTH = 0.1
+"""The growth of queries in Mistral Small 4, whose key its converter leaves out."""
 HALVES = {("attn_k_b.weight", "attn_v_b.weight"): "self_attn.kv_b_proj.weight"}
 _DELTA = {
     **{f"ssm_conv1d_{part}.weight": f"self_attn.{part}_conv1d.weight" for part in "qkv"},
@@ -75,16 +82,43 @@ def sparse_deepseek_names(model: GgufFile) -> TensorNames:
 
 def deepseek_fields(model: GgufFile) -> Fields:
     """DeepSeek-V3 if experts are chosen by sigmoids, V2 if by a softmax."""
-    trunk = trunk_fields(model)
-    is_v3 = _chooses_by_sigmoids(model, trunk)
+    fields = _latent_fields(model)
+    is_v3 = _chooses_by_sigmoids(model, fields)
     return {
         "architectures": ["DeepseekV3ForCausalLM" if is_v3 else "DeepseekV2ForCausalLM"],
-        **trunk,
+        **fields,
+        **({} if is_v3 else _softmax_fields(model)),
+    }
+
+
+def _latent_fields(model: GgufFile) -> Fields:
+    """Latent attention that turns, and experts in groups."""
+    return {
+        **trunk_fields(model),
         **latent_sizes(model),
         **_grown(model, rope_fields(model, model.metadata.whole("{arch}.rope.dimension_count"))),
         **grouped_fields(model),
-        **({} if is_v3 else _softmax_fields(model)),
     }
+
+
+def mistral4_names(model: GgufFile) -> TensorNames:
+    """A file has gate and up of experts in one tensor, as the folder, or apart."""
+    stacks = _STACKS if any_has(model, "ffn_gate_up_exps.weight") else {}
+    layer = {**NORMS, **LATENT, **GROUPED_EXPERTS, **stacks}
+    return TensorNames(ENDS, layer, joined_heads=HALVES)
+
+
+def mistral4_fields(model: GgufFile) -> Fields:
+    """DeepSeek-V3 with experts by a softmax. Queries grow from YaRN's first context on: without the
+    key, as published."""
+    metadata, fields, gating = model.metadata, _latent_fields(model), "{arch}.expert_gating_func"
+    if metadata.whole(gating, 0) not in (0, _SOFTMAX):
+        raise metadata.refusal(gating, "1 (softmax), or left out")
+    rope = {"rope_theta": fields["rope_theta"], **fields.pop("rope_scaling", {})}
+    if "original_max_position_embeddings" in rope:
+        growth = metadata.number("{arch}.attention.temperature_scale", MISTRAL4_GROWTH)
+        rope["llama_4_scaling_beta"] = growth
+    return {"architectures": ["Mistral4ForCausalLM"], **fields, "rope_parameters": rope}
 
 
 def deepseek_v32_fields(model: GgufFile) -> Fields:
