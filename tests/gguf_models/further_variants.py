@@ -9,6 +9,7 @@ from typing import Any
 from transformers import (
     AutoModelForCausalLM,
     CohereConfig,
+    MellumConfig,
     Mistral4Config,
     Mistral4ForCausalLM,
     PretrainedConfig,
@@ -53,6 +54,26 @@ _GROWING: Fields = {
     "llama_4_scaling_beta": 0.1,
 }
 """Positions of Mistral 4, whose queries grow from the 17th token on."""
+_FULL, _WINDOW = "full_attention", "sliding_attention"
+_MELLUM: Fields = {
+    **_PLAIN,
+    "head_dim": 16,
+    "rms_norm_eps": 1e-5,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+}
+_WAVES_OF_MELLUM: Fields = {
+    _FULL: {
+        "rope_type": "yarn",
+        "rope_theta": 500_000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 256,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+    },
+    _WINDOW: {"rope_type": "default", "rope_theta": 10_000.0},
+}
 
 FURTHER: Mapping[str, tuple[str, PretrainedConfig]] = {
     "command-r": ("command-r", CohereConfig(**_COHERE)),
@@ -71,6 +92,23 @@ FURTHER: Mapping[str, tuple[str, PretrainedConfig]] = {
             first_k_dense_replace=1,
             routed_scaling_factor=1.5,
             rope_parameters=_GROWING,
+        ),
+    ),
+    "mellum": (
+        "mellum",
+        MellumConfig(
+            **_MELLUM,
+            sliding_window=32,
+            layer_types=[_WINDOW, _WINDOW, _WINDOW, _FULL],
+            rope_parameters=_WAVES_OF_MELLUM,
+        ),
+    ),
+    "mellum without windows": (
+        "mellum",
+        MellumConfig(
+            **_MELLUM,
+            sliding_window=None,
+            rope_parameters=dict.fromkeys((_FULL, _WINDOW), _WAVES_OF_MELLUM[_WINDOW]),
         ),
     ),
 }

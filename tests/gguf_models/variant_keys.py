@@ -58,8 +58,7 @@ def variant_keys(architecture: str, config: Config) -> Iterator[tuple[str, Setti
     if "rope_theta" in rope:
         yield "rope.freq_base", float(rope["rope_theta"])
     if architecture in _WITH_PATTERN:
-        pattern = [kind == "sliding_attention" for kind in config["layer_types"]]
-        yield "attention.sliding_window_pattern", pattern
+        yield from _pattern_keys(config)
     if architecture in _LATENT:
         yield from _latent_keys(config)
     yield from _own_keys(architecture, config, rope)
@@ -104,6 +103,14 @@ def _own_keys(
             yield from _yarn_keys(rope)
             yield "rope.scaling.yarn_log_multiplier", 0.1 * rope["mscale_all_dim"]
             yield "leading_dense_block_count", config["first_k_dense_replace"]
+        case "mellum":
+            full, window = (rope[f"{kind}_attention"] for kind in ("full", "sliding"))
+            yield "rope.freq_base", full["rope_theta"]
+            yield "rope.freq_base_swa", window["rope_theta"]
+            if full["rope_type"] == "yarn":
+                yield from _yarn_keys(full)
+            if config["sliding_window"]:
+                yield from _pattern_keys(config)
         case "llama4":
             yield "interleave_moe_layer_step", config["interleave_moe_layer_step"]
             yield "expert_feed_forward_length", config["intermediate_size"]
@@ -148,6 +155,11 @@ def _own_keys(
             yield "kda.safe_gate", config["kda_safe_gate"]
             yield "kda.gate_lower_bound", config["kda_lower_bound"]
             yield "expert_gating_func", 2
+
+
+def _pattern_keys(config: Config) -> Iterator[tuple[str, Setting]]:
+    pattern = [kind == "sliding_attention" for kind in config["layer_types"]]
+    yield "attention.sliding_window_pattern", pattern
 
 
 def _yarn_keys(rope: Mapping[str, Any]) -> Iterator[tuple[str, Setting]]:

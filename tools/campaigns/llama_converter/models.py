@@ -156,6 +156,16 @@ _MORE: Mapping[str, tuple[str, PretrainedConfig]] = {
             },
         ),
     ),
+    "mellum, one base": (
+        "mellum",
+        _changed(
+            MORE_VARIANTS["mellum"][1],
+            rope_parameters={
+                **MORE_VARIANTS["mellum"][1].rope_parameters,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500_000.0},
+            },
+        ),
+    ),
     "lfm2, tied": ("lfm2", _changed(HYBRIDS["lfm2"][1], tie_word_embeddings=True)),
 }
 """More of the same architectures, for fields with a second value."""

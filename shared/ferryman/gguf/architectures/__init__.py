@@ -217,6 +217,7 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
     "cohere2moe": _read(
         cohere.cohere2_moe_fields, cohere.cohere2_moe_names, "Cohere2MoeForCausalLM"
     ),
+    "mellum": _read(windowed.mellum_fields, transformer.qwen3_moe_names, "MellumForCausalLM"),
     "mimo2": _read(windowed.mimo2_fields, windowed.mimo2_names, "MiMoV2FlashForCausalLM"),
     "phimoe": _read(
         softmax.phimoe_fields,

@@ -1,6 +1,6 @@
-"""Experts behind attention in windows: Laguna and MiMo-V2.
+"""Experts behind attention in windows: Laguna, Mellum and MiMo-V2.
 
-    source   conversion/laguna.py, mimo.py and src/models/ of llama.cpp
+    source   conversion/laguna.py, mellum.py, mimo.py and src/models/ of llama.cpp
 
 A file says the base and the turning part of layers with a window under keys of their own.
 """
@@ -12,6 +12,7 @@ from ferryman.gguf.architectures.config_fields import (
     WINDOW_LAYER,
     Fields,
     any_has,
+    attention_fields,
     by_layer,
     expert_fields,
     inner_dim,
@@ -110,6 +111,24 @@ def _both_ropes(model: GgufFile, head_dim: int) -> Fields:
             "rope_theta": metadata.number("{arch}.rope.freq_base_swa", base),
             "partial_rotary_factor": turning / head_dim,
         },
+    }
+
+
+def mellum_fields(model: GgufFile) -> Fields:
+    """Shares of experts sum to 1, in llama.cpp as well."""
+    metadata, attention = model.metadata, attention_fields(model)
+    length = metadata.whole(_WINDOW_KEY, 0)
+    are_windows = window_flags(model) if length else [False] * metadata.num_layers
+    return {
+        "architectures": ["MellumForCausalLM"],
+        **trunk_fields(model),
+        **attention,
+        "rope_parameters": _both_ropes(model, attention["head_dim"]),
+        **({"sliding_window": length} if length else {}),
+        "layer_types": window_kinds(are_windows),
+        **expert_fields(model),
+        "moe_intermediate_size": metadata.whole(_EXPERT_WIDTH),
+        "norm_topk_prob": True,
     }
 
 
