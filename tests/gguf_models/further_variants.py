@@ -10,6 +10,7 @@ from transformers import (
     AutoModelForCausalLM,
     CohereConfig,
     MellumConfig,
+    MiniCPM3Config,
     Mistral4Config,
     Mistral4ForCausalLM,
     PretrainedConfig,
@@ -109,6 +110,20 @@ FURTHER: Mapping[str, tuple[str, PretrainedConfig]] = {
             **_MELLUM,
             sliding_window=None,
             rope_parameters=dict.fromkeys((_FULL, _WINDOW), _WAVES_OF_MELLUM[_WINDOW]),
+        ),
+    ),
+    "minicpm3": ("minicpm3", MiniCPM3Config(**_LATENT)),
+    "minicpm3 with factors of waves": (
+        "minicpm3",
+        MiniCPM3Config(
+            **_LATENT,
+            rope_parameters={
+                "rope_type": "longrope",
+                "rope_theta": 10_000.0,
+                "long_factor": [1.0, 1.25, 1.5, 2.0],
+                "short_factor": [1.0, 1.125, 1.25, 1.5],
+                "original_max_position_embeddings": 1024,
+            },
         ),
     ),
 }

@@ -145,6 +145,11 @@ REFUSED: Mapping[str, tuple[str, dict[str, Any], str]] = {
         {"mistral4.expert_gating_func": 2},
         r"must be 1 \(softmax\), or left out; it is 2",
     ),
+    "heads that turn whole": (
+        "minicpm3",
+        {"minicpm3.attention.key_length": 8},
+        "must be more than the 8 channels that turn; it is 8",
+    ),
     "gates with limits": (
         "bailingmoe3",
         {"bailingmoe3.swiglu_clamp_exp": [0.0, 7.0, 7.0, 7.0]},

@@ -63,6 +63,7 @@ _PARTS = {
     "q_a_layernorm": "attn_q_a_norm",
     "kv_a_proj_with_mqa": "attn_kv_a_mqa",
     "kv_a_layernorm": "attn_kv_a_norm",
+    "kv_b_proj": "attn_kv_b",
     "indexer.wq_b": "indexer.attn_q_b",
     "indexer.wk": "indexer.attn_k",
     "indexer.k_norm": "indexer.k_norm",
@@ -174,7 +175,7 @@ def _waves(config: Config) -> Named:
 
 def _converted(architecture: str, config: Config, path: str, values: np.ndarray) -> Named:
     """A tensor of a layer under its names in the file."""
-    if path.endswith("kv_b_proj.weight"):
+    if path.endswith("kv_b_proj.weight") and architecture != "minicpm3":
         yield from _halves(config, values)
     elif architecture == "bailingmoe3" and path.endswith("g_proj.weight"):
         is_by_head = len(values) == config["num_attention_heads"]

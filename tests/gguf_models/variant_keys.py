@@ -43,7 +43,10 @@ _LATENT = ("deepseek32", "glm-dsa", "kimi-linear", "bailingmoe3", "mistral4")
 _WITH_PATTERN = ("exaone-moe", "granite_swa", "cohere2moe", "mimo2")
 
 
-_LEFT_OUT = {"mimo2": ("expert_weights_norm", "expert_weights_scale")}
+_LEFT_OUT = {
+    "mimo2": ("expert_weights_norm", "expert_weights_scale"),
+    "minicpm3": ("attention.value_length",),
+}
 """Keys that the converter does not write for a model whose folder has the fields."""
 
 
@@ -111,6 +114,12 @@ def _own_keys(
                 yield from _yarn_keys(full)
             if config["sliding_window"]:
                 yield from _pattern_keys(config)
+        case "minicpm3":
+            turning = config["qk_rope_head_dim"]
+            yield "attention.q_lora_rank", config["q_lora_rank"]
+            yield "attention.kv_lora_rank", config["kv_lora_rank"]
+            yield "attention.key_length", config["qk_nope_head_dim"] + turning
+            yield "rope.dimension_count", turning
         case "llama4":
             yield "interleave_moe_layer_step", config["interleave_moe_layer_step"]
             yield "expert_feed_forward_length", config["intermediate_size"]

@@ -39,7 +39,7 @@ BENCH = {
 }
 PIECES = (
     *("gemma", "gemma2", "gemma3", "gemma3n", "ernie4_5", "ernie4_5-moe", "jamba"),
-    *("phi3", "phimoe"),
+    *("phi3", "phimoe", "minicpm3"),
 )
 """Architectures whose converter reads a `tokenizer.model`."""
 DRAFTS = ("qwen3next", "qwen35", "qwen35moe", "mimo2", "bailingmoe3")

@@ -197,6 +197,9 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
         "Qwen2_5_VLForConditionalGeneration",
     ),
     "chatglm": _read(llama_variants.chatglm_fields, llama_variants.chatglm_names, "GlmForCausalLM"),
+    "minicpm3": _read(
+        llama_variants.minicpm3_fields, llama_variants.minicpm3_names, "MiniCPM3ForCausalLM"
+    ),
     "llama4": _read(
         llama_variants.llama4_fields,
         llama_variants.llama4_names,

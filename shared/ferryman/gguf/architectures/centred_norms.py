@@ -203,20 +203,22 @@ def phi3_names(model: GgufFile) -> TensorNames:
 
 def phi3_fields(model: GgufFile) -> Fields:
     """A file without windows says 0."""
+    trained = "{arch}.rope.scaling.original_context_length"
     return {
         "architectures": ["Phi3ForCausalLM"],
         **trunk_fields(model),
         **attention_fields(model),
-        **_long_waves(model),
+        **long_waves(model, trained),
         "intermediate_size": inner_dim(model),
         "sliding_window": model.metadata.whole("{arch}.attention.sliding_window", 0) or None,
     }
 
 
-def _long_waves(model: GgufFile) -> Fields:
+def long_waves(model: GgufFile, key: str) -> Fields:
+    """The factors of waves beyond the first context, which `key` has, and within it."""
     if ROPE_LONG not in model.tensors or ROPE_SHORT not in model.tensors:
         return {}
-    trained = model.metadata.whole("{arch}.rope.scaling.original_context_length")
+    trained = model.metadata.whole(key)
     return {
         "original_max_position_embeddings": trained,
         "rope_scaling": {

@@ -1,8 +1,9 @@
-"""Llama with another part: AFM (Arcee), Apertus, Ministral 3, dense GLM-4, the text of Llama 4, and
-OLMo 2 and 3 and EXAONE 4, whose norms are behind attention and MLP, with none before them.
+"""Llama with another part: AFM (Arcee), Apertus, Ministral 3, dense GLM-4, MiniCPM 3, the text of
+Llama 4, and OLMo 2 and 3 and EXAONE 4, whose norms are behind attention and MLP, with none before
+them.
 
-source   conversion/llama.py, mistral3.py, chatglm.py, glm.py, olmo.py, exaone.py and src/models/ of
-         llama.cpp
+source   conversion/llama.py, mistral3.py, chatglm.py, glm.py, minicpm.py, olmo.py, exaone.py and
+         src/models/ of llama.cpp
 
 A file of Llama 4 says neither the length of chunks nor the growth of queries nor which layers have
 them: llama.cpp takes the published ones, which the folder's config has by default too. OLMo 3 has
@@ -11,16 +12,19 @@ the name of OLMo 2 and windows. Released EXAONE 4 of 64 layers has windows, too.
 
 from __future__ import annotations
 
-from ferryman.gguf.architectures.centred_norms import ungated_names
+from ferryman.gguf.architectures.centred_norms import long_waves, ungated_names
 from ferryman.gguf.architectures.config_fields import (
     Fields,
     any_has,
     attention_fields,
     by_layer,
     expert_fields,
+    inner_dim,
+    rope_fields,
     trunk_fields,
     window_kinds,
 )
+from ferryman.gguf.architectures.experts.latent import LATENT
 from ferryman.gguf.architectures.tensor_names import (
     ATTENTION,
     ENDS,
@@ -123,6 +127,33 @@ def glm4_names(model: GgufFile) -> TensorNames:
 
 def glm4_fields(model: GgufFile) -> Fields:
     return dense_fields(model, "Glm4ForCausalLM")
+
+
+def minicpm3_names(model: GgufFile) -> TensorNames:
+    return TensorNames(ENDS, {**NORMS, **LATENT, **mlp_names()})
+
+
+def minicpm3_fields(model: GgufFile) -> Fields:
+    """Latent attention, whose heads turn by halves. A file has neither the multipliers, of which
+    llama.cpp takes those of MiniCPM3-4B, as the folder's config has them by default, nor the size
+    of values, which is that of hidden by the heads."""
+    metadata, trunk = model.metadata, trunk_fields(model)
+    heads = metadata.whole("{arch}.attention.head_count")
+    turning, key = metadata.whole("{arch}.rope.dimension_count"), "{arch}.attention.key_length"
+    if metadata.whole(key) <= turning:
+        raise metadata.refusal(key, f"more than the {turning} channels that turn")
+    return {
+        "architectures": ["MiniCPM3ForCausalLM"],
+        **trunk,
+        "num_attention_heads": heads,
+        "q_lora_rank": metadata.whole("{arch}.attention.q_lora_rank", 0),
+        "kv_lora_rank": metadata.whole("{arch}.attention.kv_lora_rank"),
+        "qk_nope_head_dim": metadata.whole(key) - turning,
+        "qk_rope_head_dim": turning,
+        **rope_fields(model, turning),
+        **long_waves(model, "{arch}.context_length"),
+        "intermediate_size": inner_dim(model),
+    }
 
 
 def llama4_names(model: GgufFile) -> TensorNames:
