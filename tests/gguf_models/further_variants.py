@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tests.model.families.step3p7 import Step3p7FlashForCausalLM
 from transformers import (
     AutoModelForCausalLM,
     CohereConfig,
@@ -15,9 +16,11 @@ from transformers import (
     Mistral4ForCausalLM,
     PretrainedConfig,
 )
+from transformers.models.step3p7.configuration_step3p7 import Step3p7TextConfig
 
-# transformers lists it among models with images alone.
+# transformers lists them among models with images alone.
 AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)
+AutoModelForCausalLM.register(Step3p7TextConfig, Step3p7FlashForCausalLM, exist_ok=True)
 
 Fields = Mapping[str, Any]
 
@@ -75,6 +78,33 @@ _WAVES_OF_MELLUM: Fields = {
     },
     _WINDOW: {"rope_type": "default", "rope_theta": 10_000.0},
 }
+_STEP: Fields = {
+    **_PLAIN,
+    "pad_token_id": 0,
+    "head_dim": 16,
+    "rms_norm_eps": 1e-5,
+    "num_sliding_attention_heads": 6,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "share_expert_dim": 48,
+    "moe_router_scaling_factor": 3.0,
+    "sliding_window": 32,
+    "layer_types": [_FULL, _WINDOW, _WINDOW, _FULL],
+    "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+    "rope_parameters": {
+        _FULL: {
+            "rope_type": "llama3",
+            "rope_theta": 500_000.0,
+            "factor": 2.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 32.0,
+            "original_max_position_embeddings": 256,
+            "partial_rotary_factor": 0.5,
+        },
+        _WINDOW: {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 1.0},
+    },
+}
 
 FURTHER: Mapping[str, tuple[str, PretrainedConfig]] = {
     "command-r": ("command-r", CohereConfig(**_COHERE)),
@@ -124,6 +154,15 @@ FURTHER: Mapping[str, tuple[str, PretrainedConfig]] = {
                 "short_factor": [1.0, 1.125, 1.25, 1.5],
                 "original_max_position_embeddings": 1024,
             },
+        ),
+    ),
+    "step35": ("step35", Step3p7TextConfig(**_STEP)),
+    "step35 with limits": (
+        "step35",
+        Step3p7TextConfig(
+            **_STEP,
+            swiglu_limits=[0.0, 0.25, 0.0, 0.5],
+            swiglu_limits_shared=[0.25, 0.0, 0.0, 0.125],
         ),
     ),
 }

@@ -150,6 +150,16 @@ REFUSED: Mapping[str, tuple[str, dict[str, Any], str]] = {
         {"minicpm3.attention.key_length": 8},
         "must be more than the 8 channels that turn; it is 8",
     ),
+    "key heads in windows": (
+        "step35",
+        {"step35.attention.head_count_kv": [2, 4, 4, 2]},
+        "must be alike in all layers",
+    ),
+    "a softmax": (
+        "step35",
+        {"step35.expert_gating_func": 1},
+        r"must be 2 \(sigmoid\), or left out; it is 1",
+    ),
     "gates with limits": (
         "bailingmoe3",
         {"bailingmoe3.swiglu_clamp_exp": [0.0, 7.0, 7.0, 7.0]},
@@ -170,3 +180,20 @@ def test_kinds_of_layers_that_a_file_names_count(tmp_path: Path) -> None:
     named = {"laguna.attention.sliding_window_pattern": [True, False, True, True, False]}
     file: Any = load_config(changed_file(tmp_path, "laguna", named))
     assert [bool(shape.window_len) for shape in file.attention] == [True, False, True, True, False]
+
+
+def test_numbers_of_drafting_layers_of_step_3_5_are_left_out(tmp_path: Path) -> None:
+    """Its lists have entries of the layers for drafts, too."""
+    keys = {
+        "block_count": 5,
+        "nextn_predict_layers": 1,
+        "attention.head_count": [4, 6, 6, 4, 6],
+        "attention.head_count_kv": [2] * 5,
+        "attention.sliding_window_pattern": [False, True, True, False, True],
+        "swiglu_clamp_exp": [0.0, 0.25, 0.0, 0.5, 1.5],
+        "swiglu_clamp_shexp": [0.25, 0.0, 0.0, 0.125, 1.5],
+    }
+    by_name = {f"step35.{key}": value for key, value in keys.items()}
+    drafting = changed_file(tmp_path / "drafting", "step35 with limits", by_name)
+    plain = changed_file(tmp_path / "plain", "step35 with limits", {})
+    assert load_config(drafting) == load_config(plain)

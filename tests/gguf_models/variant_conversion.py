@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors.torch import load_file
@@ -85,6 +86,7 @@ _PARTS = {
 _OWN = {
     "apertus": {"attention_layernorm": "attn_norm", "feedforward_layernorm": "ffn_norm"},
     "laguna": {"g_proj": "attn_gate"},
+    "step35": {"g_proj": "attn_gate"},
     "mimo2": {"attention_sink_bias": "attn_sinks.weight"},
     "bailingmoe3": {"dense": "attn_output", "f_proj": "ssm_f_a"},
     "afmoe": {
@@ -127,6 +129,9 @@ def variant_parts(
     tensors = load_file(folder / "model.safetensors")
     plain = {name: tensor.float().numpy() for name, tensor in tensors.items()}
     metadata |= _taken_as_keys(plain)
+    if architecture == "step35":
+        ones = np.float32(1)
+        plain |= {name: plain[name] + ones for name in plain if name.endswith("norm.weight")}
     written = variant_tensors(architecture, config, plain)
     return metadata, [floats(*named) for named in written.items()]
 
@@ -171,6 +176,21 @@ def _waves(config: Config) -> Named:
         if f"{length}_factor" in rope:
             factors = np.array(rope[f"{length}_factor"], np.float32)
             yield f"rope_factors_{length}.weight", factors
+    full = rope.get("full_attention", {})
+    if full.get("rope_type") == "llama3":
+        yield "rope_freqs.weight", _llama3_factors(full, config["head_dim"])
+
+
+def _llama3_factors(rope: Mapping[str, Any], head_dim: int) -> np.ndarray:
+    """The factors of the waves of the turning part, and ones up to those of a whole head."""
+    turning = int(head_dim * rope["partial_rotary_factor"])
+    waves = rope["rope_theta"] ** -(np.arange(0, turning, 2) / turning)
+    turns = rope["original_max_position_embeddings"] * waves / (2 * np.pi)
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    kept = np.clip((turns - low) / (high - low), 0, 1)
+    factors = 1 / ((1 - kept) / rope["factor"] + kept)
+    padded: np.ndarray = np.concatenate([factors, np.ones(head_dim // 2 - len(factors))])
+    return padded.astype(np.float32)
 
 
 def _converted(architecture: str, config: Config, path: str, values: np.ndarray) -> Named:
@@ -180,6 +200,10 @@ def _converted(architecture: str, config: Config, path: str, values: np.ndarray)
     elif architecture == "bailingmoe3" and path.endswith("g_proj.weight"):
         is_by_head = len(values) == config["num_attention_heads"]
         yield "attn_gate.weight" if is_by_head else "ssm_g_a.weight", values
+    elif architecture == "step35" and path.endswith("experts.gate_up_proj"):
+        gate, up = np.split(values, 2, axis=1)
+        yield "ffn_gate_exps.weight", gate
+        yield "ffn_up_exps.weight", up
     elif architecture == "llama4" and ".experts." in path:
         yield from _llama4_experts(path, values)
     else:

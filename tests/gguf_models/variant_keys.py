@@ -40,7 +40,7 @@ _KEYS = {
     "logit_scale": ("logits_scaling", "logit_scale"),
 }
 _LATENT = ("deepseek32", "glm-dsa", "kimi-linear", "bailingmoe3", "mistral4")
-_WITH_PATTERN = ("exaone-moe", "granite_swa", "cohere2moe", "mimo2")
+_WITH_PATTERN = ("exaone-moe", "granite_swa", "cohere2moe", "mimo2", "step35")
 
 
 _LEFT_OUT = {
@@ -120,6 +120,8 @@ def _own_keys(
             yield "attention.kv_lora_rank", config["kv_lora_rank"]
             yield "attention.key_length", config["qk_nope_head_dim"] + turning
             yield "rope.dimension_count", turning
+        case "step35":
+            yield from _step_keys(config)
         case "llama4":
             yield "interleave_moe_layer_step", config["interleave_moe_layer_step"]
             yield "expert_feed_forward_length", config["intermediate_size"]
@@ -208,3 +210,26 @@ def _mimo_keys(config: Config) -> Iterator[tuple[str, Setting]]:
     yield "rope.freq_base_swa", window["rope_theta"]
     yield "rope.dimension_count", int(config["head_dim"] * full["partial_rotary_factor"])
     yield "expert_gating_func", 2
+
+
+def _step_keys(config: Config) -> Iterator[tuple[str, Setting]]:
+    """The turning part of a head is not among them."""
+    full, window = (config["rope_parameters"][f"{kind}_attention"] for kind in ("full", "sliding"))
+    kinds = config["layer_types"]
+    heads = {
+        "full_attention": config["num_attention_heads"],
+        "sliding_attention": config["num_sliding_attention_heads"],
+    }
+    yield "attention.head_count", [heads[kind] for kind in kinds]
+    yield "attention.head_count_kv", [config["num_key_value_heads"]] * len(kinds)
+    yield "rope.freq_base", full["rope_theta"]
+    yield "rope.freq_base_swa", window["rope_theta"]
+    yield "leading_dense_block_count", config["mlp_layer_types"].count("dense")
+    yield "moe_every_n_layers", 1
+    yield "expert_shared_feed_forward_length", config["share_expert_dim"]
+    yield "expert_weights_scale", config["moe_router_scaling_factor"]
+    yield "expert_weights_norm", True
+    yield "expert_gating_func", 2
+    for name, key in (("swiglu_limits", "exp"), ("swiglu_limits_shared", "shexp")):
+        if config[name] is not None:
+            yield f"swiglu_clamp_{key}", config[name]

@@ -12,6 +12,7 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 from tests.model.neighbouring_channels import with_neighbours
 from tests.model.test_hy_v4 import published as hy_v4_name
+from tests.model.test_step3p7 import published_tensors as step_tensors
 from torch import Tensor
 
 Tensors = Mapping[str, Tensor]
@@ -23,7 +24,14 @@ def _hy_v4_tensors(saved: Tensors, config: Config) -> Tensors:
     return {hy_v4_name(name): tensor for name, tensor in paired.items()}
 
 
-_PUBLISHED: Mapping[str, Callable[[Tensors, Config], Tensors]] = {"hy_v4": _hy_v4_tensors}
+def _step_tensors(saved: Tensors, config: Config) -> Tensors:
+    return dict(step_tensors(saved))
+
+
+_PUBLISHED: Mapping[str, Callable[[Tensors, Config], Tensors]] = {
+    "hy_v4": _hy_v4_tensors,
+    "step35": _step_tensors,
+}
 
 
 @contextmanager

@@ -55,6 +55,8 @@ def untyped_words(architecture: str, config: PretrainedConfig) -> dict[str, Any]
         return _mimo_words(config)
     if architecture == "dots3note":
         return _dots3_note_words(config)
+    if architecture == "step35":
+        return _step_words(config)
     return _bailing_words(config) if architecture == "bailingmoe3" else {}
 
 
@@ -105,6 +107,28 @@ def _dots3_note_words(config: PretrainedConfig) -> dict[str, Any]:
         "apply_mla_qkv_lora_rescale": True,
         "scoring_func": "sigmoid",
         "topk_method": "noaux_tc",
+    }
+
+
+def _step_words(config: PretrainedConfig) -> dict[str, Any]:
+    """Lists with an entry for each layer."""
+    kinds, sparse = config.layer_types, enumerate(config.mlp_layer_types)
+    full = config.rope_parameters["full_attention"]
+    ropes = [config.rope_parameters[kind] for kind in kinds]
+    window_heads = config.num_sliding_attention_heads
+    return {
+        "architectures": ["Step3p5ForCausalLM"],
+        "model_type": "step_3p5",
+        "num_attention_groups": config.num_key_value_heads,
+        "moe_num_experts": config.n_routed_experts,
+        "moe_top_k": config.num_experts_per_tok,
+        "moe_layers_enum": ",".join(str(i) for i, kind in sparse if kind == "sparse"),
+        "moe_router_activation": "sigmoid",
+        "norm_expert_weight": True,
+        "attention_other_setting": {"num_attention_heads": window_heads},
+        "rope_theta": [rope["rope_theta"] for rope in ropes],
+        "partial_rotary_factors": [rope["partial_rotary_factor"] for rope in ropes],
+        "rope_parameters": full,
     }
 
 

@@ -30,6 +30,7 @@ from ferryman.gguf.architectures.experts import (
     latent,
     softmax,
     sparse_latent,
+    step35,
     windowed,
 )
 from ferryman.gguf.architectures.named_tensors import named_tensors
@@ -221,6 +222,12 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
         cohere.cohere2_moe_fields, cohere.cohere2_moe_names, "Cohere2MoeForCausalLM"
     ),
     "mellum": _read(windowed.mellum_fields, transformer.qwen3_moe_names, "MellumForCausalLM"),
+    "step35": _read(
+        step35.step35_fields,
+        step35.step35_names,
+        "Step3p5ForCausalLM",
+        "Step3p7ForConditionalGeneration",
+    ),
     "mimo2": _read(windowed.mimo2_fields, windowed.mimo2_names, "MiMoV2FlashForCausalLM"),
     "phimoe": _read(
         softmax.phimoe_fields,

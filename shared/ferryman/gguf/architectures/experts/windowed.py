@@ -63,7 +63,7 @@ def laguna_fields(model: GgufFile) -> Fields:
         "head_dim": head_dim,
         "attention_bias": any_has(model, "attn_q.bias"),
         "gating": "per-head" if _gate_rows(model) == heads[0] else "per-element",
-        "rope_parameters": _both_ropes(model, head_dim),
+        "rope_parameters": both_ropes(model, head_dim),
         **_laguna_windows(model),
         **expert_fields(model),
         "intermediate_size": inner_dim(model),
@@ -92,7 +92,7 @@ def _laguna_windows(model: GgufFile) -> Fields:
     return {"sliding_window": length, "layer_types": window_kinds(are_windows)}
 
 
-def _both_ropes(model: GgufFile, head_dim: int) -> Fields:
+def both_ropes(model: GgufFile, head_dim: int) -> Fields:
     """The rotations of layers without and with a window; the latter have no scaling."""
     metadata, full = model.metadata, rope_fields(model, head_dim)
     base = full["rope_theta"]
@@ -123,7 +123,7 @@ def mellum_fields(model: GgufFile) -> Fields:
         "architectures": ["MellumForCausalLM"],
         **trunk_fields(model),
         **attention,
-        "rope_parameters": _both_ropes(model, attention["head_dim"]),
+        "rope_parameters": both_ropes(model, attention["head_dim"]),
         **({"sliding_window": length} if length else {}),
         "layer_types": window_kinds(are_windows),
         **expert_fields(model),
@@ -144,7 +144,7 @@ def mimo2_names(model: GgufFile) -> TensorNames:
 
 def mimo2_fields(model: GgufFile) -> Fields:
     """Layers with a window have more key heads. Shares of experts sum to 1, in llama.cpp too."""
-    metadata, kv_heads = model.metadata, by_layer(model, "{arch}.attention.head_count_kv")
+    metadata, kv_heads = model.metadata, "{arch}.attention.head_count_kv"
     are_windows = window_flags(model)
     head_dim = metadata.whole("{arch}.attention.key_length")
     rope = rope_fields(model, head_dim)
@@ -152,8 +152,8 @@ def mimo2_fields(model: GgufFile) -> Fields:
         "architectures": ["MiMoV2FlashForCausalLM"],
         **trunk_fields(model),
         "num_attention_heads": metadata.whole("{arch}.attention.head_count"),
-        "num_key_value_heads": _alike(model, kv_heads, are_windows, is_window=False),
-        "swa_num_key_value_heads": _alike(model, kv_heads, are_windows, is_window=True),
+        "num_key_value_heads": alike(model, kv_heads, are_windows, is_window=False),
+        "swa_num_key_value_heads": alike(model, kv_heads, are_windows, is_window=True),
         "head_dim": head_dim,
         "v_head_dim": metadata.whole("{arch}.attention.value_length"),
         "attention_bias": any_has(model, "attn_q.bias"),
@@ -176,15 +176,13 @@ def mimo2_fields(model: GgufFile) -> Fields:
     }
 
 
-def _alike(
-    model: GgufFile, kv_heads: list[int], are_windows: list[bool], *, is_window: bool
-) -> int:
-    """The key heads of layers of one kind; any number where there is no such layer."""
-    counts = {n for n, kind in zip(kv_heads, are_windows, strict=True) if kind is is_window}
+def alike(model: GgufFile, key: str, are_windows: list[bool], *, is_window: bool) -> int:
+    """The number of heads of layers of one kind; any number where there is no such layer."""
+    heads = by_layer(model, key)
+    counts = {n for n, kind in zip(heads, are_windows, strict=True) if kind is is_window}
     if len(counts) > 1:
-        key = "{arch}.attention.head_count_kv"
         raise model.metadata.refusal(key, "alike in all layers with a window, and in all others")
-    return counts.pop() if counts else kv_heads[0]
+    return counts.pop() if counts else heads[0]
 
 
 def _has_sinks(model: GgufFile, are_windows: list[bool], *, is_window: bool) -> bool:
