@@ -89,6 +89,7 @@ from ferryman.model.shapes.recurrent_shapes import (
     MambaShape,
     RgLruShape,
     ShortConvShape,
+    TurningLightningShape,
 )
 from ferryman.model.shapes.row_shapes import (
     BlockRowsShape,
@@ -283,6 +284,11 @@ def _recurrent(shape: Any) -> Iterator[Launch]:
             yield launch_conv, 3 * shape.heads * shape.head_dim, shape.conv_width, False
         case LightningShape():
             yield launch_mamba, shape.heads, shape.head_dim, shape.heads, shape.head_dim
+            if isinstance(shape, TurningLightningShape):
+                yield launch_norms, shape.head_dim
+                heads = shape.heads, shape.heads
+                yield launch_rotation, heads, shape.head_dim, shape.positions.rotary_dim
+                yield launch_gated_norm, shape.inner_dim, shape.norm_groups
         case MlstmShape():
             dims = shape.heads, shape.k_dim, shape.v_dim
             yield launch_mlstm, *dims, shape.gate_cap, shape.eps

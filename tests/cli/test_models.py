@@ -101,11 +101,6 @@ def test_a_word_of_no_family_is_a_mistake(capsys: pytest.CaptureFixture[str]) ->
             id="one that is refused for its layers",
         ),
         pytest.param(
-            {"architectures": ["BailingMoeV2_5ForCausalLM"], "model_type": "bailing_hybrid"},
-            ["Ring 2.5", "lightning attention whose q and k", "inclusionAI/Ling-3.0-Flash"],
-            id="Ring 2.5, which has the model type of Ling 3",
-        ),
-        pytest.param(
             {
                 "architectures": ["NewForConditionalGeneration"],
                 "text_config": {"model_type": "glm4_moe", "hidden_size": 64, "new_gate": 3},

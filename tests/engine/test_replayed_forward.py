@@ -48,6 +48,7 @@ MASKED = frozenset(
         "glm_moe_dsa",
         "hy_v4",
         "kimi_linear",
+        "ling_25",
         "longcat_flash",
         "minicpm3",
         "minimax_m3",

@@ -55,8 +55,8 @@ OF_EACH_KIND = frozenset(
         "llama",
         "longcat_flash",
     }
-    | {"minimax", "minimax_m3", "nemotron_h", "qwen3_next", "qwen4_exp", "recurrent_gemma"}
-    | {"rwkv", "xlstm", "zamba", "zamba2", "zaya", NATIVE}
+    | {"ling_25", "minimax", "minimax_m3", "nemotron_h", "qwen3_next", "qwen4_exp"}
+    | {"recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2", "zaya", NATIVE}
 )
 """Every class of layers is in one of them (`test_families.py`)."""
 PAGE_SIZES = (4, 8, 16, 32, 64)

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from tests.model.comparison import random_config
+from tests.model.families.ling25 import Ling25Layer, Ling25Norm
 from tests.oracle import TransformersOracle, load_oracle
 from tests.tiny_models import drawn, save_random
 from torch import Tensor, nn
@@ -87,7 +88,23 @@ class Nemotron(nn.Module):
         return first.enorm, first.hnorm, first.eh_proj, last.final_layernorm
 
 
-Head = Qwen | Deepseek | Nemotron
+class Ling(nn.Module):
+    """The tensors of Ling 2.5 beside those of the layer itself."""
+
+    def __init__(self, config: PretrainedConfig) -> None:
+        super().__init__()
+        dim, eps = config.hidden_size, config.rms_norm_eps
+        self.enorm, self.hnorm = Ling25Norm(dim, eps), Ling25Norm(dim, eps)
+        self.eh_proj = nn.Linear(2 * dim, dim, bias=False)
+        self.final_layernorm = Ling25Norm(dim, eps)
+        self.layers = nn.ModuleList([Ling25Layer(config, config.num_hidden_layers)])
+
+    @property
+    def parts(self) -> tuple[Any, Any, Any, Any]:
+        return self.enorm, self.hnorm, self.eh_proj, self.final_layernorm
+
+
+Head = Qwen | Deepseek | Nemotron | Ling
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +160,11 @@ def _attending(layer: Any, config: PretrainedConfig) -> nn.Module:
     return made
 
 
+def _numbered(name: str, config: PretrainedConfig) -> str:
+    """The name of a layer's tensor behind the model's layers."""
+    return f"model.layers.{config.num_hidden_layers}.{name.removeprefix('layers.0.')}"
+
+
 CASES: Mapping[str, MtpFamilyCase] = {
     "qwen3_next": MtpFamilyCase({}, _qwen3_next, lambda name, _: f"mtp.{name}"),
     "qwen3_5": MtpFamilyCase(
@@ -153,10 +175,9 @@ CASES: Mapping[str, MtpFamilyCase] = {
     "deepseek_v3": MtpFamilyCase(
         {"num_nextn_predict_layers": 1},
         _deepseek,
-        lambda name, config: (
-            f"model.layers.{config.num_hidden_layers}.{name.removeprefix('layers.0.')}"
-        ),
+        _numbered,
     ),
+    "ling_25": MtpFamilyCase({"num_nextn_predict_layers": 1}, Ling, _numbered),
     "nemotron_h": MtpFamilyCase(
         {"num_nextn_predict_layers": 1, "mtp_layers_block_type": ["attention", "moe"]},
         _nemotron,

@@ -44,8 +44,8 @@ from ferryman_kernels.products.grouped_product import CodeStack, FloatStack
 
 WITH_EXPERTS = (
     "deepseek_v2", "deepseek_v3", "dots1", "gemma4", "glm4_moe", "gpt_oss", "granite", "granite3",
-    "jamba", "kimi_linear", "lfm2_moe", "llama4", "minimax", "mixtral", "nemotron_h", "qwen2_moe",
-    "qwen3_moe", "qwen3_next",
+    "jamba", "kimi_linear", "lfm2_moe", "ling_25", "llama4", "minimax", "mixtral", "nemotron_h",
+    "qwen2_moe", "qwen3_moe", "qwen3_next",
 )  # fmt: skip
 CPU = torch.device("cpu")
 LEAST_VOCAB = 61

@@ -33,6 +33,7 @@ OF_EACH_KIND = (
     "dots3_note",
     "falcon_mamba",
     "kimi_linear",
+    "ling_25",
     "llama4",
     "minimax",
     "minimax_m3",

@@ -66,6 +66,8 @@ CARDS: Mapping[str, float] = {
     "meta-llama/Llama-3.2-3B-Instruct": 3.21,
     "meta-llama/Llama-4-Maverick-17B-128E-Instruct": 400,
     "meta-llama/Llama-4-Scout-17B-16E-Instruct": 109,
+    "inclusionAI/Ling-2.6-flash": 104,
+    "inclusionAI/Ring-2.5-1T": 1000,
     "jetmoe/jetmoe-8b": 8.52,
     "meituan-longcat/LongCat-Flash-Chat": 560,
     "microsoft/Phi-3.5-MoE-instruct": 41.9,
@@ -213,6 +215,11 @@ STATE: Mapping[str, Mapping[str, int]] = {
     },
     "MiniMaxAI/MiniMax-M1-80k": {
         "full": 10 * 2 * 8 * 128 * 2,
+        "recurrent": 70 * 64 * 128 * 128 * 4,
+    },
+    # One latent and one rotary key a token in every eighth layer.
+    "inclusionAI/Ring-2.5-1T": {
+        "full": 10 * (512 + 64) * 2,
         "recurrent": 70 * 64 * 128 * 128 * 4,
     },
     # Of q and k the last inputs of two convolutions, and values of the token before.

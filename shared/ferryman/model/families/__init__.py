@@ -41,6 +41,7 @@ from ferryman.model.families import (
     lfm,
     lfm3,
     ling3,
+    ling25,
     llama,
     longcat_flash,
     mamba,
@@ -563,6 +564,14 @@ FAMILIES: tuple[Family[Any], ...] = (
         ("BailingHybridForCausalLM", "BailingMoeV3ForCausalLM"),
         ling3.read_bailing_hybrid,
         ling3.load_bailing_hybrid,
+        kinds=HYBRID,
+    ),
+    Family(
+        "ling_25",
+        ("BailingMoeV2_5ForCausalLM",),
+        ling25.read_ling_25,
+        ling25.load_ling_25,
+        mtp=ling25.LING_25_MTP,
         kinds=HYBRID,
     ),
     Family(

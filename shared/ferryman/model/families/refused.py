@@ -17,17 +17,10 @@ _POOLED_INDEX = (
     "its indexers choose groups of tokens by one key of each group, a mean that weighs each token "
     "by a softmax of each channel, where means here weigh all tokens alike"
 )
-_LINEAR_BAILING = (
-    "Ling 2.5 and Ring 2.5: lightning attention whose q and k have norms and turn, with a norm of "
-    "groups of heads before the gate; lightning attention here has neither, and transformers 5.23 "
-    "has no such model to compare with"
-)
-
 REFUSED: Mapping[str, str] = {
     "Inkling2ForCausalLM": _INKLING2,
     "Inkling2ForConditionalGeneration": _INKLING2,
     "Glm5NextForConditionalGeneration": _POOLED_INDEX,
-    "BailingMoeV2_5ForCausalLM": _LINEAR_BAILING,
     "MistralLarge4ForConditionalGeneration": (
         "layers read the latents of earlier ones, queries and those of indexers grow by learned "
         "numbers of each head, and waves have learned factors; latent attention here has none of it"

@@ -2,7 +2,7 @@
 
     norm(y · silu(gate))      norm(y) · silu(gate)      y · silu(gate)
 
-That of a gated delta net may be norm(y) · sigmoid(gate).
+That of a gated delta net, and of lightning attention, may be norm(y) · sigmoid(gate).
 
 The norm is over each group of channels. With fewer groups than ranks, the channels of a group are
 on several ranks: each rank sends the others the sum of squares of its own channels, one number for
@@ -62,7 +62,7 @@ class NormThenGate:
 
 @dataclass(frozen=True, slots=True)
 class NormThenSigmoid:
-    """norm(y) · sigmoid(gate), a norm for each of `groups` (Qwen 4)."""
+    """norm(y) · sigmoid(gate), a norm for each of `groups` (Qwen 4, Ling 2.5)."""
 
     weight: Tensor
     eps: float
@@ -121,6 +121,30 @@ class SharedNormThenGate:
     def __call__(self, y: Tensor, gate: Tensor) -> Tensor:
         wide = self.norm.weight.dtype
         return (self.norm(y.to(wide)) * silu(gate.to(wide))).to(y.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedNormThenSigmoid:
+    """`NormThenSigmoid` for groups that extend over several ranks."""
+
+    norm: SharedNorm
+
+    def __call__(self, y: Tensor, gate: Tensor) -> Tensor:
+        wide = self.norm.weight.dtype
+        return (self.norm(y.to(wide)) * sigmoid(gate.to(wide))).to(y.dtype)
+
+
+def load_sigmoid_gate(
+    weights: Weights, name: str, inner_dim: int, groups: int, eps: float
+) -> ScanGate:
+    """norm(y) · sigmoid(gate) of a rank's part of `inner_dim` channels in `groups`; `name` is that
+    of the norm's weight."""
+    group = weights.group
+    channels = partial(share_of, heads=inner_dim, group=group)
+    weight = weights.precise(name, inner_dim, part=channels)
+    if groups % group.num_ranks == 0:
+        return NormThenSigmoid(weight, eps, groups // group.num_ranks)
+    return SharedNormThenSigmoid(SharedNorm(weight, eps, groups, group))
 
 
 def load_gate(weights: Weights, shape: MambaShape, eps: float) -> ScanGate:

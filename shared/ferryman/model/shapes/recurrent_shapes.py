@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from ferryman.cache.manifest import Kind, SectionSpec
+from ferryman.model.shapes.attention_shapes import RotaryPositions
 from ferryman.model.shapes.model_shapes import StatePlace
 from ferryman.model.shapes.ranks import per_rank, per_rank_replicated
 
@@ -202,6 +203,23 @@ class LightningShape:
 
     def shard(self, num_ranks: int) -> LightningShape:
         return replace(self, heads=per_rank("heads of lightning attention", self.heads, num_ranks))
+
+
+@dataclass(frozen=True, slots=True)
+class TurningLightningShape(LightningShape):
+    """Lightning attention whose q and k have norms and turn (Ling 2.5). The norm before its gate is
+    over each of `norm_groups` equal parts of the channels of all heads."""
+
+    positions: RotaryPositions
+    norm_groups: int
+
+    def shard(self, num_ranks: int) -> TurningLightningShape:
+        """A share of the heads, and of the groups; fewer groups than ranks extend over several."""
+        return replace(
+            self,
+            heads=per_rank("heads of lightning attention", self.heads, num_ranks),
+            norm_groups=per_rank_replicated("group_norm_size", self.norm_groups, num_ranks),
+        )
 
 
 @dataclass(frozen=True, slots=True)
