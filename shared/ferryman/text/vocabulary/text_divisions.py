@@ -36,6 +36,12 @@ _DEEPSEEK = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
     rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_ENDS}"
 )
+_THREES_FROM_THE_END = r"\p{N}{1,3}(?=(?:\p{N}{3})*(?:\P{N}|$))"
+_EXAONE_MOE = (
+    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+_BAILING = _ONE_DIGIT.replace(r"\s*[\r\n]+", r"\s*[\r\n]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +80,10 @@ _DEEPSEEK_LLM = TextDivision(
 _DEEPSEEK_CODER = TextDivision(
     (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _IDEOGRAPHS, r"\p{N}"),
 )
+_ASIAN = (
+    "[\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\u3040-\u30ff\uff65-\uff9f\u2f00-\u2fdf"
+    "\u0e40-\u0eff\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af\u1100-\u11ff]+"
+)
 _YOUTU_SCRIPTS = rf"[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|{_HAN}"
 _PLAIN = TextDivision((_GPT2,))
 _DIGITS_APART = TextDivision((r"\p{N}", _GPT2))
@@ -84,6 +94,8 @@ _GLM = TextDivision((_THREE_DIGITS,), takes_whole=True)
 _QWEN = TextDivision((_ONE_DIGIT,))
 _O200K_DIVISION = TextDivision((_O200K,))
 _DEEPSEEK3 = TextDivision((r"\p{N}{1,3}", _HAN, _DEEPSEEK))
+_AYA = TextDivision((r"\d{1,3}(?=(?:\d{3})*\b)", _O200K))
+_LING = TextDivision((_BAILING,))
 
 DIVISIONS: Mapping[str, TextDivision] = {
     "gpt-2": _PLAIN,
@@ -103,6 +115,7 @@ DIVISIONS: Mapping[str, TextDivision] = {
     "codeshell": _DIGITS_APART,
     "exaone": _DIGITS_APART,
     "minerva-7b": _DIGITS_APART,
+    "mellum2": _DIGITS_APART,
     "llama-bpe": _LLAMA3,
     "llama-v3": _LLAMA3,
     "llama3": _LLAMA3,
@@ -138,6 +151,13 @@ DIVISIONS: Mapping[str, TextDivision] = {
     "falcon": TextDivision((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")),
     "youtu": TextDivision((_YOUTU_SCRIPTS, _O200K.replace("{1,3}", "")), takes_whole=True),
     "kimi-k2": TextDivision((_KIMI,)),
+    "tiny_aya": _AYA,
+    "cohere2moe": _AYA,
+    "laguna": TextDivision((r"[^\n]+|\n+", _ONE_DIGIT)),
+    "exaone-moe": TextDivision((_EXAONE_MOE,)),
+    "bailingmoe": _LING,
+    "bailingmoe2": _LING,
+    "afmoe": TextDivision((_THREES_FROM_THE_END, _ASIAN, _DEEPSEEK)),
     "default": TextDivision(
         (
             r"[\p{P}\$\+<=>\^~\|]+",
