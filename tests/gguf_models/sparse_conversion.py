@@ -1,6 +1,6 @@
 """Models with an index as GGUF files, by a second reading of llama.cpp's converter.
 
-    source   conversion/hy_v4.py and dots3.py of the tree in llama-cpp-python 0.3.36
+    source   conversion/hy_v4.py, dots3.py and deepseek.py of the tree in llama-cpp-python 0.3.36
 
 Nothing is shared with what is tested. That converter itself wrote the same tensors and keys.
 """
@@ -26,8 +26,10 @@ _ENDS = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
     "lm_head.weight": "output.weight",
+    "head.weight": "output.weight",
     **{
-        f"model.hc_pre.hc_head.hc_head_{part}": f"output_hc_{part}.weight"
+        f"model.{name}_{part}": f"output_hc_{part}.weight"
+        for name in ("hc_pre.hc_head.hc_head", "hc_head.hc")
         for part in ("fn", "base", "scale")
     },
 }
@@ -51,6 +53,33 @@ _EXPERTS = {
     **{f"mlp.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")},
     **{f"mlp.shared_experts.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")},
 }
+_PRODUCTS = {"w1": "gate", "w2": "down", "w3": "up"}
+_GATES = ("fn", "base", "scale")
+_ROWS = {
+    "attn_norm": "attn_norm",
+    "ffn_norm": "ffn_norm",
+    "attn.attn_sink": "attn_sinks.weight",
+    "attn.wq_a": "attn_q_a",
+    "attn.q_norm": "attn_q_a_norm",
+    "attn.wq_b": "attn_q_b",
+    "attn.wkv": "attn_kv",
+    # transformers writes `norm` for the published `kv_norm`.
+    "attn.norm": "attn_kv_a_norm",
+    "attn.wo_a": "attn_output_a",
+    "attn.wo_b": "attn_output_b",
+    "attn.indexer.wq_b": "indexer.attn_q_b",
+    "attn.indexer.weights_proj": "indexer.proj",
+    "ffn.gate": "ffn_gate_inp",
+    "ffn.gate.bias": "exp_probs_b.bias",
+    "ffn.gate.tid2eid": "ffn_gate_tid2eid.weight",
+    **{f"ffn.shared_experts.{name}": f"ffn_{part}_shexp" for name, part in _PRODUCTS.items()},
+    **{f"hc_{at}_{part}": f"hc_{at}_{part}.weight" for at in ("attn", "ffn") for part in _GATES},
+}
+_COMPRESSORS = {
+    f"{here}.compressor.{name}": f"{there}_compressor_{part}"
+    for here, there in {"attn": "attn", "attn.indexer": "indexer"}.items()
+    for name, part in {"wkv": "kv", "wgate": "gate", "ape": "ape.weight", "norm": "norm"}.items()
+}
 _OF_ARCHITECTURE: Mapping[str, Mapping[str, str]] = {
     "hy_v4": {
         **_LATENT,
@@ -72,9 +101,13 @@ _OF_ARCHITECTURE: Mapping[str, Mapping[str, str]] = {
         "self_attn.k_rope_only_layernorm": "attn_k_norm",
         "self_attn.g_proj": "attn_gate",
     },
+    "deepseek4": {**_ROWS, **_COMPRESSORS},
 }
-_EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(\w+)_proj\.weight")
-_LAYER = re.compile(r"model\.layers\.(\d+)\.(.*)")
+_EXPERT = re.compile(r"(?:mlp|ffn)\.experts\.(\d+)\.(\w+)\.weight")
+_LAYER = re.compile(r"(?:model\.)?layers\.(\d+)\.(.*)")
+_PARTS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down"} | _PRODUCTS
+_I32 = 26
+"""ggml's number of the type."""
 
 
 def write_sparse(folder: Path, file: Path, architecture: str) -> Path:
@@ -95,9 +128,16 @@ def sparse_parts(folder: Path, architecture: str) -> tuple[dict[str, Setting], l
         tensors = with_neighbours(
             tensors, config
         )  # llama.cpp turns neighbours, transformers halves
-    plain = {name: tensor.float().numpy() for name, tensor in sorted(tensors.items())}
+    plain = {name: tensor.numpy() for name, tensor in sorted(tensors.items())}
     written = dict(_written(architecture, config, plain))
-    return metadata, [floats(*named) for named in written.items()]
+    return metadata, [_tensor(*named) for named in written.items()]
+
+
+def _tensor(name: str, values: np.ndarray) -> WrittenTensor:
+    """A tensor in float32, or one of whole numbers."""
+    if values.dtype.kind != "i":
+        return floats(name, values)
+    return WrittenTensor(name, _I32, values.shape, values.astype("<i4").tobytes())
 
 
 def _written(architecture: str, config: Config, tensors: Mapping[str, np.ndarray]) -> Named:
@@ -111,7 +151,7 @@ def _written(architecture: str, config: Config, tensors: Mapping[str, np.ndarray
         assert match is not None, name
         under, sizes = f"blk.{match[1]}.", _sizes(config, match[1])
         if expert := _EXPERT.fullmatch(match[2]):
-            target = f"{under}ffn_{expert[2]}_exps.weight"
+            target = f"{under}ffn_{_PARTS[expert[2]]}_exps.weight"
             stacks.setdefault(target, {})[int(expert[1])] = values
             continue
         for target, changed in _converted(architecture, sizes, match[2], values):

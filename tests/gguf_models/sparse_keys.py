@@ -18,6 +18,9 @@ def sparse_keys(architecture: str, config: Config) -> Iterator[tuple[str, Settin
         case "dots3note":
             yield from variant_keys("deepseek32", config)
             yield from _dots3_note_keys(config)
+        case "deepseek4":
+            yield from variant_keys("deepseek4", config)
+            yield from _deepseek_v4_keys(config)
 
 
 def _hy_v4_keys(config: Config) -> Iterator[tuple[str, Setting]]:
@@ -49,3 +52,34 @@ def _dots3_note_keys(config: Config) -> Iterator[tuple[str, Setting]]:
     yield "attention.value_length_mla_swa", sizes["v_head_dim"]
     yield "attention.indexer.types", [not is_window for is_window in are_windows]
     yield "expert_gating_func", 2
+
+
+def _deepseek_v4_keys(config: Config) -> Iterator[tuple[str, Setting]]:
+    """The numbers of tokens that share a key have one more, of the layer for drafts."""
+    ratios = {"sliding": 0, "compressed_sparse": 4, "heavily_compressed": 128}
+    limits = [config["swiglu_limit"]] * config["num_hidden_layers"]
+    turning = config["rope_parameters"]["compress"]
+    yield "rope.freq_base", config["rope_theta"]
+    yield "rope.dimension_count", int(config["head_dim"] * config["partial_rotary_factor"])
+    yield "rope.scaling.type", "yarn"
+    yield "rope.scaling.factor", turning["factor"]
+    yield "rope.scaling.original_context_length", turning["original_max_position_embeddings"]
+    yield "rope.scaling.yarn_beta_fast", float(turning["beta_fast"])
+    yield "rope.scaling.yarn_beta_slow", float(turning["beta_slow"])
+    yield "attention.q_lora_rank", config["q_lora_rank"]
+    yield "attention.indexer.head_count", config["index_n_heads"]
+    yield "attention.indexer.key_length", config["index_head_dim"]
+    yield "attention.indexer.top_k", config["index_topk"]
+    yield "attention.output_group_count", config["o_groups"]
+    yield "attention.output_lora_rank", config["o_lora_rank"]
+    kinds = [kind.removesuffix("_attention") for kind in config["layer_types"]]
+    yield "attention.compress_ratios", [*(ratios[kind] for kind in kinds), 0]
+    yield "attention.compress_rope_freq_base", config["compress_rope_theta"]
+    yield "expert_gating_func", 4
+    yield "expert_shared_count", 1
+    yield "swiglu_clamp_exp", limits
+    yield "swiglu_clamp_shexp", limits
+    yield "hyper_connection.count", config["hc_mult"]
+    yield "hyper_connection.sinkhorn_iterations", config["hc_sinkhorn_iters"]
+    yield "hyper_connection.epsilon", config["hc_eps"]
+    yield "hash_layer_count", config["mlp_layer_types"].count("hash_moe")

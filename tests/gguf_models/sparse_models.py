@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tests.gguf_models.hybrid_models import _LATENT
-from transformers import HYV4Config, PretrainedConfig
+from tests.gguf_models.hybrid_models import _ENDS, _LATENT
+from transformers import DeepseekV4Config, HYV4Config, PretrainedConfig
 from transformers.models.dots3_note import Dots3NoteTextConfig
 
 Fields = Mapping[str, Any]
@@ -29,6 +29,7 @@ _WINDOWS: Fields = {
 }
 """Sizes of layers with a window, which turn as many channels as others."""
 _INDEXED, _WINDOW = "indexed_attention", "sliding_attention"
+_SPARSE, _HEAVY = "compressed_sparse_attention", "heavily_compressed_attention"
 
 SPARSE: Mapping[str, tuple[str, PretrainedConfig]] = {
     "hy_v4": (
@@ -57,6 +58,42 @@ SPARSE: Mapping[str, tuple[str, PretrainedConfig]] = {
             sliding_window=32,
             per_layer_config=dict.fromkeys((1, 3), _WINDOWS),
             rope_parameters={_INDEXED: {**_TURNING, "rope_theta": 8e7}, _WINDOW: _TURNING},
+        ),
+    ),
+    "deepseek4": (
+        "deepseek4",
+        DeepseekV4Config(
+            **_ENDS,
+            **{**_INDEX, "index_head_dim": 64},
+            vocab_size=136,
+            hidden_size=64,
+            num_hidden_layers=5,
+            max_position_embeddings=1024,
+            num_attention_heads=4,
+            head_dim=32,
+            partial_rotary_factor=0.5,
+            q_lora_rank=32,
+            o_groups=2,
+            o_lora_rank=16,
+            sliding_window=32,
+            layer_types=[_WINDOW, _SPARSE, _HEAVY, _SPARSE, _HEAVY],
+            mlp_layer_types=["hash_moe", "hash_moe", "moe", "moe", "moe"],
+            n_routed_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=32,
+            swiglu_limit=0.5,
+            hc_mult=4,
+            hc_sinkhorn_iters=4,
+            hc_eps=1e-4,
+            rope_theta=10_000.0,
+            compress_rope_theta=160_000.0,
+            rope_parameters={
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "beta_fast": 32,
+                "beta_slow": 1,
+                "original_max_position_embeddings": 256,
+            },
         ),
     ),
 }

@@ -104,6 +104,16 @@ REFUSED: Mapping[str, tuple[str, dict[str, Any], str]] = {
         {"dots3note.expert_gating_func": 1},
         r"expert_gating_func' must be 2 \(sigmoid\); it is 1",
     ),
+    "another choice of experts": (
+        "deepseek4",
+        {"deepseek4.expert_gating_func": 2},
+        r"expert_gating_func' must be 4 \(the root of softplus\); it is 2",
+    ),
+    "another limit of shared experts": (
+        "deepseek4",
+        {"deepseek4.swiglu_clamp_shexp": [7.0] * 5},
+        "swiglu_clamp_shexp' must be that of routed experts, 0.5",
+    ),
 }
 
 

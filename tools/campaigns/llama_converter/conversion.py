@@ -13,7 +13,7 @@ from pathlib import Path
 from safetensors.torch import load_file, save_file
 from tests.tiny_models import save_random
 from tools.campaigns.llama_converter.models import DENSE_APART, PIECES, ConvertedModel
-from tools.campaigns.llama_converter.published_tensors import published_tensors
+from tools.campaigns.llama_converter.published_tensors import published_tensors, round_experts
 from tools.campaigns.llama_converter.vocabularies import PublishedVocabulary
 
 SCRIPT = "convert_hf_to_gguf.py"
@@ -52,6 +52,7 @@ def saved_folder(model: ConvertedModel, vocabulary: PublishedVocabulary, folder:
     vocabulary.copy_to(folder, model.more_tokens, with_pieces=model.architecture in PIECES)
     saved = json.loads((folder / "config.json").read_text()) | model.words
     (folder / "config.json").write_text(json.dumps(saved))
+    round_experts(model.architecture, folder)
     if model.architecture in DENSE_APART:
         _rename(folder / "model.safetensors", DENSE_APART[model.architecture])
     return folder

@@ -11,6 +11,7 @@ from typing import Any
 
 from safetensors.torch import load_file, save_file
 from tests.model.neighbouring_channels import with_neighbours
+from tests.model.test_deepseek_v4 import PACKED, in_fp4, published_name
 from tests.model.test_hy_v4 import published as hy_v4_name
 from tests.model.test_step3p7 import published_tensors as step_tensors
 from torch import Tensor
@@ -28,9 +29,33 @@ def _step_tensors(saved: Tensors, config: Config) -> Tensors:
     return dict(step_tensors(saved))
 
 
+def _deepseek_v4_tensors(saved: Tensors, config: Config) -> Tensors:
+    """Experts in MXFP4: two codes a byte, and a power of two for 32 of them."""
+    published = dict[str, Tensor]()
+    for name, tensor in saved.items():
+        there = published_name(name)
+        if PACKED.search(name):
+            published[there], published[there.replace(".weight", ".scale")], _ = in_fp4(tensor)
+        else:
+            published[there] = tensor
+    return published
+
+
+def round_experts(architecture: str, folder: Path) -> None:
+    """Gives experts the nearest numbers that the converter takes them in."""
+    if architecture == "deepseek4":
+        file = folder / "model.safetensors"
+        rounded = {
+            name: in_fp4(tensor)[2].float() if PACKED.search(name) else tensor
+            for name, tensor in load_file(file).items()
+        }
+        save_file(rounded, file, metadata={"format": "pt"})
+
+
 _PUBLISHED: Mapping[str, Callable[[Tensors, Config], Tensors]] = {
     "hy_v4": _hy_v4_tensors,
     "step35": _step_tensors,
+    "deepseek4": _deepseek_v4_tensors,
 }
 
 

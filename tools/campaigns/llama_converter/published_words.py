@@ -57,6 +57,8 @@ def untyped_words(architecture: str, config: PretrainedConfig) -> dict[str, Any]
         return _dots3_note_words(config)
     if architecture == "step35":
         return _step_words(config)
+    if architecture == "deepseek4":
+        return _deepseek_v4_words(config)
     return _bailing_words(config) if architecture == "bailingmoe3" else {}
 
 
@@ -129,6 +131,21 @@ def _step_words(config: PretrainedConfig) -> dict[str, Any]:
         "rope_theta": [rope["rope_theta"] for rope in ropes],
         "partial_rotary_factors": [rope["partial_rotary_factor"] for rope in ropes],
         "rope_parameters": full,
+    }
+
+
+def _deepseek_v4_words(config: PretrainedConfig) -> dict[str, Any]:
+    """Numbers of tokens that share a key, and one scaling, which is not that of windows alone."""
+    ratios = {"sliding": 0, "compressed_sparse": 4, "heavily_compressed": 128}
+    kinds = [kind.removesuffix("_attention") for kind in config.layer_types]
+    turning = config.rope_parameters["compress"]
+    names = ("rope_type", "factor", "beta_fast", "beta_slow", "original_max_position_embeddings")
+    return {
+        "compress_ratios": [ratios[kind] for kind in kinds],
+        "num_hash_layers": config.mlp_layer_types.count("hash_moe"),
+        "qk_rope_head_dim": int(config.head_dim * config.partial_rotary_factor),
+        "rope_parameters": None,
+        "rope_scaling": {name: turning[name] for name in names},
     }
 
 

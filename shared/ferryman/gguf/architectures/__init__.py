@@ -26,6 +26,7 @@ from ferryman.gguf.architectures.config_fields import Fields
 from ferryman.gguf.architectures.experts import (
     bailing_hybrid,
     cohere,
+    deepseek_v4,
     grouped,
     latent,
     softmax,
@@ -259,6 +260,9 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
         sparse_latent.dots3_note_names,
         "Dots3NoteForCausalLM",
         "Dots3NoteForConditionalGeneration",
+    ),
+    "deepseek4": _read(
+        deepseek_v4.deepseek_v4_fields, deepseek_v4.deepseek_v4_names, "DeepseekV4ForCausalLM"
     ),
 }
 
