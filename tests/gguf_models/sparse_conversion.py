@@ -125,9 +125,8 @@ def sparse_parts(folder: Path, architecture: str) -> tuple[dict[str, Setting], l
     }
     tensors = load_file(folder / "model.safetensors")
     if architecture == "hy_v4":
-        tensors = with_neighbours(
-            tensors, config
-        )  # llama.cpp turns neighbours, transformers halves
+        # Of published rows llama.cpp turns neighbours, transformers halves.
+        tensors = with_neighbours(tensors, config)
     plain = {name: tensor.numpy() for name, tensor in sorted(tensors.items())}
     written = dict(_written(architecture, config, plain))
     return metadata, [_tensor(*named) for named in written.items()]
