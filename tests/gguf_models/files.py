@@ -40,11 +40,19 @@ def q8_0(name: str, values: np.ndarray) -> WrittenTensor:
     return WrittenTensor(name, 8, values.shape, content.tobytes())
 
 
-def file_bytes(metadata: Mapping[str, Setting], tensors: Sequence[WrittenTensor] = ()) -> bytes:
+def wide_array(numbers: Sequence[int]) -> bytes:
+    """The value of a key: whole numbers of 64 bits without a sign, which a converter writes where
+    32 are too few."""
+    return struct.pack(f"<IIQ{len(numbers)}Q", 9, 10, len(numbers), *numbers)
+
+
+def file_bytes(
+    metadata: Mapping[str, Setting | bytes], tensors: Sequence[WrittenTensor] = ()
+) -> bytes:
     """A whole file of version 3."""
     head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata))
     for name, value in metadata.items():
-        head += text_bytes(name) + setting_bytes(value)
+        head += text_bytes(name) + (value if isinstance(value, bytes) else setting_bytes(value))
     contents = b""
     for tensor in tensors:
         sizes = struct.pack(f"<I{len(tensor.shape)}Q", len(tensor.shape), *reversed(tensor.shape))
@@ -55,7 +63,7 @@ def file_bytes(metadata: Mapping[str, Setting], tensors: Sequence[WrittenTensor]
 
 
 def write(
-    path: Path, metadata: Mapping[str, Setting], tensors: Sequence[WrittenTensor] = ()
+    path: Path, metadata: Mapping[str, Setting | bytes], tensors: Sequence[WrittenTensor] = ()
 ) -> Path:
     path.write_bytes(file_bytes(metadata, tensors))
     return path

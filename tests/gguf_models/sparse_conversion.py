@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.torch import load_file
 from tests.gguf_models.files import WrittenTensor, floats, write
+from tests.gguf_models.qwen4_conversion import hash_keys, qwen4_tensors
 from tests.gguf_models.sparse_keys import sparse_keys
 from tests.gguf_models.variant_keys import Config
 from tests.model.neighbouring_channels import with_neighbours
@@ -115,10 +116,12 @@ def write_sparse(folder: Path, file: Path, architecture: str) -> Path:
     return write(file, *sparse_parts(folder, architecture))
 
 
-def sparse_parts(folder: Path, architecture: str) -> tuple[dict[str, Setting], list[WrittenTensor]]:
+def sparse_parts(
+    folder: Path, architecture: str
+) -> tuple[dict[str, Setting | bytes], list[WrittenTensor]]:
     """The keys and the tensors of the file."""
     config = json.loads((folder / "config.json").read_text())
-    metadata: dict[str, Setting] = {
+    metadata: dict[str, Setting | bytes] = {
         "general.architecture": architecture,
         **{f"{architecture}.{key}": value for key, value in sparse_keys(architecture, config)},
         "tokenizer.ggml.eos_token_id": 2,
@@ -128,7 +131,11 @@ def sparse_parts(folder: Path, architecture: str) -> tuple[dict[str, Setting], l
         # Of published rows llama.cpp turns neighbours, transformers halves.
         tensors = with_neighbours(tensors, config)
     plain = {name: tensor.numpy() for name, tensor in sorted(tensors.items())}
-    written = dict(_written(architecture, config, plain))
+    if architecture == "qwen4exp":
+        metadata |= hash_keys(plain)
+        written = qwen4_tensors(config, plain)
+    else:
+        written = dict(_written(architecture, config, plain))
     return metadata, [_tensor(*named) for named in written.items()]
 
 

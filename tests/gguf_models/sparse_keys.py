@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tests.gguf_models.qwen4_conversion import qwen4_keys
 from tests.gguf_models.variant_keys import Config, variant_keys
 from tools.bench.gguf.container import Setting
 
@@ -21,6 +22,8 @@ def sparse_keys(architecture: str, config: Config) -> Iterator[tuple[str, Settin
         case "deepseek4":
             yield from variant_keys("deepseek4", config)
             yield from _deepseek_v4_keys(config)
+        case "qwen4exp":
+            yield from qwen4_keys(config)
 
 
 def _hy_v4_keys(config: Config) -> Iterator[tuple[str, Setting]]:

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tests.gguf_models.hybrid_models import _ENDS, _LATENT
-from transformers import DeepseekV4Config, HYV4Config, PretrainedConfig
+from tests.gguf_models.hybrid_models import _DELTA, _ENDS, _LATENT, _SHARED, _THREE_AXES
+from transformers import DeepseekV4Config, HYV4Config, PretrainedConfig, Qwen4ExpTextConfig
 from transformers.models.dots3_note import Dots3NoteTextConfig
 
 Fields = Mapping[str, Any]
@@ -94,6 +94,37 @@ SPARSE: Mapping[str, tuple[str, PretrainedConfig]] = {
                 "beta_slow": 1,
                 "original_max_position_embeddings": 256,
             },
+        ),
+    ),
+    "qwen4exp": (
+        "qwen4exp",
+        Qwen4ExpTextConfig(
+            **_ENDS,
+            **_SHARED,
+            **_DELTA,
+            **_THREE_AXES,
+            vocab_size=136,
+            hidden_size=64,
+            num_hidden_layers=4,
+            max_position_embeddings=1024,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=16,
+            rms_norm_eps=1e-5,
+            output_gate_type="sigmoid",
+            hc_count=3,
+            hc_lowrank=32,
+            indexer_n_heads=4,
+            indexer_kv_heads=1,
+            indexer_head_dim=16,
+            indexer_compress_ratio=4,
+            indexer_budget=32,
+            ple_layer_ids=[2],
+            ngram_size=3,
+            heads_per_ngram=2,
+            ngram_vocab_size_base=50,
+            make_ngram_vocab_size_divisible_by=8,
+            split_ngram_parts=2,
         ),
     ),
 }

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.gguf_models.files import write
+from tests.gguf_models.files import wide_array, write
 from tests.gguf_models.sparse_conversion import sparse_parts, write_sparse
 from tests.gguf_models.sparse_models import SPARSE
 from tests.gguf_models.test_hybrids import in_blocks, with_panels
@@ -114,6 +114,16 @@ REFUSED: Mapping[str, tuple[str, dict[str, Any], str]] = {
         {"deepseek4.swiglu_clamp_shexp": [7.0] * 5},
         "swiglu_clamp_shexp' must be that of routed experts, 0.5",
     ),
+    "two tables of n-grams": (
+        "qwen4exp",
+        {"qwen4exp.ple.layers": [0, 1]},
+        "ple.layers' must be one layer, of which the file has the table",
+    ),
+    "blocks by layer": (
+        "qwen4exp",
+        {"qwen4exp.attention.compress_ratios": [4, 0, 0, 8]},
+        "compress_ratios' must be 0 or one number, alike in all layers of attention",
+    ),
 }
 
 
@@ -125,3 +135,16 @@ def test_a_key_that_is_not_understood_is_refused(name: str, tmp_path: Path) -> N
     metadata, tensors = sparse_parts(folder, architecture)
     with pytest.raises(ConfigError, match=message):
         load_config(write(tmp_path / "tiny.gguf", {**metadata, **keys}, tensors))
+
+
+def test_a_hash_of_another_size_is_refused(tmp_path: Path) -> None:
+    architecture, config = SPARSE["qwen4exp"]
+    folder = save_random(tmp_path / "folder", config, seed=1)
+    metadata, tensors = sparse_parts(folder, architecture)
+    key = "qwen4exp.ple.layer_multipliers"
+    file = write(tmp_path / "tiny.gguf", {**metadata, key: [1, 3, 5]}, tensors)
+    with pytest.raises(ConfigError, match="must be an array of whole numbers of 64 bits"):
+        open_gguf(file)
+    file = write(tmp_path / "tiny.gguf", {**metadata, key: wide_array([1, 3])}, tensors)
+    with pytest.raises(ConfigError, match=r"layer_multipliers' has shape \[2\]"):
+        load_model(file, LoadOptions("float64", page_size=16))

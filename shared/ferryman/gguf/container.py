@@ -32,6 +32,7 @@ DEFAULT_ALIGNMENT = 32
 ALIGNMENT_KEY = "general.alignment"
 
 FLOAT32 = 6
+UINT64, INT64 = 10, 11
 """The format's number of the type of a key's value that has 32 bits."""
 _STRING, _ARRAY, _BOOL = 8, 9, 7
 # The codes of `struct` for numbers, by the format's numbers of its types.
@@ -44,8 +45,8 @@ _NUMBERS = {
     5: "i",
     FLOAT32: "f",
     _BOOL: "?",
-    10: "Q",
-    11: "q",
+    UINT64: "Q",
+    INT64: "q",
     12: "d",
 }
 _LENGTH = struct.Struct("<Q")

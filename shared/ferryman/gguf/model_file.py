@@ -13,6 +13,8 @@ import numpy as np
 from ferryman.errors import ConfigError
 from ferryman.gguf.container import (
     FLOAT32,
+    INT64,
+    UINT64,
     GgufHead,
     MetadataValue,
     StoredArray,
@@ -106,6 +108,15 @@ class GgufMetadata:
         kind = TYPE_NAMES["F32"]
         end = value.start + len(value.content)
         return TensorHeader(self._key(key), self.file, kind, (count,), value.start, end)
+
+    def stored_wholes(self, key: str) -> TensorHeader:
+        """An array of whole numbers of 64 bits as a tensor, whose bytes lie in the head."""
+        value = self.values.get(self._key(key))
+        if not isinstance(value, StoredArray) or value.type_number not in (INT64, UINT64):
+            raise self.refusal(key, "an array of whole numbers of 64 bits")
+        end = value.start + len(value.content)
+        kind = TYPE_NAMES["I64"]
+        return TensorHeader(self._key(key), self.file, kind, (value.count,), value.start, end)
 
     def refusal(self, key: str, expected: str) -> ConfigError:
         """The error that names the file, the key, its value and the expected one."""

@@ -59,6 +59,9 @@ def untyped_words(architecture: str, config: PretrainedConfig) -> dict[str, Any]
         return _step_words(config)
     if architecture == "deepseek4":
         return _deepseek_v4_words(config)
+    if architecture == "qwen4exp":
+        kinds = [kind.replace("indexed", "full") for kind in config.layer_types]
+        return {"model_type": "qwen4_exp_published", "layer_types": kinds}
     return _bailing_words(config) if architecture == "bailingmoe3" else {}
 
 

@@ -29,6 +29,7 @@ from ferryman.gguf.architectures.experts import (
     deepseek_v4,
     grouped,
     latent,
+    qwen4_exp,
     softmax,
     sparse_latent,
     step35,
@@ -263,6 +264,12 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
     ),
     "deepseek4": _read(
         deepseek_v4.deepseek_v4_fields, deepseek_v4.deepseek_v4_names, "DeepseekV4ForCausalLM"
+    ),
+    "qwen4exp": _read(
+        qwen4_exp.qwen4_exp_fields,
+        qwen4_exp.qwen4_exp_names,
+        "Qwen4ExpForCausalLM",
+        "Qwen4ExpForConditionalGeneration",
     ),
 }
 

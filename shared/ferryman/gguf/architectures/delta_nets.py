@@ -99,8 +99,8 @@ def qwen3_next_fields(model: GgufFile) -> Fields:
     """The shares of a token's experts sum to 1, as llama.cpp computes them."""
     return {
         "architectures": ["Qwen3NextForCausalLM"],
-        **_hybrid_fields(model),
-        **_shared_moe_fields(model),
+        **hybrid_fields(model),
+        **shared_moe_fields(model),
         "intermediate_size": inner_dim(model),
     }
 
@@ -108,7 +108,7 @@ def qwen3_next_fields(model: GgufFile) -> Fields:
 def qwen3_5_fields(model: GgufFile) -> Fields:
     return {
         "architectures": ["Qwen3_5ForCausalLM"],
-        **_hybrid_fields(model),
+        **hybrid_fields(model),
         "intermediate_size": inner_dim(model),
     }
 
@@ -116,12 +116,12 @@ def qwen3_5_fields(model: GgufFile) -> Fields:
 def qwen3_5_moe_fields(model: GgufFile) -> Fields:
     return {
         "architectures": ["Qwen3_5MoeForCausalLM"],
-        **_hybrid_fields(model),
-        **_shared_moe_fields(model),
+        **hybrid_fields(model),
+        **shared_moe_fields(model),
     }
 
 
-def _hybrid_fields(model: GgufFile) -> Fields:
+def hybrid_fields(model: GgufFile) -> Fields:
     k_heads, v_heads, k_dim, v_dim = _heads(model)
     return {
         **trunk_fields(model),
@@ -160,7 +160,7 @@ def _heads(model: GgufFile) -> tuple[int, int, int, int]:
     return k_heads, v_heads, metadata.whole("{arch}.ssm.state_size"), inner // v_heads
 
 
-def _shared_moe_fields(model: GgufFile) -> Fields:
+def shared_moe_fields(model: GgufFile) -> Fields:
     metadata, shared = model.metadata, "{arch}.expert_shared_feed_forward_length"
     return {
         **expert_fields(model),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 
 from ferryman.errors import ConfigError
@@ -17,6 +18,8 @@ from ferryman.gguf.architectures.tensor_names import (
 )
 from ferryman.gguf.container import TensorHeader
 from ferryman.gguf.model_file import GgufFile
+
+_NORM = re.compile(r"norm(_[a-z]+)?\.weight$")
 
 
 def named_tensors(model: GgufFile, names: TensorNames) -> dict[str, NamedTensor]:
@@ -33,6 +36,9 @@ def named_tensors(model: GgufFile, names: TensorNames) -> dict[str, NamedTensor]
     # Numbers of metadata are tensors of the folder.
     for key, target in names.keys.items():
         tensors += _layer_numbers(model, names, key, target)
+    for key, target in names.arrays.items():
+        array = model.metadata.stored_wholes(key)
+        tensors.append(NamedTensor(target, array.shape, (_whole(array),)))
     for source, target in names.ends.items():
         if (header := unread.pop(source, None)) is None:
             continue
@@ -127,7 +133,7 @@ def _form(names: TensorNames, source: str, target: str) -> TensorForm:
         return TensorForm.LOG_NEGATED
     if target in names.exponents:
         return TensorForm.LOG
-    is_norm = source.endswith("norm.weight") and target not in names.plain_norms
+    is_norm = _NORM.search(source) is not None and target not in names.plain_norms
     return TensorForm.AROUND_ONE if names.norms_around_one and is_norm else TensorForm.PLAIN
 
 

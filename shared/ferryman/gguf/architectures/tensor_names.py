@@ -88,7 +88,8 @@ class TensorNames:
     logarithms of what the file has, negated, and `exponents` those of what it has.
     `norms_around_one` leaves out `plain_norms`. The orders say what a converter moved;
     `stacked_vectors` are joined of vectors, one of each expert.
-    `keys` are arrays of the metadata with a number for each layer, which the folder has as tensors.
+    `keys` are arrays of the metadata with a number for each layer, which the folder has as tensors;
+    `arrays` are whole ones of whole numbers, by the tensor's whole name.
     """
 
     ends: Mapping[str, str]
@@ -110,6 +111,7 @@ class TensorNames:
     joined_orders: Mapping[str, Order] = field(default_factory=dict)
     stacked_vectors: tuple[str, ...] = ()
     keys: Mapping[str, str] = field(default_factory=dict)
+    arrays: Mapping[str, str] = field(default_factory=dict)
 
 
 ENDS = {
