@@ -275,10 +275,6 @@ REFUSED: Mapping[str, tuple[Mapping[str, Setting], str]] = {
         {"general.architecture": "plamo"},
         r"of the architecture plamo are not read\. Read are llama",
     ),
-    "a family without a reader": (
-        {"general.architecture": "minimax-01"},
-        "minimax-01 are not read: its keys and tensors are not known; name the folder of",
-    ),
     "an encoder": ({"general.architecture": "bert"}, "bert are not read: it does not write text"),
     "scaling": ({"llama.rope.scaling.type": "longrope"}, "must be one of none, linear, yarn"),
     "stretch": (

@@ -160,6 +160,21 @@ REFUSED: Mapping[str, tuple[str, dict[str, Any], str]] = {
         {"step35.expert_gating_func": 1},
         r"must be 2 \(sigmoid\), or left out; it is 1",
     ),
+    "choice by a softmax": (
+        "minimax-m3",
+        {"minimax-m3.expert_gating_func": 1},
+        r"must be 2 \(sigmoid\); it is 1",
+    ),
+    "shares that are not normed": (
+        "minimax-m3",
+        {"minimax-m3.expert_weights_norm": False},
+        "must be true; it is False",
+    ),
+    "several shared experts": (
+        "minimax-m3",
+        {"minimax-m3.expert_shared_count": 2},
+        "'n_shared_experts' must be 1",
+    ),
     "gates with limits": (
         "bailingmoe3",
         {"bailingmoe3.swiglu_clamp_exp": [0.0, 7.0, 7.0, 7.0]},
@@ -173,6 +188,16 @@ def test_a_key_that_is_not_understood_is_refused(name: str, tmp_path: Path) -> N
     variant, keys, message = REFUSED[name]
     with pytest.raises(ConfigError, match=message):
         load_config(changed_file(tmp_path, variant, keys))
+
+
+def test_layers_of_minimax_are_told_by_their_tensors(tmp_path: Path) -> None:
+    """llama.cpp takes every eighth for one of softmax attention where a file says nothing."""
+    architecture, config = VARIANTS["minimax-01"]
+    kinds = ["full_attention", "linear_attention"] * 4
+    changed = type(config)(**{**config.to_dict(), "layer_types": kinds})
+    folder = save_random(tmp_path / "folder", changed, seed=1)
+    file = write_variant(folder, tmp_path / "tiny.gguf", architecture)
+    assert list(read_fields(file / "config.json").words("layer_types")) == kinds
 
 
 def test_kinds_of_layers_that_a_file_names_count(tmp_path: Path) -> None:

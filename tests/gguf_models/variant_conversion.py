@@ -96,6 +96,15 @@ _OWN = {
         "self_attn.gate_proj": "attn_gate",
     },
     "hy_v3": {"expert_bias": "exp_probs_b"},
+    "minimax-01": {
+        "qkv_proj": "attn_qkv",
+        "output_gate": "attn_gate",
+        "self_attn.norm": "attn_norm_2",
+        "out_proj": "attn_output",
+    },
+    "minimax-m3": {
+        f"indexer.{part}": f"indexer.{part}" for part in ("q_proj", "k_proj", "q_norm", "k_norm")
+    },
     "chatglm": {"gate_up_proj": "ffn_up"},
     "gpt2": {
         "ln_1": "attn_norm",
@@ -106,6 +115,8 @@ _OWN = {
         "mlp.c_proj": "ffn_down",
     },
 }
+_COMPUTED = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
+"""Tensors that transformers 5.23 saves of MiniMax and that no published folder has."""
 _PAIRED = ("arcee", "mistral3", "granite_swa")
 _LAYER = re.compile(r"(?:model\.layers|transformer\.h)\.(\d+)\.(.*)")
 _EXPERT = re.compile(r"(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)\.weight")
@@ -127,7 +138,11 @@ def variant_parts(
         "tokenizer.ggml.eos_token_id": 2,
     }
     tensors = load_file(folder / "model.safetensors")
-    plain = {name: tensor.float().numpy() for name, tensor in tensors.items()}
+    plain = {
+        name: tensor.float().numpy()
+        for name, tensor in tensors.items()
+        if not name.endswith(_COMPUTED)
+    }
     metadata |= _taken_as_keys(plain)
     if architecture == "step35":
         ones = np.float32(1)
@@ -154,7 +169,8 @@ def variant_tensors(
     stacks: dict[str, dict[int, np.ndarray]] = {}
     for name, values in sorted(tensors.items()):
         if name in _ENDS:
-            written[_ENDS[name]] = values
+            is_around_one = architecture == "minimax-m3" and name == "model.norm.weight"
+            written[_ENDS[name]] = values + 1 if is_around_one else values
             continue
         match = _LAYER.fullmatch(name)
         assert match is not None, name
@@ -204,6 +220,8 @@ def _converted(architecture: str, config: Config, path: str, values: np.ndarray)
         gate, up = np.split(values, 2, axis=1)
         yield "ffn_gate_exps.weight", gate
         yield "ffn_up_exps.weight", up
+    elif architecture == "minimax-m3" and "gate_up_proj" in path:
+        yield from _minimax_m3_halves(path, values)
     elif architecture == "llama4" and ".experts." in path:
         yield from _llama4_experts(path, values)
     else:
@@ -230,6 +248,8 @@ def _changed(
         heads = "num_attention_heads" if "attn_q" in target else "num_key_value_heads"
         by_half = values.reshape(config[heads], 2, -1, *values.shape[1:])
         return by_half.swapaxes(1, 2).reshape(values.shape)
+    if architecture == "minimax-m3" and path.endswith("norm.weight"):
+        return values + 1
     if path.endswith("A_log"):
         decays: np.ndarray = np.exp(values)
         return decays.reshape(-1, 1) if architecture == "bailingmoe3" else -decays
@@ -255,3 +275,11 @@ def _llama4_experts(path: str, values: np.ndarray) -> Named:
         yield "ffn_up_exps.weight", up
     else:
         yield "ffn_down_exps.weight", rows
+
+
+def _minimax_m3_halves(path: str, values: np.ndarray) -> Named:
+    """transformers 5.23 has gate and up together, which published folders have apart."""
+    ending = "_exps" if ".experts." in path else "_shexp" if "shared_experts" in path else ""
+    gate, up = np.split(values, 2, axis=-2)
+    yield f"ffn_gate{ending}.weight", gate
+    yield f"ffn_up{ending}.weight", up

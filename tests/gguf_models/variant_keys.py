@@ -157,6 +157,11 @@ def _own_keys(
             yield "rope.scaling.original_context_length", trained
             yield "rope.scaling.attn_factor", 1.0
             yield "attention.sliding_window", 0
+        case "minimax-01":
+            yield "residual_scale", config["full_attn_alpha_factor"]
+            yield "rope.dimension_count", int(rope["partial_rotary_factor"] * config["head_dim"])
+        case "minimax-m3":
+            yield from _minimax_m3_keys(config, rope)
         case "bailingmoe3":
             kinds = config["layer_types"]
             heads = [int(kind == "full_attention") for kind in kinds]
@@ -233,3 +238,19 @@ def _step_keys(config: Config) -> Iterator[tuple[str, Setting]]:
     for name, key in (("swiglu_limits", "exp"), ("swiglu_limits_shared", "shexp")):
         if config[name] is not None:
             yield f"swiglu_clamp_{key}", config[name]
+
+
+def _minimax_m3_keys(config: Config, rope: Mapping[str, Any]) -> Iterator[tuple[str, Setting]]:
+    """The numbers of the activation and the width of the shared expert are not among them."""
+    yield "feed_forward_length", config["dense_intermediate_size"]
+    yield "expert_feed_forward_length", config["intermediate_size"]
+    yield "expert_shared_count", 1
+    yield "expert_weights_norm", True
+    yield "expert_gating_func", 2
+    yield "leading_dense_block_count", config["mlp_layer_types"].count("dense")
+    yield "rope.dimension_count", int(rope["partial_rotary_factor"] * config["head_dim"])
+    yield "attention.indexer.head_count", config["index_n_heads"]
+    yield "attention.indexer.key_length", config["index_head_dim"]
+    yield "attention.indexer.top_k", config["index_topk_blocks"]
+    yield "attention.indexer.block_size", config["index_block_size"]
+    yield "attention.indexer.local_blocks", config["index_local_blocks"]

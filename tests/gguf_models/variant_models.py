@@ -25,10 +25,12 @@ from transformers import (
     LagunaConfig,
     Llama4TextConfig,
     MiMoV2FlashConfig,
+    MiniMaxConfig,
     Ministral3Config,
     PhimoeConfig,
     PretrainedConfig,
 )
+from transformers.models.minimax_m3_vl import MiniMaxM3VLTextConfig
 
 Fields = Mapping[str, Any]
 
@@ -240,6 +242,37 @@ VARIANTS: Mapping[str, tuple[str, PretrainedConfig]] = {
             first_k_dense_replace=1,
             linear_head_dim=16,
             linear_num_heads=4,
+        ),
+    ),
+    "minimax-01": (
+        "minimax-01",
+        MiniMaxConfig(
+            **{**_HEADS, "num_hidden_layers": 8},
+            num_local_experts=4,
+            num_experts_per_tok=2,
+            layer_types=["linear_attention"] * 7 + [_FULL],
+            rope_parameters={**_TURNING, "partial_rotary_factor": 0.5},
+            **{f"{part}_alpha_factor": 3.5 for part in ("full_attn", "linear_attn", "mlp")},
+        ),
+    ),
+    "minimax-m3": (
+        "minimax-m3",
+        MiniMaxM3VLTextConfig(
+            **_HEADS,
+            rotary_dim=8,
+            dense_intermediate_size=80,
+            shared_intermediate_size=96,
+            num_local_experts=4,
+            num_experts_per_tok=2,
+            routed_scaling_factor=2.5,
+            mlp_layer_types=["dense", "sparse", "sparse", "sparse"],
+            layer_types=[_FULL] + ["minimax_m3_sparse"] * 3,
+            index_n_heads=2,
+            index_head_dim=16,
+            index_block_size=8,
+            index_topk_blocks=3,
+            index_local_blocks=1,
+            rope_parameters={**_TURNING, "partial_rotary_factor": 0.5},
         ),
     ),
 }

@@ -12,7 +12,12 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 from tests.tiny_models import save_random
-from tools.campaigns.llama_converter.models import DENSE_APART, PIECES, ConvertedModel
+from tools.campaigns.llama_converter.models import (
+    COMPUTED,
+    DENSE_APART,
+    PIECES,
+    ConvertedModel,
+)
 from tools.campaigns.llama_converter.published_tensors import published_tensors, round_experts
 from tools.campaigns.llama_converter.vocabularies import PublishedVocabulary
 
@@ -60,15 +65,34 @@ def saved_folder(model: ConvertedModel, vocabulary: PublishedVocabulary, folder:
 
 @contextmanager
 def for_converter(model: ConvertedModel, folder: Path) -> Iterator[None]:
-    """The folder with the fields and the names of tensors that are for the converter alone."""
-    file = folder / "config.json"
-    saved = file.read_text()
+    """The folder with the fields that are for the converter alone, and with the tensors that a
+    published folder has, by their published names."""
+    file, weights = folder / "config.json", folder / "model.safetensors"
+    saved, stored = file.read_text(), weights.read_bytes()
     file.write_text(json.dumps(json.loads(saved) | model.untyped_words))
+    _drop(weights, COMPUTED.get(model.architecture, ()))
     try:
         with published_tensors(model.architecture, folder):
             yield
     finally:
         file.write_text(saved)
+        weights.write_bytes(stored)
+        _index_of(weights).unlink(missing_ok=True)
+
+
+def _drop(file: Path, endings: tuple[str, ...]) -> None:
+    """Takes tensors out of the file. MiniMax's converter asks for an index of them, too."""
+    if endings:
+        kept = {
+            name: tensor for name, tensor in load_file(file).items() if not name.endswith(endings)
+        }
+        save_file(kept, file, metadata={"format": "pt"})
+        index = {"weight_map": dict.fromkeys(kept, file.name)}
+        _index_of(file).write_text(json.dumps(index))
+
+
+def _index_of(file: Path) -> Path:
+    return file.with_name(f"{file.name}.index.json")
 
 
 def _rename(file: Path, names: Mapping[str, str]) -> None:

@@ -50,6 +50,8 @@ DENSE_APART: Mapping[str, Mapping[str, str]] = {
     }
 }
 """Words of names that transformers 5.23 saves, and those of published folders."""
+COMPUTED: Mapping[str, tuple[str, ...]] = {"minimax-01": ("slope_rate", "_decay")}
+"""Endings of tensors that transformers 5.23 saves and published folders do not have."""
 GLM_TOKENS = ("<|user|>", "[gMASK]", "<|observation|>")
 """Tokens that the converter of these models asks for."""
 DOTS_TOKENS = ("<|endofassistant|>",)
@@ -140,6 +142,17 @@ _MORE: Mapping[str, tuple[str, PretrainedConfig]] = {
         GraniteMoeSharedConfig(
             **{**TINY["granite-experts"].to_dict(), "shared_intermediate_size": 80}
         ),
+    ),
+    "minimax-01, whole heads turn": (
+        "minimax-01",
+        _changed(
+            MORE_VARIANTS["minimax-01"][1],
+            rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+        ),
+    ),
+    "minimax-m3, all blocks": (
+        "minimax-m3",
+        _changed(MORE_VARIANTS["minimax-m3"][1], index_topk_blocks=5),
     ),
     "jamba, no experts": ("jamba", _changed(HYBRIDS["jamba"][1], num_experts=1)),
     "command-r, 64 layers": (

@@ -41,6 +41,34 @@ def _deepseek_v4_tensors(saved: Tensors, config: Config) -> Tensors:
     return published
 
 
+def _minimax_m3_tensors(saved: Tensors, config: Config) -> Tensors:
+    """Matrices apart that transformers has joined."""
+    published = dict[str, Tensor]()
+    for joined, tensor in saved.items():
+        name = joined.replace("self_attn.indexer.", "self_attn.index_")
+        name = name.replace("mlp.gate.e_score", "mlp.e_score")
+        under, _, part = name.rpartition("mlp.")
+        if part.startswith(("gate.", "e_score", "experts", "shared")):
+            name = f"{under}block_sparse_moe.{part}"
+        for apart, matrix in _apart(name, tensor):
+            published[apart] = matrix.contiguous()
+    return published
+
+
+def _apart(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    if name.endswith("gate_up_proj.weight"):
+        for part, matrix in zip(("gate", "up"), tensor.chunk(2), strict=True):
+            yield name.replace("gate_up", part), matrix
+    elif name.endswith((".experts.gate_up_proj", ".experts.down_proj")):
+        words, under = ("w1", "w3"), name.rpartition(".")[0]
+        names = words if "gate_up" in name else ("w2",)
+        for expert, rows in enumerate(tensor):
+            for word, matrix in zip(names, rows.chunk(len(names)), strict=True):
+                yield f"{under}.{expert}.{word}.weight", matrix
+    else:
+        yield name, tensor
+
+
 def round_experts(architecture: str, folder: Path) -> None:
     """Gives experts the nearest numbers that the converter takes them in."""
     if architecture == "deepseek4":
@@ -56,6 +84,7 @@ _PUBLISHED: Mapping[str, Callable[[Tensors, Config], Tensors]] = {
     "hy_v4": _hy_v4_tensors,
     "step35": _step_tensors,
     "deepseek4": _deepseek_v4_tensors,
+    "minimax-m3": _minimax_m3_tensors,
 }
 
 

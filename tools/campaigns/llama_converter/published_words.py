@@ -27,6 +27,8 @@ def published_words(architecture: str, config: PretrainedConfig) -> dict[str, An
     if config.model_type == "nemotron_h":
         # transformers' least step is `time_step_limit` in published code and in Ferryman.
         return {"time_step_min": 0.0}
+    if architecture == "minimax-01":
+        return _minimax_01_words(config)
     if architecture == "minimax-m2":
         share = config.rope_parameters.get("partial_rotary_factor", 1.0)
         return {"rotary_dim": int(share * config.head_dim)}
@@ -62,6 +64,8 @@ def untyped_words(architecture: str, config: PretrainedConfig) -> dict[str, Any]
     if architecture == "qwen4exp":
         kinds = [kind.replace("indexed", "full") for kind in config.layer_types]
         return {"model_type": "qwen4_exp_published", "layer_types": kinds}
+    if architecture == "minimax-m3":
+        return _minimax_m3_words(config)
     return _bailing_words(config) if architecture == "bailingmoe3" else {}
 
 
@@ -182,4 +186,36 @@ def _kimi_words(config: PretrainedConfig) -> dict[str, Any]:
         },
         "first_k_dense_replace": config.mlp_layer_types.count("dense"),
         "moe_router_activation_func": "sigmoid",
+    }
+
+
+def _minimax_01_words(config: PretrainedConfig) -> dict[str, Any]:
+    share = config.rope_parameters.get("partial_rotary_factor", 1.0)
+    parts = {"full_attention": "full_attn", "linear_attention": "linear_attn", "mlp": "mlp"}
+    return {
+        "architectures": ["MiniMaxText01ForCausalLM"],
+        "rotary_dim": int(share * config.head_dim),
+        **{
+            f"layernorm_{there}_{factor}": getattr(config, f"{here}_{factor}_factor")
+            for there, here in parts.items()
+            for factor in ("alpha", "beta")
+        },
+    }
+
+
+def _minimax_m3_words(config: PretrainedConfig) -> dict[str, Any]:
+    return {
+        "architectures": ["MiniMaxM3SparseForCausalLM"],
+        "model_type": "minimax_m3",
+        "n_shared_experts": 1,
+        "scoring_func": "sigmoid",
+        "moe_layer_freq": [int(kind == "sparse") for kind in config.mlp_layer_types],
+        "sparse_attention_config": {
+            "use_sparse_attention": True,
+            "sparse_num_index_heads": config.index_n_heads,
+            "sparse_index_dim": config.index_head_dim,
+            "sparse_topk_blocks": config.index_topk_blocks,
+            "sparse_block_size": config.index_block_size,
+            "sparse_local_block": config.index_local_blocks,
+        },
     }

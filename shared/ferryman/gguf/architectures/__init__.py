@@ -29,6 +29,7 @@ from ferryman.gguf.architectures.experts import (
     deepseek_v4,
     grouped,
     latent,
+    minimax,
     qwen4_exp,
     softmax,
     sparse_latent,
@@ -176,6 +177,20 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
     "minimax-m2": _read(
         softmax.minimax_m2_fields, softmax.minimax_m2_names, "MiniMaxM2ForCausalLM"
     ),
+    "minimax-01": _read(
+        minimax.minimax_01_fields,
+        minimax.minimax_01_names,
+        "MiniMaxForCausalLM",
+        "MiniMaxText01ForCausalLM",
+        "MiniMaxM1ForCausalLM",
+    ),
+    "minimax-m3": _read(
+        minimax.minimax_m3_fields,
+        minimax.minimax_m3_names,
+        "MiniMaxM3ForCausalLM",
+        "MiniMaxM3VLForCausalLM",
+        "MiniMaxM3SparseForConditionalGeneration",
+    ),
     "hunyuan-moe": _read(
         softmax.hunyuan_moe_fields, softmax.hunyuan_moe_names, "HunYuanMoEV1ForCausalLM"
     ),
@@ -274,11 +289,6 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
 }
 
 # Names of llama.cpp (src/llama-arch.cpp of the tree in llama-cpp-python 0.3.36) without a reader.
-_FAMILY_IS_HERE = frozenset(
-    """
-    minimax-01
-    """.split()
-)
 _WITHOUT_TEXT = frozenset(
     """
     bert eurobert gemma-embedding jina-bert-v2 jina-bert-v3 llama-embed modern-bert neo-bert
@@ -328,11 +338,6 @@ def _refusal(model: GgufFile, name: str) -> ConfigError:
 
 def _reason(architecture: str) -> str:
     """The reason why files of an architecture are not read; empty for a name that is not known."""
-    if architecture in _FAMILY_IS_HERE:
-        return (
-            "its keys and tensors are not known; name the folder of safetensors that it was made "
-            "of, which is read"
-        )
     if architecture == "clip":
         return "it reads images for another model (mmproj); name that one"
     if architecture in _WITHOUT_TEXT:

@@ -73,7 +73,7 @@ def _layer_tensors(
     for pair, target in names.joined_heads.items():
         if all(there + source in unread for source in pair):
             yield _joined_heads(here + target, *(unread.pop(there + source) for source in pair))
-    for source, target in names.layer.items():
+    for source, target in {**names.layer, **names.of_layers.get(layer, {})}.items():
         if (header := unread.pop(there + source, None)) is None:
             continue
         if "{}" in target:

@@ -90,6 +90,7 @@ class TensorNames:
     `stacked_vectors` are joined of vectors, one of each expert.
     `keys` are arrays of the metadata with a number for each layer, which the folder has as tensors;
     `arrays` are whole ones of whole numbers, by the tensor's whole name.
+    `of_layers` has other names for those of some layers, by their numbers.
     """
 
     ends: Mapping[str, str]
@@ -112,6 +113,7 @@ class TensorNames:
     stacked_vectors: tuple[str, ...] = ()
     keys: Mapping[str, str] = field(default_factory=dict)
     arrays: Mapping[str, str] = field(default_factory=dict)
+    of_layers: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
 
 
 ENDS = {
