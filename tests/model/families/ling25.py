@@ -2,7 +2,7 @@
 
 Lightning attention: modeling_bailing_moe_v2_5.py of github.com/inclusionAI/Ring-V2.5 at ae5a5d9,
 but for the factor of slopes, which is that of the maker's training and serving code
-(docs/decisions/0216). Latent attention and experts are DeepSeek-V3's, by the names of that file.
+(docs/decisions/0214). Latent attention and experts are DeepSeek-V3's, by the names of that file.
 """
 
 from __future__ import annotations

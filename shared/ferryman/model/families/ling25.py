@@ -1,6 +1,6 @@
 """Ling 2.5 and 2.6, Ring 2.5 and 2.6: lightning attention, each group's last layer latent, experts.
 
-Published code disagrees in some places (docs/decisions/0216). Where that
+Published code disagrees in some places (docs/decisions/0214). Where that
 changes a model that is published, the decision says which code is followed; where it does not, the
 config is refused.
 """
