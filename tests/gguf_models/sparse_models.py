@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tests.gguf_models.hybrid_models import _DELTA, _ENDS, _LATENT, _SHARED, _THREE_AXES
+from tests.model.families.hy_v4 import HALVES
 from transformers import DeepseekV4Config, HYV4Config, PretrainedConfig, Qwen4ExpTextConfig
 from transformers.models.dots3_note import Dots3NoteTextConfig
 
@@ -43,6 +44,7 @@ SPARSE: Mapping[str, tuple[str, PretrainedConfig]] = {
             hc_magnitude=0.5,
             hc_eps=1e-4,
             swiglu_limit=0.5,
+            **HALVES,
         ),
     ),
     "dots3note": (

@@ -120,6 +120,11 @@ def test_numbers_of_an_activation_that_are_missing_are_named(tmp_path: Path) -> 
 
 
 REFUSED: Mapping[str, tuple[str, dict[str, Any], str]] = {
+    "queries that grow": (
+        "deepseek32",
+        {"deepseek32.attention.temperature_scale": 0.1},
+        "temperature_scale' must be 0, or left out: queries do not grow in this model",
+    ),
     "norms of squares": (
         "cohere2moe",
         {"cohere2moe.attention.layer_norm_rms_epsilon": 1e-5},

@@ -233,6 +233,21 @@ def test_an_unusable_config_is_refused_by_field_and_file(
         assert word in str(refusal.value)
 
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+
+
+def test_a_longer_context_beside_other_rotations_is_refused(
+    edited: Callable[[str, Edit], Path],
+) -> None:
+    """transformers and vLLM take `rope_scaling` then, which is what people add to a folder."""
+    rope = {"rope_type": "default", "rope_theta": 10_000.0}
+    both = {"rope_parameters": rope, "rope_scaling": YARN}
+    with pytest.raises(ConfigError, match="'rope_scaling' must be left out beside rope_parameters"):
+        load_config(edited("granite_moe_rope", lambda raw: raw.update(both)))
+    same = {"rope_parameters": YARN, "rope_scaling": {"type": "yarn", "factor": 4.0}}
+    load_config(edited("granite_moe_rope", lambda raw: raw.update(same)))
+
+
 def test_a_folder_without_a_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="does not exist"):
         load_config(tmp_path / "nowhere")

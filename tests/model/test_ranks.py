@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 from tests.lockstep import Lockstep, LockstepGroup, OutOfStep
-from tests.model.comparison import FAMILIES, swept
+from tests.model.comparison import FAMILIES, random_config, swept
 from tests.model.cuttable import cuttable
 from tests.model.differences import difference
 from tests.model.families.shapes import VOCAB_SIZE
@@ -111,6 +111,18 @@ def test_two_ranks_compute_what_one_does_with_all_kinds_of_state_at_once(tmp_pat
 def test_four_ranks_compute_what_one_does(variant: str, tmp_path: Path) -> None:
     """Two key heads for four ranks; one, two or four groups of states and of their norm."""
     assert_the_same_when_cut(save_random(tmp_path, VARIANTS[variant], 3), 3, 4)
+
+
+@pytest.mark.parametrize(("num_ranks", "groups"), [(2, 1), (4, 2)])
+def test_ranks_share_the_norm_of_a_sigmoids_gate(
+    num_ranks: int, groups: int, tmp_path: Path
+) -> None:
+    """Lightning attention of Ling 2.5, whose norms extend over the heads of two ranks."""
+    config = random_config("ling_25", 1)
+    config.group_norm_size = groups
+    assert config.num_attention_heads == 8
+    assert config.layer_group_size > 1
+    assert_the_same_when_cut(save_random(tmp_path, config, 3), 3, num_ranks)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,8 @@ def load_config(folder: Path | str) -> ModelConfig:
     fields = read_fields(Path(folder) / "config.json")
     family = _family_of(fields)
     read_format(fields, family.quantisations)
+    for part in (fields, fields.inner("text_config")):
+        _refuse_two_rotations(part)
     config: ModelConfig = family.read(fields)
     return config
 
@@ -64,6 +66,19 @@ def mtp_config(folder: Path | str) -> DraftedConfig:
     target: ModelConfig = load_config(folder)
     drafts = (mtp_source(folder).attention(target), HiddenShape(target.trunk.hidden_dim))
     return DraftedConfig(target.trunk, (*target.states, drafts))
+
+
+def _refuse_two_rotations(fields: ConfigFields) -> None:
+    """A folder that transformers 5 wrote has `rope_parameters`. Beside them `rope_scaling`, by
+    which people lengthen a context, would have no effect here, and all of it elsewhere."""
+    scaling, rope = fields.raw.get("rope_scaling"), fields.raw.get("rope_parameters")
+    if not (isinstance(scaling, dict) and isinstance(rope, dict) and scaling and rope):
+        return
+    if any(isinstance(of_kind, dict) for of_kind in rope.values()):
+        return  # each kind of layer has its own
+    words = {"type": "rope_type"}
+    if any(rope.get(words.get(name, name)) != value for name, value in scaling.items()):
+        raise fields.refusal("rope_scaling", "left out beside rope_parameters, or the same")
 
 
 def _family_of(fields: ConfigFields) -> Family[Any]:

@@ -5,6 +5,9 @@ import random
 from tests.model.families.deepseek import deepseek_fields
 from transformers import HYV4Config, PretrainedConfig
 
+HALVES = {"rope_interleave": False, "indexer_rope_interleave": False}
+"""The channels that transformers turns. It ignores these fields, and writes them."""
+
 
 def hy_v4(rng: random.Random) -> PretrainedConfig:
     """One to four streams; indexers that are shared or not, and choose few or all positions; limits
@@ -25,4 +28,5 @@ def hy_v4(rng: random.Random) -> PretrainedConfig:
         hc_magnitude=rng.choice([0.5, 2.0]),
         hc_eps=rng.choice([1e-6, 1e-2]),
         swiglu_limit=rng.choice([0.05, 0.5, 10.0]),
+        **HALVES,
     )

@@ -295,8 +295,9 @@ def ling_25(rng: random.Random) -> PretrainedConfig:
     fields, period = deepseek_fields(rng), rng.choice([1, 2, 2, 3])
     num_groups, per_group = rng.choice([1, 2, 3]), rng.choice([2, 3])
     groups_per_token = rng.randint(1, num_groups)
-    num_layers, heads = period * rng.choice([1, 2]), rng.choice([1, 2, 3, 5, 6])
+    num_layers, heads = period * rng.choice([1, 2]), rng.choice([1, 3, 4, 6, 8])
     rope = {**fields["rope_parameters"], "partial_rotary_factor": rng.choice([0.5, 1.0])}
+    rope = {name: value for name, value in rope.items() if not name.startswith("mscale")}
     others = ("n_routed_experts", "n_shared_experts", "norm_topk_prob", "attention_bias")
     changed = {
         "num_hidden_layers": num_layers,
@@ -313,7 +314,7 @@ def ling_25(rng: random.Random) -> PretrainedConfig:
         "num_experts_per_tok": rng.randint(2, groups_per_token * per_group),
         "first_k_dense_replace": rng.randint(0, num_layers),
         "layer_group_size": period,
-        "group_norm_size": rng.choice([count for count in (1, 2, 3, 5, 6) if heads % count == 0]),
+        "group_norm_size": rng.choice([count for count in (1, 2, 3, 4, 6) if heads % count == 0]),
         "rope_parameters": rope,
     }
     kept = {name: value for name, value in fields.items() if name not in others}

@@ -137,6 +137,8 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
         latent.deepseek_names,
         "DeepseekV2ForCausalLM",
         "DeepseekV3ForCausalLM",
+        "Glm4MoeLiteForCausalLM",
+        "YoutuForCausalLM",
     ),
     "mistral4": _read(latent.mistral4_fields, latent.mistral4_names, "Mistral4ForCausalLM"),
     "glm4": _read(llama_variants.glm4_fields, llama_variants.glm4_names, "Glm4ForCausalLM"),

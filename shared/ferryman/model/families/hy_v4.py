@@ -1,7 +1,9 @@
 """HY V4: DeepSeek-V3.2 with hyper-connections, and gates and sinks in its attention.
 
 `hyper_connections.py` has the formulas of the residual path. Indexers are shared as in GLM-5.2.
-Gate and up of routed experts are cut at a limit. The layer for multi-token prediction is not read.
+Gate and up of routed experts are cut at a limit. Neighbouring channels turn, as in other servers of
+the published model; transformers turns halves (docs/decisions/0201). The layer for multi-token
+prediction is not read.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ PATHS = {"mixer": ("hc_attn_layer", "attn_hc"), "feed_forward": ("hc_mlp_layer",
 """The published names of a path's gates, and the names of its module in transformers."""
 
 DEFAULTS: Mapping[str, Any] = {
-    "rope_interleave": False,
+    "rope_interleave": True,
     "first_k_dense_replace": 1,
     "n_shared_experts": 1,
     "routed_scaling_factor": 2.827,
@@ -134,7 +136,7 @@ def _read_sparse(fields: ConfigFields) -> SparseDeepseekConfig:
         heads=fields.whole("index_n_heads"),
         head_dim=fields.whole("index_head_dim"),
         count=fields.whole("index_topk"),
-        is_interleaved=fields.flag("indexer_rope_interleave", False),
+        is_interleaved=fields.flag("indexer_rope_interleave", True),
         turns_last=True,
         norm_eps=dense.trunk.norm_eps,
     )

@@ -93,6 +93,10 @@ class LightningLatentConfig:
 
 def read_ling_25(fields: ConfigFields) -> LightningLatentConfig:
     """Ling and Ring 2.5 and 2.6: lightning attention that turns, latent attention, experts."""
+    # A null has no effect in published code where these have another meaning than a missing field.
+    for name in ("head_dim", "num_shared_experts"):
+        if name in fields.raw and fields.raw[name] is None:
+            raise fields.refusal(name, "a number, or left out")
     fields = fields.with_defaults(**DEFAULTS).with_former(
         n_routed_experts="num_experts", n_shared_experts="num_shared_experts"
     )
@@ -121,10 +125,24 @@ def _refuse_unsupported(fields: ConfigFields) -> None:
         moe_router_enable_routed_scaling=True,
         moe_router_enable_shared_expert=True,
         tie_word_embeddings=False,
+        attention_bias=False,
+        use_mla_nope=False,
     )
+    check_values(fields, {"full_attention_type": "mla"})
+    if fields.raw.get("router_dtype") not in (None, "fp32", "float32"):
+        raise fields.refusal("router_dtype", "'fp32', as published")
+    _refuse_growth(fields)
     shared = fields.raw.get("moe_shared_expert_intermediate_size")
     if shared is not None and shared != fields.raw.get("moe_intermediate_size"):
         raise fields.refusal("moe_shared_expert_intermediate_size", "moe_intermediate_size")
+
+
+def _refuse_growth(fields: ConfigFields) -> None:
+    """Published code differs in whether YaRN's own growth is that of latent layers, too."""
+    for name in ("rope_scaling", "rope_parameters"):
+        rope = fields.inner(name)
+        if rope.raw.get("mscale") or rope.raw.get("mscale_all_dim"):
+            raise fields.refusal(name, "without mscale and mscale_all_dim")
 
 
 def _lightning(fields: ConfigFields) -> TurningLightningShape:

@@ -144,6 +144,7 @@ DIVISIONS: Mapping[str, TextDivision] = {
     "kanana2": _O200K_DIVISION,
     "tekken": TextDivision((_TEKKEN,), takes_whole=True, begins=True),
     "deepseek-v3": _DEEPSEEK3,
+    "hy_v4": _DEEPSEEK3,
     "hunyuan-dense": _DEEPSEEK3,
     "joyai-llm": _DEEPSEEK3,
     "deepseek-llm": _DEEPSEEK_LLM,

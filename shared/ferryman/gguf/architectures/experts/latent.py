@@ -82,6 +82,9 @@ def sparse_deepseek_names(model: GgufFile) -> TensorNames:
 
 def deepseek_fields(model: GgufFile) -> Fields:
     """DeepSeek-V3 if experts are chosen by sigmoids, V2 if by a softmax."""
+    growth = "{arch}.attention.temperature_scale"
+    if model.metadata.number(growth, 0.0):
+        raise model.metadata.refusal(growth, "0, or left out: queries do not grow in this model")
     fields = _latent_fields(model)
     is_v3 = _chooses_by_sigmoids(model, fields)
     return {

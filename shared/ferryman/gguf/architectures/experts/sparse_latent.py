@@ -54,14 +54,11 @@ def hy_v4_names(model: GgufFile) -> TensorNames:
 
 
 def hy_v4_fields(model: GgufFile) -> Fields:
-    """Neighbouring channels turn, as in llama.cpp and in other servers of the published model.
-    transformers turns halves, and so does its folder here, unless the config says otherwise."""
+    """Neighbouring channels turn, as in a published folder."""
     metadata = model.metadata
     return {
         **glm_dsa_fields(model),
         "architectures": ["HYV4ForCausalLM"],
-        "rope_interleave": True,
-        "indexer_rope_interleave": True,
         **stream_fields(model),
         "hc_magnitude": metadata.number("{arch}.hyper_connection.magnitude"),
         "swiglu_limit": gate_limit(model, "{arch}.swiglu_clamp_exp"),
