@@ -162,7 +162,16 @@ for folder in map(Path, sys.argv[1:]):
         assert weight_bytes(folder, model_files(folder).tensors, options) > 0
 print(sys.modules.keys() & {"sympy", "torch._dynamo"})
 """
-    names = ("granite", "qwen3_next", "falcon_h1", "gemma3", "deepseek_v3", "minimax", "apertus")
+    names = (
+        "granite",
+        "qwen3_next",
+        "falcon_h1",
+        "gemma3",
+        "deepseek_v3",
+        "minimax",
+        "apertus",
+        "ling_25",
+    )
     folders = [str(save_random(tmp_path / name, random_config(name, 1), 1)) for name in names]
     ended = subprocess.run([sys.executable, "-c", script, *folders], capture_output=True, text=True)
     assert ended.stdout.strip() == "set()", ended.stderr

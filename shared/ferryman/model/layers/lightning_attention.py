@@ -69,7 +69,8 @@ def _load_scan(weights: Weights, heads: int, place: LayerPlace, slopes: Tensor) 
     """The recurrence of a rank's share of `slopes` [heads]."""
     wide = accumulation_dtype(weights.dtype)
     rates = share_of(-slopes, heads, weights.group).to(weights.device, wide)
-    return LightningScan(place.layer, place.scan_block, rates, torch.zeros_like(rates))
+    skip = torch.zeros(rates.shape, dtype=wide, device=weights.device)
+    return LightningScan(place.layer, place.scan_block, rates, skip)
 
 
 @dataclass(frozen=True, slots=True)
