@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Protocol
 
 from ferryman.cache.manifest import StateManifest
 from ferryman.model.layers.decoder import (
@@ -236,10 +237,28 @@ def load_deepseek(config: DeepseekConfig, manifest: StateManifest, weights: Weig
 
 def _layer(config: DeepseekConfig, weights: Weights, place: LayerPlace) -> DecoderLayer:
     mixer = load_latent_attention(weights.under("self_attn"), config.attention, place)
-    return load_decoder_layer(weights, place, mixer, _feed_forward(config, weights, place))
+    return load_decoder_layer(weights, place, mixer, load_dense_or_experts(config, weights, place))
 
 
-def _feed_forward(config: DeepseekConfig, weights: Weights, place: LayerPlace) -> FeedForward:
+class DenseOrExperts(Protocol):
+    """A config whose layers have a dense MLP, or experts with a shared one."""
+
+    @property
+    def mlp(self) -> MlpShape: ...
+    @property
+    def has_experts(self) -> tuple[bool, ...]: ...
+    @property
+    def experts(self) -> MoeShape: ...
+    @property
+    def routing(self) -> Routing: ...
+    @property
+    def shared_mlp(self) -> MlpShape: ...
+
+
+def load_dense_or_experts(
+    config: DenseOrExperts, weights: Weights, place: LayerPlace
+) -> FeedForward:
+    """The feed-forward of the layer under `weights`, by DeepSeek-V3's names."""
     inside = weights.under("mlp")
     if not config.has_experts[place.layer]:
         return load_gated_mlp(inside, config.mlp, place.hidden_dim)
@@ -320,7 +339,7 @@ def _load_part(config: SparseDeepseekConfig, weights: Weights, place: LayerPlace
         mixer_path=NormedPath(norm(weights, "input_layernorm")),
         attention=attention,
         feed_forward_path=NormedPath(norm(weights, "post_attention_layernorm")),
-        feed_forward=_feed_forward(dense, weights, place),
+        feed_forward=load_dense_or_experts(dense, weights, place),
     )
     if not config.has_indexer[place.layer]:
         return layer, None

@@ -7,16 +7,20 @@ config is refused.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
 from ferryman.cache.manifest import StateManifest
-from ferryman.model.families.deepseek import DeepseekConfig, read_deepseek, with_whole_turns
+from ferryman.model.families.deepseek import (
+    DeepseekConfig,
+    load_dense_or_experts,
+    read_deepseek,
+    with_whole_turns,
+)
+from ferryman.model.families.ling3 import BAILING_NAMES
 from ferryman.model.layers.decoder import Decoder, EndScales, load_model_decoder
 from ferryman.model.layers.decoder_layers import (
     DecoderLayer,
-    FeedForward,
     LayerPlace,
     Mixer,
     load_decoder_layer,
@@ -24,8 +28,6 @@ from ferryman.model.layers.decoder_layers import (
 )
 from ferryman.model.layers.latent import load_latent_attention
 from ferryman.model.layers.lightning_attention import load_turning_lightning
-from ferryman.model.layers.mlp import load_gated_mlp
-from ferryman.model.layers.moe import load_routed
 from ferryman.model.layers.mtp import (
     DEEPSEEK_NAMES,
     MtpHead,
@@ -42,7 +44,7 @@ from ferryman.model.readers.config_readers import (
 )
 from ferryman.model.shapes.attention_shapes import LATENT_NORM_EPS, LatentShape
 from ferryman.model.shapes.config_fields import ConfigFields
-from ferryman.model.shapes.feed_forward_shapes import GroupedRouting, MixtureShape, MoeShape
+from ferryman.model.shapes.feed_forward_shapes import GroupedRouting, MoeShape
 from ferryman.model.shapes.model_shapes import TrunkShape
 from ferryman.model.shapes.recurrent_shapes import TurningLightningShape
 from ferryman.model.weights.named_weights import Weights
@@ -60,14 +62,6 @@ DEFAULTS = {
 """The meaning of fields that a config leaves out."""
 TURNING_PART = 0.5
 """The part of a head of lightning attention that turns, unless the config says so."""
-
-_NAMES: Mapping[str, str] = {
-    "embed_tokens": "word_embeddings",
-    "self_attn": "attention",
-    "o_proj": "dense",
-    "e_score_correction_bias": "expert_bias",
-}
-"""This family's words for parts of a tensor's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,12 +174,12 @@ def _routing(fields: ConfigFields, experts: MoeShape) -> GroupedRouting:
 def load_ling_25(
     config: LightningLatentConfig, manifest: StateManifest, weights: Weights
 ) -> Decoder:
-    named = weights.called(_NAMES)
+    named = weights.called(BAILING_NAMES)
     return load_model_decoder(config, manifest, named, partial(_layer, config), EndScales())
 
 
 def _layer(config: LightningLatentConfig, weights: Weights, place: LayerPlace) -> DecoderLayer:
-    feed_forward = _feed_forward(config.latent, weights.under("mlp"), place)
+    feed_forward = load_dense_or_experts(config.latent, weights, place)
     return load_decoder_layer(weights, place, _mixer(config, weights, place), feed_forward)
 
 
@@ -196,20 +190,13 @@ def _mixer(config: LightningLatentConfig, weights: Weights, place: LayerPlace) -
     return load_turning_lightning(inside, shape, place, config.trunk.num_layers)
 
 
-def _feed_forward(config: DeepseekConfig, weights: Weights, place: LayerPlace) -> FeedForward:
-    if not config.has_experts[place.layer]:
-        return load_gated_mlp(weights, config.mlp, place.hidden_dim)
-    shape = MixtureShape(config.experts, config.routing, config.shared_mlp)
-    return load_routed(weights, shape, place.hidden_dim)
-
-
 def _mtp_attention(config: LightningLatentConfig) -> LatentShape:
     return config.latent.attention
 
 
 def _load_mtp(config: LightningLatentConfig, weights: Weights, place: LayerPlace) -> MtpHead:
     """The layer numbered after the others: latent attention and experts."""
-    inside = weights.called(_NAMES).under(f"model.layers.{place.layer}")
+    inside = weights.called(BAILING_NAMES).under(f"model.layers.{place.layer}")
     longer = replace(
         config,
         latent=replace(config.latent, has_experts=(*config.latent.has_experts, True)),

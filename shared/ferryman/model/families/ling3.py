@@ -7,7 +7,11 @@ from dataclasses import replace
 from functools import partial
 
 from ferryman.cache.manifest import StateManifest
-from ferryman.model.families.deepseek import read_turning_latent, with_whole_turns
+from ferryman.model.families.deepseek import (
+    load_dense_or_experts,
+    read_turning_latent,
+    with_whole_turns,
+)
 from ferryman.model.families.kimi_linear import (
     KimiLinearConfig,
     KimiMixer,
@@ -18,12 +22,9 @@ from ferryman.model.families.kimi_linear import (
 from ferryman.model.layers.decoder import Decoder, EndScales, load_model_decoder
 from ferryman.model.layers.decoder_layers import (
     DecoderLayer,
-    FeedForward,
     LayerPlace,
     load_decoder_layer,
 )
-from ferryman.model.layers.mlp import load_gated_mlp
-from ferryman.model.layers.moe import load_routed
 from ferryman.model.readers.config_readers import (
     check_activation,
     check_flags,
@@ -34,7 +35,6 @@ from ferryman.model.readers.transformer_readers import FULL
 from ferryman.model.shapes.attention_shapes import GateActivation, GateShape, LatentShape
 from ferryman.model.shapes.config_fields import ConfigFields
 from ferryman.model.shapes.delta_shapes import KimiDeltaShape
-from ferryman.model.shapes.feed_forward_shapes import MixtureShape
 from ferryman.model.weights.named_weights import Weights
 
 LINEAR = "linear_attention"
@@ -53,13 +53,13 @@ DEFAULTS = {
 
 GATE = GateShape("g_proj", GateActivation.SIGMOID, is_by_head=True)
 
-_NAMES: Mapping[str, str] = {
+BAILING_NAMES: Mapping[str, str] = {
     "embed_tokens": "word_embeddings",
     "self_attn": "attention",
     "o_proj": "dense",
     "e_score_correction_bias": "expert_bias",
 }
-"""This family's words for parts of a tensor's name."""
+"""The words of Ling's and Ring's families for parts of a tensor's name."""
 
 
 def read_bailing_hybrid(fields: ConfigFields) -> KimiLinearConfig:
@@ -110,18 +110,10 @@ def _delta(fields: ConfigFields) -> KimiDeltaShape:
 def load_bailing_hybrid(
     config: KimiLinearConfig, manifest: StateManifest, weights: Weights
 ) -> Decoder:
-    named = weights.called(_NAMES)
+    named = weights.called(BAILING_NAMES)
     return load_model_decoder(config, manifest, named, partial(_layer, config), EndScales())
 
 
 def _layer(config: KimiLinearConfig, weights: Weights, place: LayerPlace) -> DecoderLayer:
     mixer = load_kimi_mixer(weights.under("self_attn"), config.mixers[place.layer], place)
-    return load_decoder_layer(weights, place, mixer, _feed_forward(config, weights, place))
-
-
-def _feed_forward(config: KimiLinearConfig, weights: Weights, place: LayerPlace) -> FeedForward:
-    inside = weights.under("mlp")
-    if not config.has_experts[place.layer]:
-        return load_gated_mlp(inside, config.mlp, place.hidden_dim)
-    shape = MixtureShape(config.experts, config.routing, config.shared_mlp)
-    return load_routed(inside, shape, place.hidden_dim)
+    return load_decoder_layer(weights, place, mixer, load_dense_or_experts(config, weights, place))
