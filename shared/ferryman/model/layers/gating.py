@@ -11,6 +11,7 @@ each token and group.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -114,24 +115,14 @@ class GateThenSharedNorm:
 
 @dataclass(frozen=True, slots=True)
 class SharedNormThenGate:
-    """`NormThenGate` for groups that extend over several ranks."""
+    """`NormThenGate`, or `NormThenSigmoid`, for groups that extend over several ranks."""
 
     norm: SharedNorm
+    activation: Callable[[Tensor], Tensor]
 
     def __call__(self, y: Tensor, gate: Tensor) -> Tensor:
         wide = self.norm.weight.dtype
-        return (self.norm(y.to(wide)) * silu(gate.to(wide))).to(y.dtype)
-
-
-@dataclass(frozen=True, slots=True)
-class SharedNormThenSigmoid:
-    """`NormThenSigmoid` for groups that extend over several ranks."""
-
-    norm: SharedNorm
-
-    def __call__(self, y: Tensor, gate: Tensor) -> Tensor:
-        wide = self.norm.weight.dtype
-        return (self.norm(y.to(wide)) * sigmoid(gate.to(wide))).to(y.dtype)
+        return (self.norm(y.to(wide)) * self.activation(gate.to(wide))).to(y.dtype)
 
 
 def load_sigmoid_gate(
@@ -144,7 +135,7 @@ def load_sigmoid_gate(
     weight = weights.precise(name, inner_dim, part=channels)
     if groups % group.num_ranks == 0:
         return NormThenSigmoid(weight, eps, groups // group.num_ranks)
-    return SharedNormThenSigmoid(SharedNorm(weight, eps, groups, group))
+    return SharedNormThenGate(SharedNorm(weight, eps, groups, group), sigmoid)
 
 
 def load_gate(weights: Weights, shape: MambaShape, eps: float) -> ScanGate:
@@ -159,4 +150,4 @@ def load_gate(weights: Weights, shape: MambaShape, eps: float) -> ScanGate:
         rank_groups = groups // group.num_ranks
         return (NormThenGate if norm_is_first else GateThenNorm)(weight, eps, rank_groups)
     norm = SharedNorm(weight, eps, groups, group)
-    return SharedNormThenGate(norm) if norm_is_first else GateThenSharedNorm(norm)
+    return SharedNormThenGate(norm, silu) if norm_is_first else GateThenSharedNorm(norm)
