@@ -26,12 +26,14 @@ from ferryman.gguf.architectures.experts.latent import (
     latent_dims,
     sparse_deepseek_names,
 )
+from ferryman.gguf.architectures.experts.windowed import alike
 from ferryman.gguf.architectures.tensor_names import TensorNames
 from ferryman.gguf.model_file import GgufFile
 
 OF_GATES = ("fn", "base", "scale")
 _INDEXED = "{arch}.attention.indexer.types"
 _CHOICE = "{arch}.expert_gating_func"
+_HEADS = "{arch}.attention.head_count"
 _SIGMOID = 2  # the number of a gating function
 
 
@@ -101,7 +103,7 @@ def dots3_note_fields(model: GgufFile) -> Fields:
     if metadata.whole(_CHOICE, _SIGMOID) != _SIGMOID:
         raise metadata.refusal(_CHOICE, f"{_SIGMOID} (sigmoid)")
     latent = {
-        "num_attention_heads": _num_heads(model, are_windows, is_window=False),
+        "num_attention_heads": alike(model, _HEADS, are_windows, is_window=False),
         "q_lora_rank": metadata.whole("{arch}.attention.q_lora_rank"),
         **latent_dims(model),
         **rope_fields(model, metadata.whole("{arch}.rope.dimension_count")),
@@ -122,7 +124,7 @@ def dots3_note_fields(model: GgufFile) -> Fields:
 
 def _window_fields(model: GgufFile, are_windows: list[bool]) -> Fields:
     """The sizes of layers with a window. The rank of queries is that of all layers."""
-    heads, dims = _num_heads(model, are_windows, is_window=True), latent_dims(model, "_swa")
+    heads, dims = alike(model, _HEADS, are_windows, is_window=True), latent_dims(model, "_swa")
     return {
         "num_attention_heads": heads,
         "num_key_value_heads": heads,
@@ -131,16 +133,6 @@ def _window_fields(model: GgufFile, are_windows: list[bool]) -> Fields:
         "head_dim": dims["qk_nope_head_dim"] + dims["qk_rope_head_dim"],
         "rope_theta": model.metadata.number("{arch}.rope.freq_base_swa"),
     }
-
-
-def _num_heads(model: GgufFile, are_windows: list[bool], *, is_window: bool) -> int:
-    """The heads of layers of one kind; any number if there is no such layer."""
-    key = "{arch}.attention.head_count"
-    heads = by_layer(model, key)
-    counts = {n for n, kind in zip(heads, are_windows, strict=True) if kind is is_window}
-    if len(counts) > 1:
-        raise model.metadata.refusal(key, "alike in all layers with a window, and in all others")
-    return counts.pop() if counts else heads[0]
 
 
 def _shared_width(model: GgufFile) -> int:
