@@ -46,7 +46,7 @@ _LATENT: Fields = {
     "v_head_dim": 16,
     "rms_norm_eps": 1e-5,
 }
-_GROWING: Fields = {
+GROWING: Fields = {
     "rope_type": "yarn",
     "rope_theta": 10_000.0,
     "factor": 4.0,
@@ -57,7 +57,9 @@ _GROWING: Fields = {
     "mscale_all_dim": 1.0,
     "llama_4_scaling_beta": 0.1,
 }
-"""Positions of Mistral 4, whose queries grow from the 17th token on."""
+"""Positions of Ministral 3 and Mistral 4, whose queries grow from the 17th token on.
+
+A config writes into the one that it is given, so each has its own."""
 _FULL, _WINDOW = "full_attention", "sliding_attention"
 _MELLUM: Fields = {
     **_PLAIN,
@@ -122,7 +124,7 @@ FURTHER: Mapping[str, tuple[str, PretrainedConfig]] = {
             n_shared_experts=2,
             first_k_dense_replace=1,
             routed_scaling_factor=1.5,
-            rope_parameters=_GROWING,
+            rope_parameters=dict(GROWING),
         ),
     ),
     "mellum": (

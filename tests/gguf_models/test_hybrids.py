@@ -8,33 +8,33 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from tests.gguf_models.files import WrittenTensor, floats, q8_0, write
+from tests.gguf_models.compared_file import (
+    assert_blocks_stay,
+    assert_logits_are_the_folders,
+    in_blocks,
+    logits_of,
+    prompt_of,
+    with_panels,
+)
+from tests.gguf_models.files import WrittenTensor, floats, write
 from tests.gguf_models.hybrid_conversion import hybrid_parts, write_hybrid
 from tests.gguf_models.hybrid_models import HYBRIDS
 from tests.gguf_models.test_architectures import rewritten
-from tests.model.paged_run import PagedRun, Part
 from tests.tiny_models import save_random
 from tests.tools.bench.tiny_shapes import save_tiny
 from tools.bench.gguf.conversion import convert_folder
 from torch import Tensor
 
 from ferryman.errors import ConfigError
-from ferryman.gguf.architectures import ARCHITECTURES
-from ferryman.gguf.model_file import read_model
 from ferryman.model.config import load_config
-from ferryman.model.footprint import held_bytes, weight_bytes
+from ferryman.model.footprint import held_bytes
 from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_model
-from ferryman.model.shapes.config_fields import read_fields
 from ferryman.model.weights.gguf_checkpoint import open_gguf
 from ferryman.model.weights.named_weights import FLOATS
-from ferryman_kernels.products.packed_product import reads_panels
 
 Q8_0 = 8
 """ggml's number of the type."""
-PROMPT = [(7 * place * place + 3) % 131 for place in range(40)]
-with_panels = pytest.mark.skipif(not reads_panels(torch.float32), reason="there is no AVX-512")
 
 
 @pytest.fixture(params=HYBRIDS)
@@ -45,11 +45,7 @@ def folder_and_file(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Pat
 
 
 def logits(model: Path, dtype: str) -> Tensor:
-    """Those of a prompt in two chunks and of three steps behind it."""
-    run = PagedRun(load_model(model, LoadOptions(dtype, page_size=16)))
-    lane = run.start()
-    chunks = [run.prefill([Part(lane, PROMPT[a:b])])[0] for a, b in ((0, 30), (30, 37))]
-    return torch.cat([*chunks, *(run.decode([lane], [token]) for token in PROMPT[37:])])
+    return logits_of(model, dtype, prompt_of(40), (30, 37))
 
 
 def test_logits_and_config_are_those_of_the_folder(folder_and_file: tuple[Path, Path]) -> None:
@@ -58,23 +54,8 @@ def test_logits_and_config_are_those_of_the_folder(folder_and_file: tuple[Path, 
     if not hasattr(expected, "multipliers"):
         actual: Any = load_config(file)
         assert actual == replace(expected, trunk=replace(expected.trunk, eos_token_ids=(2,)))
-    metadata = read_model(file).metadata
-    named = read_fields(file / "config.json").words("architectures")
-    assert set(named) <= set(ARCHITECTURES[metadata.architecture].folders)
-    exact = logits(folder, "float64")
-    assert exact.std() > 0.01
     # Norms from 1 on, logarithms and multiplied weights are rounded to float32 once.
-    difference = (logits(file, "float64") - exact).abs().max()
-    assert difference <= 1e-5 * exact.abs().max(), difference
-
-
-def in_blocks(tensor: WrittenTensor) -> WrittenTensor:
-    """A weight in Q8_0, if it is one that a converter quantises."""
-    values = np.frombuffer(tensor.content, "<f4").reshape(tensor.shape)
-    is_plain = any(part in tensor.name for part in ("norm", "conv", "gate_inp", "ssm_a", "ssm_d"))
-    if len(tensor.shape) < 2 or is_plain or tensor.name.endswith("bias") or tensor.shape[-1] % 32:
-        return tensor
-    return q8_0(tensor.name, values)
+    assert_logits_are_the_folders(folder, file, logits, tolerance=1e-5)
 
 
 @with_panels
@@ -83,20 +64,7 @@ def test_weights_in_blocks_stay_in_them(
 ) -> None:
     folder, file = folder_and_file
     architecture, _ = HYBRIDS[request.node.callspec.params["folder_and_file"]]
-    metadata, tensors = hybrid_parts(folder, architecture)
-    write(file, metadata, [in_blocks(tensor) for tensor in tensors])
-    options = LoadOptions("float32", page_size=16)
-    model = load_model(file, options)
-    checkpoint = open_gguf(file)
-    held = held_bytes(model, is_on_cpu=True)
-    assert weight_bytes(file, checkpoint.tensors, options) == held
-    kept = logits(file, "float32")
-    monkeypatch.setattr(LoadOptions, "format_of", lambda self, folder: FLOATS)
-    dense = load_model(file, options)
-    assert held < 0.8 * held_bytes(dense, is_on_cpu=True)
-    difference = (kept - logits(file, "float32")).abs().max()
-    # Experts one by one add up in another order than in one product.
-    assert difference <= 1e-4 * kept.abs().max(), difference
+    assert_blocks_stay(file, hybrid_parts(folder, architecture), logits, 0.8, monkeypatch)
 
 
 @with_panels

@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from tests.gguf_models.compared_file import (
+    assert_blocks_stay,
+    assert_logits_are_the_folders,
+    assert_trunk_is_the_folders,
+    logits_of,
+    prompt_of,
+    with_panels,
+)
 from tests.gguf_models.files import wide_array, write
 from tests.gguf_models.sparse_conversion import sparse_parts, write_sparse
 from tests.gguf_models.sparse_models import SPARSE
-from tests.gguf_models.test_hybrids import in_blocks, with_panels
-from tests.model.paged_run import PagedRun, Part
 from tests.tiny_models import save_random
 from torch import Tensor
 
 from ferryman.errors import ConfigError
-from ferryman.gguf.architectures import ARCHITECTURES
 from ferryman.gguf.model_file import read_model
 from ferryman.model.config import load_config
-from ferryman.model.footprint import held_bytes, weight_bytes
 from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_model
-from ferryman.model.shapes.config_fields import read_fields
 from ferryman.model.weights.gguf_checkpoint import open_gguf
-from ferryman.model.weights.named_weights import FLOATS
 
-PROMPT = [(7 * place * place + 3) % 131 for place in range(300)]
+PROMPT = prompt_of(300)
 """Longer than two blocks of 128 positions that share a key, of which some layers have any."""
 
 
@@ -40,25 +40,13 @@ def folder_and_file(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Pat
 
 
 def logits(model: Path, dtype: str) -> Tensor:
-    """Those of a prompt in two chunks and of three steps behind it."""
-    run = PagedRun(load_model(model, LoadOptions(dtype, page_size=16)))
-    lane = run.start()
-    chunks = [run.prefill([Part(lane, PROMPT[a:b])])[0] for a, b in ((0, 190), (190, 297))]
-    return torch.cat([*chunks, *(run.decode([lane], [token]) for token in PROMPT[297:])])
+    return logits_of(model, dtype, PROMPT, (190, 297))
 
 
 def test_logits_and_config_are_those_of_the_folder(folder_and_file: tuple[Path, Path]) -> None:
-    folder, file = folder_and_file
-    expected: Any = load_config(folder)
-    actual: Any = load_config(file)
-    assert actual.trunk == replace(expected.trunk, eos_token_ids=(2,))
-    named = read_fields(file / "config.json").words("architectures")
-    assert set(named) <= set(ARCHITECTURES[read_model(file).metadata.architecture].folders)
-    exact = logits(folder, "float64")
-    assert exact.std() > 0.01
-    # Multiplied norms are rounded to float32 once.
-    difference = (logits(file, "float64") - exact).abs().max()
-    assert difference <= 1e-5 * exact.abs().max(), difference
+    """Multiplied norms are rounded to float32 once."""
+    assert_trunk_is_the_folders(*folder_and_file)
+    assert_logits_are_the_folders(*folder_and_file, logits, tolerance=1e-5)
 
 
 @with_panels
@@ -66,16 +54,8 @@ def test_weights_in_blocks_stay_in_them(
     folder_and_file: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, file = folder_and_file
-    metadata, tensors = sparse_parts(folder, read_model(file).metadata.architecture)
-    write(file, metadata, [in_blocks(tensor) for tensor in tensors])
-    options = LoadOptions("float32", page_size=16)
-    held = held_bytes(load_model(file, options), is_on_cpu=True)
-    assert weight_bytes(file, open_gguf(file).tensors, options) == held
-    kept = logits(file, "float32")
-    monkeypatch.setattr(LoadOptions, "format_of", lambda self, folder: FLOATS)
-    assert held < 0.9 * held_bytes(load_model(file, options), is_on_cpu=True)
-    difference = (kept - logits(file, "float32")).abs().max()
-    assert difference <= 1e-4 * kept.abs().max(), difference
+    parts = sparse_parts(folder, read_model(file).metadata.architecture)
+    assert_blocks_stay(file, parts, logits, 0.9, monkeypatch)
 
 
 REFUSED: Mapping[str, tuple[str, dict[str, Any], str]] = {

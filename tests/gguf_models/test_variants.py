@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.gguf_models.compared_file import (
+    assert_blocks_stay,
+    assert_logits_are_the_folders,
+    assert_trunk_is_the_folders,
+    logits_of,
+    prompt_of,
+    with_panels,
+)
 from tests.gguf_models.files import write
-from tests.gguf_models.test_hybrids import in_blocks, logits, with_panels
 from tests.gguf_models.variant_conversion import variant_parts, write_variant
 from tests.gguf_models.variant_models import VARIANTS
 from tests.tiny_models import save_random
+from torch import Tensor
 
 from ferryman.errors import ConfigError
-from ferryman.gguf.architectures import ARCHITECTURES
 from ferryman.gguf.model_file import read_model
 from ferryman.model.config import load_config
-from ferryman.model.footprint import held_bytes, weight_bytes
-from ferryman.model.load_options import LoadOptions
-from ferryman.model.registry import load_model
 from ferryman.model.shapes.config_fields import read_fields
 from ferryman.model.weights.gguf_checkpoint import open_gguf
-from ferryman.model.weights.named_weights import FLOATS
 
 GROWTH = "mistral4.attention.temperature_scale"
 
@@ -35,20 +37,14 @@ def folder_and_file(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Pat
     return folder, write_variant(folder, tmp_path / "tiny.gguf", architecture)
 
 
+def logits(model: Path, dtype: str) -> Tensor:
+    return logits_of(model, dtype, prompt_of(40), (30, 37))
+
+
 def test_logits_and_config_are_those_of_the_folder(folder_and_file: tuple[Path, Path]) -> None:
-    folder, file = folder_and_file
-    expected: Any = load_config(folder)
-    actual: Any = load_config(file)
-    trunk = actual.trunk
-    assert trunk.eos_token_ids == (2,)
-    assert trunk == replace(expected.trunk, eos_token_ids=(2,))
-    named = read_fields(file / "config.json").words("architectures")
-    assert set(named) <= set(ARCHITECTURES[read_model(file).metadata.architecture].folders)
-    exact = logits(folder, "float64")
-    assert exact.std() > 0.01
-    # Logarithms are rounded to float32 once.
-    difference = (logits(file, "float64") - exact).abs().max()
-    assert difference <= 1e-6 * exact.abs().max(), difference
+    """Logarithms are rounded to float32 once."""
+    assert_trunk_is_the_folders(*folder_and_file)
+    assert_logits_are_the_folders(*folder_and_file, logits, tolerance=1e-6)
 
 
 @with_panels
@@ -56,16 +52,8 @@ def test_weights_in_blocks_stay_in_them(
     folder_and_file: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, file = folder_and_file
-    metadata, tensors = variant_parts(folder, read_model(file).metadata.architecture)
-    write(file, metadata, [in_blocks(tensor) for tensor in tensors])
-    options = LoadOptions("float32", page_size=16)
-    held = held_bytes(load_model(file, options), is_on_cpu=True)
-    assert weight_bytes(file, open_gguf(file).tensors, options) == held
-    kept = logits(file, "float32")
-    monkeypatch.setattr(LoadOptions, "format_of", lambda self, folder: FLOATS)
-    assert held < 0.8 * held_bytes(load_model(file, options), is_on_cpu=True)
-    difference = (kept - logits(file, "float32")).abs().max()
-    assert difference <= 1e-4 * kept.abs().max(), difference
+    parts = variant_parts(folder, read_model(file).metadata.architecture)
+    assert_blocks_stay(file, parts, logits, 0.8, monkeypatch)
 
 
 def test_layers_with_indexers_are_told_by_their_tensors(tmp_path: Path) -> None:

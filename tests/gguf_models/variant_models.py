@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tests.gguf_models.further_variants import FURTHER
+from tests.gguf_models.further_variants import FURTHER, GROWING
 from tests.gguf_models.hybrid_models import _LATENT
 from transformers import (
     AfmoeConfig,
@@ -76,18 +76,6 @@ _DELTAS: Fields = {
     "linear_head_dim": 16,
     "linear_conv_kernel_dim": 4,
 }
-_GROWING: Fields = {
-    "rope_type": "yarn",
-    "rope_theta": 10_000.0,
-    "factor": 4.0,
-    "original_max_position_embeddings": 16,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-    "mscale": 1.0,
-    "mscale_all_dim": 1.0,
-    "llama_4_scaling_beta": 0.1,
-}
-"""Positions of Ministral 3, whose queries grow from the 17th token on."""
 _FULL, _WINDOW = "full_attention", "sliding_attention"
 _LAGUNA: Fields = {
     **{name: value for name, value in _EXPERTS.items() if name != "num_shared_experts"},
@@ -131,7 +119,7 @@ VARIANTS: Mapping[str, tuple[str, PretrainedConfig]] = {
     "arcee": ("arcee", ArceeConfig(**_PLAIN)),
     "mistral3": (
         "mistral3",
-        Ministral3Config(**_HEADS, rope_parameters=_GROWING, sliding_window=None),
+        Ministral3Config(**_HEADS, rope_parameters=dict(GROWING), sliding_window=None),
     ),
     "chatglm": (
         "chatglm",
